@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from apiserver.real import RealEngine
     from apiserver.real_fleet import RealFleet
 
+_LOG = logging.getLogger("tokentwin")
 _END = 0  # the token that would end a twin's answers: none of its fillers
 
 
@@ -162,68 +164,12 @@ def make_real(
     exchange: Exchange,
     kv_events: EngineKvEvents | None,
     wake: Callable[[], None],
-    say: Callable[[str], None],
-) -> tuple[RealEngine, Ledger, LiveMetrics]:
-    """The real engine, loaded. Raises UserError if it cannot be."""
-    real = _real(settings, deployment, exchange, kv_events, wake, say, monotonic_ns())
-    metrics = _metrics(real.about, [deployment])
-    run = {**real.about.run, **_identity(settings)}
-    real.ledger = ledger = _ledger(real, metrics, settings, place, run)
-    return real, ledger, metrics
+    shared_ns: int | None,
+) -> tuple[RealEngine, Ledger | ForwardingLedger, LiveMetrics]:
+    """The real engine, loaded. Raises UserError if it cannot be.
 
-
-def make_one_of_several(
-    settings: ServeSettings,
-    deployment: Deployment,
-    exchange: Exchange,
-    kv_events: EngineKvEvents | None,
-    wake: Callable[[], None],
-    say: Callable[[str], None],
-    origin_ns: int,
-) -> tuple[RealEngine, ForwardingLedger, LiveMetrics]:
-    """The real engine, whose rows go to the process that asks it. Raises UserError if it cannot be loaded."""
-    real = _real(settings, deployment, exchange, kv_events, wake, say, origin_ns)
-
-    def send(message: From) -> None:
-        for peer in exchange.peers:
-            exchange.send(peer, message)
-
-    real.ledger = ledger = ForwardingLedger(send)
-    return real, ledger, _metrics(real.about, [deployment])
-
-
-def make_fleet(
-    settings: ServeSettings,
-    addresses: Sequence[str],
-    place: Place,
-    exchange: Exchange,
-    context: zmq.Context[zmq.Socket[bytes]],
-    poller: zmq.Poller,
-    origin_ns: int,
-) -> tuple[RealFleet, Ledger, LiveMetrics]:
-    """The engines at `addresses` behind one router. Raises UserError for a router that is none."""
-    from apiserver.real_fleet import RealFleet
-    from sim.router import find_router
-
-    fleet = RealFleet(context, addresses, exchange, find_router(settings.router or "round-robin"), origin_ns)
-    fleet.register(poller)
-    fleet.await_all(poller)
-    deployment = parse(Deployment, json.loads(fleet.about.run["deployment"]), where="deployment")
-    metrics = _metrics(fleet.about, [deployment])
-    run = {**fleet.about.run, **_identity(settings), "replicas": len(addresses)}
-    fleet.ledger = ledger = _ledger(fleet, metrics, settings, place, run)
-    return fleet, ledger, metrics
-
-
-def _real(
-    settings: ServeSettings,
-    deployment: Deployment,
-    exchange: Exchange,
-    kv_events: EngineKvEvents | None,
-    wake: Callable[[], None],
-    say: Callable[[str], None],
-    origin_ns: int,
-) -> RealEngine:
+    If it is one of several, whose run began at `shared_ns`, its rows go to the process that asks it.
+    """
     from apiserver.real import RealEngine
     from planning.measure.real_engine import load_engine
     from realengine.engine import Engine
@@ -251,7 +197,41 @@ def _real(
             },
         )
 
-    return RealEngine(lambda: load_engine(deployment, say), about, exchange, wake, origin_ns, kv_events)
+    def send(message: From) -> None:
+        for peer in exchange.peers:
+            exchange.send(peer, message)
+
+    origin_ns = monotonic_ns() if shared_ns is None else shared_ns
+    real = RealEngine(lambda: load_engine(deployment, _LOG.info), about, exchange, wake, origin_ns, kv_events)
+    metrics = _metrics(real.about, [deployment])
+    ledger: Ledger | ForwardingLedger = ForwardingLedger(send)
+    if shared_ns is None:
+        ledger = _ledger(real, metrics, settings, place, {**real.about.run, **_identity(settings)})
+    real.ledger = ledger
+    return real, ledger, metrics
+
+
+def make_fleet(
+    settings: ServeSettings,
+    addresses: Sequence[str],
+    place: Place,
+    exchange: Exchange,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+    origin_ns: int,
+) -> tuple[RealFleet, Ledger, LiveMetrics]:
+    """The engines at `addresses` behind one router. Raises UserError for a router that is none."""
+    from apiserver.real_fleet import RealFleet
+    from sim.router import find_router
+
+    fleet = RealFleet(context, addresses, exchange, find_router(settings.router or "round-robin"), origin_ns)
+    fleet.register(poller)
+    fleet.await_all(poller)
+    deployment = parse(Deployment, json.loads(fleet.about.run["deployment"]), where="deployment")
+    metrics = _metrics(fleet.about, [deployment])
+    run = {**fleet.about.run, **_identity(settings), "replicas": len(addresses)}
+    fleet.ledger = ledger = _ledger(fleet, metrics, settings, place, run)
+    return fleet, ledger, metrics
 
 
 def _model_name(settings: ServeSettings, deployment: Deployment) -> str:

@@ -79,11 +79,8 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
             made = backends.make_fleet(settings, engine.engines, place, exchange, context, poller, engine.origin_ns)
         else:
             kv_events = backends.engine_kv_events(settings, deployment, engine.number or 0, engine.place.again, poller)
-            outside = exchange, kv_events, wake, _LOG.info
-            if engine.number is not None:
-                made = backends.make_one_of_several(settings, deployment, *outside, engine.origin_ns)
-            else:
-                made = backends.make_real(settings, deployment, place, *outside)
+            shared_ns = None if engine.number is None else engine.origin_ns
+            made = backends.make_real(settings, deployment, place, exchange, kv_events, wake, shared_ns)
         backend, ledger, metrics = made
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
         told.send(("serves", backend.about.model))

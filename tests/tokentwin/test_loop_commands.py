@@ -184,7 +184,7 @@ def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
 
 def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
     """The README's first command, with a tiny model and a short trace."""
-    done = tokentwin("demo", "-o", tmp_path / "demo", "--model", "random:llama", "--minutes", 0.15)
+    done = tokentwin("demo", "-o", tmp_path / "demo", "--model", "random:llama", "--minutes", 0.1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "steps decided alike" in done.stdout
     assert "in the same weather" in done.stdout
