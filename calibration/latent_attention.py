@@ -73,6 +73,54 @@ class LatentDecode(DecodeAttention):
         return DTYPE_BYTES[self.kv_dtype] * self.head_dim * self.context + own
 
 
+@dataclass(frozen=True)
+class SparsePrefill(LatentDecode):
+    """Of prompts' tokens, as many as `rows`, over the latent vectors that an indexer chose for each, `context` in all.
+
+    At the least `seen` latent vectors are read.
+    """
+
+    seen: Amount = 0
+
+    @property
+    def bytes(self) -> Amount:
+        own = 2.0 * self.rows * self.heads * (self.head_dim + self.value_dim)
+        return DTYPE_BYTES[self.kv_dtype] * self.head_dim * self.seen + own
+
+
+@dataclass(frozen=True)
+class IndexScores:
+    """An indexer's scores of `pairs` of queries and keys, of which `seen` are read, and the choice of the highest."""
+
+    name: str
+    tokens: Amount
+    pairs: Amount
+    seen: Amount
+    heads: int
+    head_dim: int
+    key_bytes: int
+    count: int = 1
+    dtype: str = "fp8"
+
+    @property
+    def size(self) -> Amount:
+        return self.tokens
+
+    @property
+    def flops(self) -> Amount:
+        return 2.0 * self.pairs * self.heads * self.head_dim
+
+    @property
+    def bytes(self) -> Amount:
+        """Keys and queries; scores in float32, written and read again."""
+        return self.key_bytes * self.seen + self.tokens * (self.heads * self.head_dim) + 8.0 * self.pairs
+
+
+@dataclass(frozen=True)
+class DecodeIndexScores(IndexScores):
+    """Those of decode rows."""
+
+
 def latent_projections(
     model: ModelSpec, latent: LatentAttention, heads: int, sizes: StepSizes, deployment: Deployment
 ) -> list[Operation]:
@@ -93,12 +141,17 @@ def latent_projections(
         else gemm("queries", tokens, queries, hidden) + gemm("latent down", tokens, kept, hidden)
     )
     found += gemm("attention out", tokens, hidden, heads * latent.v_head_dim, "attention out")
-    if np.any(sizes.prefill_tokens):
+    if latent.index_topk:
+        index, plain = latent.index_n_heads * latent.index_head_dim, deployment.dtype
+        found += gemm("index queries", tokens, index, rank)
+        found.append(Gemm("index keys", tokens, latent.index_head_dim + latent.index_n_heads, hidden, plain, layers))
+    if np.any(sizes.prefill_tokens) and not latent.index_topk:
         expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
         seen = sizes.prefill_tokens + sizes.prefill_context
         found += gemm("keys and values up", seen, expanded, latent.kv_lora_rank)
-    if np.any(sizes.decode_rows):
-        rows, lora, plain = sizes.decode_rows + sizes.draft_tokens, latent.kv_lora_rank, deployment.dtype
+    absorbed = tokens if latent.index_topk else sizes.decode_rows + sizes.draft_tokens
+    if np.any(absorbed):
+        rows, lora, plain = absorbed, latent.kv_lora_rank, deployment.dtype
         found += [
             HeadGemm("queries to latent", rows, lora, latent.qk_nope_head_dim, plain, layers, heads=heads),
             HeadGemm("latent to values", rows, latent.v_head_dim, lora, plain, layers, heads=heads),
@@ -109,7 +162,12 @@ def latent_projections(
 def latent_attention(
     latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int
 ) -> list[Operation]:
-    """Of one device with `heads`: prompts over keys and values, decode rows over the latent vectors."""
+    """Of one device with `heads`: prompts over keys and values, decode rows over the latent vectors.
+
+    With an indexer, which every device has whole, prompts attend over latent vectors, too, as in vLLM.
+    """
+    if latent.index_topk:
+        return _sparse_attention(latent, heads, sizes, kv_dtype, layers)
     found: list[Operation] = []
     rows, head_dim = sizes.decode_rows, latent.qk_head_dim
     if np.any(sizes.prefill_tokens):
@@ -125,10 +183,33 @@ def latent_attention(
     return found
 
 
+def _sparse_attention(
+    latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int
+) -> list[Operation]:
+    index = (latent.index_n_heads, latent.index_head_dim, latent.index_bytes, layers)
+    topk, value_dim = float(latent.index_topk), latent.kv_lora_rank
+    found: list[Operation] = []
+    if np.any(sizes.prefill_tokens):
+        tokens, pairs = sizes.prefill_tokens, sizes.prefill_pairs
+        seen, chosen = tokens + sizes.prefill_context, np.minimum(pairs, tokens * topk)
+        found.append(IndexScores("prefill index", tokens, pairs, seen, *index))
+        sparse = SparsePrefill("prefill attention", tokens, chosen, heads, 1, latent.kv_dim, kv_dtype, 0, layers)
+        found.append(replace(sparse, value_dim=value_dim, seen=seen))
+    if np.any(sizes.decode_rows):
+        rows = sizes.decode_rows
+        queries, context = 1 + sizes.draft_tokens / np.maximum(rows, 1), sizes.decode_context + rows
+        found.append(DecodeIndexScores("decode index", rows * queries, context * queries, context, *index))
+        shape = (heads, 1, latent.kv_dim, kv_dtype, 0, layers, queries)
+        absorbed = LatentDecode("decode attention", rows, np.minimum(context, rows * topk), *shape)
+        found.append(replace(absorbed, value_dim=value_dim))
+    return found
+
+
 def latent_elementwise(latent: LatentAttention, heads: int, tokens: Amount, layers: int) -> list[Operation]:
     """Norms of what was projected down; rotation of a part of each query and of the one key, and the KV write."""
     down = latent.q_lora_rank + latent.kv_lora_rank
     rotated = heads * latent.qk_rope_head_dim + latent.kv_dim
+    rotated += (latent.index_n_heads + 1) * latent.index_head_dim
     return [
         Elementwise("latent norms", tokens * (4.0 * down), launches=2 if latent.q_lora_rank else 1, count=layers),
         Elementwise("rotary, KV write", tokens * (4.0 * rotated), count=layers),

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from calibration.latent_attention import (
+    DecodeIndexScores,
+    HeadGemm,
+    IndexScores,
+    LatentDecode,
+    LatentPrefill,
+    SparsePrefill,
+)
 from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
 from serving.deployments.gpu_spec import GpuSpec
@@ -194,6 +201,23 @@ _STRUCTURES: dict[type, Structure] = {
     ),
     LatentDecode: Structure(
         lambda attention: f"mla_decode/{_sixteen_bits(attention.kv_dtype)}", _latent_heads, _decode_sizes, _decode_ns
+    ),
+    SparsePrefill: Structure(
+        lambda attention: f"sparse_prefill/{_sixteen_bits(attention.kv_dtype)}",
+        _latent_heads,
+        _decode_sizes,
+        _decode_ns,
+    ),
+    **dict.fromkeys(
+        (IndexScores, DecodeIndexScores),
+        Structure(
+            lambda index: "index/fp8",
+            lambda index: (index.heads, index.head_dim),
+            lambda index: (index.tokens, index.pairs / np.maximum(index.tokens, 1)),
+            lambda gpu, index, efficiency: _launched(
+                gpu, index, efficiency, 1e9 * index.flops / gpu.flop_per_s(index.dtype) / efficiency.compute, 0.0
+            ),
+        ),
     ),
     LinearPrefill: Structure(
         lambda attention: "linear_prefill/bfloat16",

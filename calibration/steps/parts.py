@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.kernels.times import Estimate, KernelTimes
-from calibration.latent_attention import LatentDecode
+from calibration.latent_attention import DecodeIndexScores, IndexScores, LatentDecode, SparsePrefill
 from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import (
     Collective,
@@ -94,6 +94,9 @@ def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[st
 _KINDS = {
     DecodeAttention: "decode attention",
     LatentDecode: "decode attention",
+    SparsePrefill: "prompt attention",
+    IndexScores: "prompt attention",
+    DecodeIndexScores: "decode attention",
     LinearPrefill: "prompt attention",
     LinearDecode: "decode attention",
     Elementwise: "elementwise",

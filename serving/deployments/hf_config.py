@@ -37,10 +37,14 @@ FAMILIES = {
     "Gemma3ForCausalLM": "gemma3",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
     "Dots1ForCausalLM": "dots1",
 }
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_SPARSE = ("deepseek_v32", "glm_moe_dsa")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", *_SPARSE)
+_INDEX_SIZES = ("index_n_heads", "index_head_dim", "index_topk")
 _HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _TEXT_OF = {  # architectures with other towers, of which the text model is read from `text_config`
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
@@ -156,6 +160,9 @@ class _HfConfig(BaseModel):
     linear_conv_kernel_dim: int | None = Field(None, le=100_000)
     mamba_ssm_dtype: str | None = None
     full_attention_interval: int = Field(4, ge=1)  # hybrid attention: one layer of so many sees everything
+    index_n_heads: int | None = Field(None, le=100_000)
+    index_head_dim: int | None = Field(None, le=100_000)
+    index_topk: int | None = Field(None, le=1_000_000_000)
     n_routed_experts: int | None = Field(None, le=100_000)
     n_shared_experts: int | None = Field(None, ge=0, le=100_000)
     n_group: int | None = Field(None, ge=1)
@@ -252,11 +259,12 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
 
 
 def _latent(config: _HfConfig, name: str, family: str) -> LatentAttention:
-    for size in _LATENT_SIZES:
+    needed = (*_LATENT_SIZES, *_INDEX_SIZES) if family in _SPARSE else _LATENT_SIZES
+    for size in needed:
         if getattr(config, size) is None:
             remedy = f"is missing; add it to config.json, because a {family} model needs it"
             raise UserError(f"{name}.{size}", None, remedy)
-    sizes = {size: getattr(config, size) for size in _LATENT_SIZES}
+    sizes = {size: getattr(config, size) for size in needed}
     return parse(LatentAttention, {"q_lora_rank": config.q_lora_rank or 0, **sizes}, where=name)
 
 

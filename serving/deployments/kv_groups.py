@@ -27,8 +27,8 @@ def layers_of_a_group(model: ModelSpec) -> int:
 def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """KV of one block in one layer. Latent vectors are the same for all heads, so every device has all of them."""
     if model.latent is not None:
-        kept = model.latent.kv_dim
-        return int(kept * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
+        kept = model.latent.kv_dim * DTYPE_BYTES[kv_dtype(deployment)] + model.latent.index_bytes
+        return int(kept * deployment.scheduler.block_size)
     heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
     return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
 

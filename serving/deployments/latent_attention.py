@@ -2,12 +2,13 @@
 
 Hidden states are projected down to a latent vector and one rotated key, which are what the cache keeps, once for all
 heads. Prompts expand the latent vector into keys and values of every head; decode rows take the expansion into their
-queries and outputs instead, and attend over the latent vectors themselves.
+queries and outputs instead, and attend over the latent vectors themselves. In DeepSeek-V3.2 (arXiv:2512.02556) and
+GLM-5 every token attends to `index_topk` tokens only, which an indexer chooses by small keys of its own.
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from serving.settings import Settings
 
@@ -20,6 +21,17 @@ class LatentAttention(Settings):
     qk_nope_head_dim: int = Field(ge=1, description="of a head's query and key without rotation")
     qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="of the rotated key that all heads share")
     v_head_dim: int = Field(ge=1, description="of a head's value")
+    index_n_heads: int = Field(0, ge=0, description="heads of the indexer; 0: every token attends to all before it")
+    index_head_dim: int = Field(0, ge=0, description="of the indexer's queries and keys")
+    index_topk: int = Field(0, ge=0, description="tokens that one attends to at most")
+
+    @model_validator(mode="after")
+    def _index_is_whole(self) -> LatentAttention:
+        if len({bool(self.index_n_heads), bool(self.index_head_dim), bool(self.index_topk)}) > 1:
+            raise ValueError("index_n_heads, index_head_dim and index_topk need each other; give all or none")
+        if self.index_n_heads and not self.q_lora_rank:
+            raise ValueError("an indexer needs q_lora_rank; set it")
+        return self
 
     @property
     def kv_dim(self) -> int:
@@ -27,13 +39,20 @@ class LatentAttention(Settings):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
+    def index_bytes(self) -> int:
+        """What a token leaves in a layer's cache for the indexer: a key in fp8, and a 4-byte scale for 128 elements."""
+        return self.index_head_dim + 4 * -(-self.index_head_dim // 128)
+
+    @property
     def qk_head_dim(self) -> int:
         """Of a head's whole query, and of its expanded key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def shared_parameters(self, hidden_size: int) -> int:
-        """Weights of a layer that every tensor-parallel device has: the projections down, and their norms."""
-        return (hidden_size + 1) * self.q_lora_rank + hidden_size * self.kv_dim + self.kv_lora_rank
+        """Weights of a layer that every tensor-parallel device has: projections down with their norms, the indexer."""
+        index = self.index_n_heads * (self.q_lora_rank * self.index_head_dim + hidden_size)
+        index += self.index_head_dim * (hidden_size + 2)
+        return (hidden_size + 1) * self.q_lora_rank + hidden_size * self.kv_dim + self.kv_lora_rank + index
 
     def expansion_parameters(self, heads: int) -> int:
         """Weights that expand the latent vector into keys and values of `heads`."""

@@ -199,7 +199,7 @@ class ModelSpec(Settings):
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """KV cache of one token over all layers: keys and values, or latent vectors, which every device has whole."""
         if self.latent is not None:
-            return self.num_layers * self.latent.kv_dim * dtype_bytes
+            return self.num_layers * (self.latent.kv_dim * dtype_bytes + self.latent.index_bytes)
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def _parameters(self, experts: int) -> int:

@@ -40,6 +40,8 @@ PUBLISHED = {
     "Gemma-2-9B": (9.24, 9.24),
     "DeepSeek-V3": (671, 37),
     "DeepSeek-V2-Lite": (15.7, 2.4),
+    "DeepSeek-V3.2": (671.9, 37.5),  # transformers' count; the rest as DeepSeek-V3
+    "GLM-5": (744, 40.8),  # 744 B by its card, which says 40 for the active ones
     "Kimi-K2": (1000, 32),
     "Kimi-K2.5": (1000, 32),
     "Qwen3.5-27B": (26.9, 26.9),
@@ -63,9 +65,14 @@ def test_every_model_of_the_catalogue_is_held_to_a_published_count() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name: str) -> None:
     spec, (total, active) = find_model(name), PUBLISHED[name]
-    left_out = {"gpt_oss": 1, "minimax_m2": 2, "deepseek_v2": 1, "deepseek_v3": 1}.get(
-        spec.family, 0
-    )  # makers who leave out the embedding, or the head too
+    left_out = {
+        "gpt_oss": 1,
+        "minimax_m2": 2,
+        "deepseek_v2": 1,
+        "deepseek_v3": 1,
+        "deepseek_v32": 1,
+        "glm_moe_dsa": 1,
+    }.get(spec.family, 0)  # makers who leave out the embedding, or the head too
     counted = spec.active_parameters - left_out * spec.vocab_size * spec.hidden_size
     assert spec.parameters / 1e9 == pytest.approx(total, rel=ROUNDED.get(name, 0.003))
     assert counted / 1e9 == pytest.approx(active, rel=0.022)
@@ -96,6 +103,8 @@ def test_kv_bytes_per_token(name: str) -> None:
         ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-V3", "fp8_block"),
         ("moonshotai/Kimi-K2-Instruct-0905", "Kimi-K2", "fp8_block"),
         ("moonshotai/Kimi-K2.5", "Kimi-K2.5", "int4"),
+        ("zhipuai/GLM-5", "GLM-5", "none"),
+        ("zai-org/GLM-5-FP8", "GLM-5", "fp8_block"),
         ("nvidia/Kimi-K2.5-NVFP4", "Kimi-K2.5", "nvfp4"),
         ("nvidia/DeepSeek-R1-0528-FP4-v2", "DeepSeek-V3", "nvfp4"),
         ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "Llama-3.1-70B", "nvfp4"),
