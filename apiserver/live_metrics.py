@@ -66,6 +66,8 @@ class LiveMetrics:
     def step(self, end: StepEnd) -> None:
         engine = self._engine(end.replica)
         _holds(engine, end.running, end.waiting, end.deferred, end.usage)
+        if not end.tokens:
+            return  # nothing has run: a request was aborted
         engine.inc("vllm:generation_tokens", end.generated)
         engine.observe("vllm:iteration_tokens_total", end.tokens)
         for tokens, accepted in end.drafts:

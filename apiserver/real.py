@@ -24,6 +24,7 @@ from realengine.sampling import SamplingParams
 from realengine.step import Step
 from serving.errors import UserError
 from serving.request import Request, Status
+from serving.step_plan import StepPlan
 from serving.workload import STOPPED, Segment
 
 _Call = Callable[[], None]
@@ -227,7 +228,13 @@ class _Clients:
         else:
             self._recorder.left(answer.request, "cancelled", None, why, now_ns)
         self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+        self._tell(StepPlan.of(), now_ns, [], 0)
         self._home.publish({}, {id: ("stop" if why == "stop" else "abort", "")}, perf_counter_ns())
+
+    def _tell(self, plan: StepPlan, now_ns: int, sampled: list[int], generated: int) -> None:
+        """Tell the metrics of the end of a step, or by a plan of nothing what is left after an abort."""
+        end = step_end(0, self._engine.scheduler, plan, now_ns, sampled, generated)
+        self._home.post(lambda: self._home.ledger.step_ended(end))
 
     def take(self) -> None:
         for call in self._home.take():
@@ -240,9 +247,8 @@ class _Clients:
             self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
         new, self._new = self._new, {}
         now_ns, generated = step.end_ns - self._recorder.started_ns, sum(len(one.tokens) for one in new.values())
-        end = step_end(0, self._engine.scheduler, step.plan, now_ns, list(new), generated)
         self._home.publish_kv()
-        self._home.post(lambda: self._home.ledger.step_ended(end))
+        self._tell(step.plan, now_ns, list(new), generated)
         self._recorder.flush_steps()
         self._home.publish(new, ends, step.end_ns)
 

@@ -45,6 +45,7 @@ class RemoteEngine(RoutedReplica):
         super().__init__(index, kv_tokens=1)
         self.about: About | None = None
         self.answers: dict[int, _Answer] = {}
+        self._steps_before = self._steps = 0  # before its process began to serve, and by now
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, b"fleet")
         self.socket.setsockopt(zmq.SNDHWM, 0)
@@ -59,6 +60,16 @@ class RemoteEngine(RoutedReplica):
         """A request was sent to it."""
         self.answers[id] = answer
         self.takes(id, len(answer.asked.prompt), answer.asked.max_tokens)
+
+    def serves(self, about: About) -> None:
+        """Its process serves; where one had ended, another, which counts its steps from 0."""
+        self.about, self.kv_tokens = about, about.kv_tokens
+        self._steps_before = self._steps
+
+    def step(self, number: int) -> int:
+        """The number, among all of its processes' steps, of step `number` of the one that serves."""
+        self._steps = self._steps_before + number + 1
+        return self._steps - 1
 
     def ends(self, id: int) -> _Answer:
         """A request of it has ended."""
@@ -163,7 +174,7 @@ class RealFleet:
                 return
             match message:
                 case About():
-                    engine.about, engine.kv_tokens = message, message.kv_tokens
+                    engine.serves(message)
                     self._ready.join(engine.as_replica)
                 case Outputs():
                     self._pass_on(engine, message)
@@ -194,7 +205,7 @@ class RealFleet:
     def _row(self, engine: RemoteEngine, message: Row) -> None:
         row = {**message.columns, "replica": engine.index}
         if message.dataset == "steps":
-            self.ledger.add_step(**row)
+            self.ledger.add_step(**{**row, "step": engine.step(row["step"])})
         elif row["request_id"] not in engine.answers:
             return  # of a process that was here before this one
         elif row["status"] in ("finished", "rejected"):

@@ -43,19 +43,12 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     if scheduler.max_model_len > files.spec.max_positions:
         remedy = f"must be at most {files.spec.max_positions}, the positions of {files.spec.name}"
         raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)
-    groups = kv_groups(files.spec, deployment)
-    if files.spec.sliding_window and not groups:  # as the simulator has it with a draft model
-        remedy = f"cannot be combined with the sliding window of {files.spec.name}; use method ngram"
-        raise UserError("scheduler.speculative.method", "draft_model", remedy)
-    return stating_kv_groups(deployment, groups)
+    return stating_kv_groups(deployment, kv_groups(files.spec, deployment))
 
 
 def _check_tiers(deployment: Deployment, files: ModelFiles) -> None:
     assert deployment.kv_tiers is not None
     names = [tier.name for tier in deployment.kv_tiers.tiers]
-    if files.spec.sliding_window:
-        remedy = f"cannot be combined with the sliding window of {files.spec.name} on the real engine; leave it out"
-        raise UserError("kv_tiers.tiers", ", ".join(names), remedy)
     if len(names) > 1:
         remedy = "real engines have one tier, the host's memory; leave the others out"
         raise UserError("kv_tiers.tiers", ", ".join(names), remedy)

@@ -31,10 +31,12 @@ class KvCache:
     """Keys and values of every layer. `dtype` may be `torch.float8_e4m3fn`, whose range is enough without scales.
 
     Each of `groups`, as `SchedulerConfig.kv_groups`, has as many layers as a block has room for. Layers of different
-    groups share the tensor, and never a block.
+    groups share the tensor, and never a block. Without groups all layers share one block table, which keeps what their
+    windows have passed.
 
-    windows   of the groups; 0 for full attention
-    group_of  the group of each layer
+    windows   of the kinds of layers; 0 for full attention
+    tables    which block table each kind has
+    kind_of   the kind of each layer
     scales    of each layer's keys and values, where a checkpoint has them; None: all are 1
     """
 
@@ -48,8 +50,15 @@ class KvCache:
         scales: Sequence[tuple[float, float]] | None = None,
         groups: tuple[int, ...] = (),
     ) -> None:
-        self.windows = groups or (0,)
-        self.group_of, self._place = _grouped(spec, self.windows)
+        if groups:
+            self.windows, self.tables = groups, tuple(range(len(groups)))
+            self.kind_of, self._place = _grouped(spec, groups)
+        else:
+            slides = [layer in spec.sliding_at for layer in range(spec.num_layers)]
+            self.windows = tuple(spec.sliding_window * kind for kind in sorted(set(slides)))
+            self.tables = (0,) * len(self.windows)
+            self.kind_of = [self.windows.index(spec.sliding_window * slide) for slide in slides]
+            self._place = list(range(spec.num_layers))
         shape = (max(self._place) + 1, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self.block_size = block_size
         self.num_blocks = num_blocks

@@ -126,12 +126,12 @@ class Model:
         ops, join = self.ops, self._collective
         with times("embedding"):
             hidden = embedding(tokens, self._embedding)
-            views = [batch.of_group(group) for group in range(len(kv.windows))]
+            views = [batch.of_group(table) for table in kv.tables]
             rotations = [ops.rotation(self.rope, view) for view in views]
             plans = [self.attention.plan(view, window) for view, window in zip(views, kv.windows, strict=True)]
         mlp = None
         for index, layer in enumerate(self._layers):
-            cache, group = kv.layer(index), kv.group_of[index]
+            cache, kind = kv.layer(index), kv.kind_of[index]
             with times("norm"):
                 first = mlp is None
                 add_norm = ops.add_norm_fp8 if layer.qkv.fp8 else ops.add_norm
@@ -139,9 +139,9 @@ class Model:
             with times("qkv"):
                 qkv = layer.qkv(normed)
             with times("rope_store"):
-                queries = ops.rope_store(qkv, rotations[group], layer.head_norms, cache, views[group])
+                queries = ops.rope_store(qkv, rotations[kind], layer.head_norms, cache, views[kind])
             with times("attention"):
-                attended = self.attention.attend(queries, plans[group], cache)
+                attended = self.attention.attend(queries, plans[kind], cache)
             with times("out"):
                 attended = layer.out(attended.flatten(1))
             attended = join.sum(attended, times)

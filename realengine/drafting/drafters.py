@@ -32,6 +32,4 @@ def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | 
     if draft is None:
         raise ValueError("method draft_model needs the files of the draft model")
     check_vocabulary(target, draft.spec)
-    if draft.spec.sliding_window:
-        raise UserError("scheduler.speculative.model", speculative.model, "has a sliding window; use one that has none")
     return ModelDrafter(deployment, draft)

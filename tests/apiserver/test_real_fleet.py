@@ -55,6 +55,10 @@ class Rows:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.steps: list[int] = []
+
+    def add_step(self, row: dict[str, Any]) -> None:
+        self.steps.append(row["step"])
 
     def arrived(self, request: Any) -> None: ...
 
@@ -151,3 +155,16 @@ def test_what_is_under_way_when_the_server_ends_at_once_is_unfinished(front: Fro
     (row,) = front.rows.requests
     assert (row["status"], row["output_tokens"]) == ("unfinished", 2)
     assert not front.ledger.under_way and front.fleet.engines[0].events.closed
+
+
+def test_steps_are_counted_on_when_an_engine_starts_again(front: Front) -> None:
+    for _ in range(2):
+        for number in range(3):
+            front.engine.says(Row("steps", {"step": number, "row_ids": [], "row_tokens": [], "preempted_ids": []}))
+        front.engine.says(ABOUT)  # from the process that takes its place
+        wanted = len(front.rows.steps) + 3
+        while len(front.rows.steps) < wanted:
+            assert front.poller.poll(5000)
+            front.fleet.turn()
+        front.fleet.turn()
+    assert front.rows.steps == [0, 1, 2, 3, 4, 5]

@@ -94,7 +94,9 @@ def plain(folder: Path, model: str, kv_cache_dtype: str) -> list[list[int]]:
         ("mixture", {**TIGHT, **ASYNC, "draft": "fp8"}, FP8),
         ("int4 window", ASYNC, {}),
         ("int4 mixture", {**NGRAM, **TIGHT}, FP8),
-        ("fp8", {**TIGHT, "draft": "int4"}, FP8),
+        ("mixture window", {**ASYNC, "draft": "int4"}, {}),
+        ("fp8", {**TIGHT, "draft": "window"}, FP8),
+        ("int4 window", TIGHT, TIER),
         ("fp8", TIGHT, {**FP8, **TIER}),
         ("int4", {**TIGHT, "draft": "mixture"}, FP8),
         ("mixture", {**TIGHT, "draft": "fp8"}, {}),
@@ -113,9 +115,6 @@ def test_tokens_are_those_of_the_plain_engine(
 @pytest.mark.parametrize(
     ("model", "scheduler", "settings", "says"),
     [
-        ("window", {}, TIER, "kv_tiers.tiers: 'cpu': cannot be combined with the sliding window of window"),
-        ("window", {"draft": "llama"}, {}, "scheduler.speculative.method: 'draft_model': cannot be combined with the"),
-        ("llama", {"draft": "window"}, {}, "scheduler.speculative.model: .* has a sliding window"),
         ("int4", {}, {"quantization": "fp8"}, "quantization: 'fp8': cannot be made of int4"),
         ("int4", {}, {"tensor_parallel_size": 2}, "tensor_parallel_size: 2: would split a group of 16"),
     ],

@@ -73,7 +73,7 @@ def engine_for(folder: Path, **scheduler: Any) -> Engine:
         {"tight": 1.05, "scheduler_reserve_full_isl": False, "block_size": 4},
         {"async_scheduling": True, "tight": 1.05, "scheduler_reserve_full_isl": False, "block_size": 4},
         {"prefix_cache_retention_interval": None, "async_scheduling": True},
-        {"speculative": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "async_scheduling": True},
         {"graphs": True, "async_scheduling": True},
     ],
     ids=["plain", "tight", "overlapped", "dense cache", "drafts", "mixed graphs"],

@@ -247,14 +247,6 @@ def test_a_draft_model_of_another_vocabulary_is_one_line() -> None:
         engine_for({"model": "random:smollm2", "num_speculative_tokens": 3})
 
 
-def test_a_draft_model_with_a_window_is_one_line() -> None:
-    target = load_model_files("random:llama", Path())
-    windowed = replace(target, spec=target.spec.model_copy(update={"sliding_window": 16}))
-    scheduler = SchedulerConfig(max_model_len=64, speculative={"model": "x", "num_speculative_tokens": 2})
-    with pytest.raises(UserError, match=r"scheduler\.speculative\.model.*sliding window"):
-        Engine(Deployment(model="random:llama", dtype="float32", scheduler=scheduler), target, windowed)
-
-
 def test_two_ranks_verify_drafts(plain: list[list[int]]) -> None:
     speculative = {"model": "random:llama", "num_speculative_tokens": 3}
     engine = engine_for(speculative, tensor_parallel_size=2, async_scheduling=True)
