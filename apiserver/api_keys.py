@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
-from apiserver.refusal import Refusal
 from serving.errors import UserError, reason
 
 
@@ -26,6 +25,8 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
 
 def check_key(authorization: str, keys: Sequence[bytes]) -> None:
     """Raises Refusal unless a header `Authorization` shows one of `keys`. How long it takes tells nothing of them."""
+    from apiserver.refusal import Refusal  # and aiohttp, which the supervisor does without
+
     given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
     if not sum([hmac.compare_digest(given, key) for key in keys]):
         raise Refusal(401, "this server wants a key: send the header `Authorization: Bearer KEY`")

@@ -7,14 +7,13 @@ from typing import Any
 from apiserver.settings import ServeSettings
 from planning.priced_scenario import with_fleet
 from serving.deployments.config import Deployment, parse
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
 
 
 def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:
     """`deployment` with the fleet that is served. Raises UserError for what does not go together."""
-    router = RouterConfig(name=settings.router) if settings.router else None
-    deployment = with_fleet(deployment, settings.replicas, router)
+    deployment = with_fleet(deployment, settings.replicas, settings.router)
     fleet = deployment.fleet
     assert fleet is not None
     failures = fleet.failures.model_dump() if settings.failures is None else settings.failures.of_replicas

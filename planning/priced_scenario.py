@@ -184,9 +184,9 @@ def price_scenario(
     )
 
 
-def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfig | None) -> Deployment:
+def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfig | str | None) -> Deployment:
     """`deployment` with a fleet (of one replica, if it has none), the replicas of its first pool and its router
-    replaced if they are given.
+    replaced if they are given; a router may be a name.
     """
     fleet = deployment.fleet or FleetConfig()
     if replicas is not None:
@@ -194,8 +194,9 @@ def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfi
             raise UserError("replicas", replicas, f"must be from 1 to {_MOST_REPLICAS:,}")
         first = fleet.pools[0].model_copy(update={"replicas": replicas})
         fleet = fleet.model_copy(update={"pools": (first, *fleet.pools[1:])})
-    if router is not None:
-        fleet = fleet.model_copy(update={"router": router})
+    if router:
+        named = RouterConfig(name=router) if isinstance(router, str) else router
+        fleet = fleet.model_copy(update={"router": named})
     return deployment.model_copy(update={"fleet": fleet})
 
 

@@ -93,12 +93,11 @@ def bench(
 def _deployed(file: str | None, flags: dict[str, Any], replicas: int | None, router: str | None) -> Deployment:
     """What the file and the flags say; a fleet, if there is to be one."""
     from planning.priced_scenario import with_fleet
-    from serving.deployments.fleet import RouterConfig
 
     deployment = read_deployment(file, flags)
     if replicas is None and router is None:
         return deployment
-    return with_fleet(deployment, replicas, RouterConfig(name=router) if router else None)
+    return with_fleet(deployment, replicas, router)
 
 
 def _send(

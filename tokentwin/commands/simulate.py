@@ -68,17 +68,12 @@ def simulate(
     from planning.deployments import read_deployment, refuse_engine_flags
     from planning.priced_scenario import with_fleet
     from planning.simulation import recorded
-    from serving.deployments.fleet import RouterConfig
     from serving.errors import UserError
     from serving.front_door import FrontDoor
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
 
     check_timed(calibration, gpu)
-    fleet = with_fleet(
-        read_deployment(deployment_file, flags, base_deployment(calibration)),
-        replicas,
-        RouterConfig(name=router) if router else None,
-    )
+    fleet = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
     if acceptance is not None:
         fleet = _accepting(fleet, acceptance)
     if gpu is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -33,8 +32,7 @@ def decisions(
     from calibration.validation.decisions.scoring import decided
     from calibration.validation.external.predictor import blind
     from serving.errors import UserError
-    from tokentwin import __version__
-    from tokentwin.commands.validate_external import chosen_cases, write_text
+    from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
 
     def tell(told: str) -> None:
         click.echo(f"\r\033[K{told[:100]}", err=True, nl=False)
@@ -55,8 +53,7 @@ def decisions(
         write_text("write", Path(page), markdown(result, left_out))
     told = as_dict(result, left_out)
     if out:
-        created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-        write_text("out", Path(out) / "decisions.json", json.dumps({**created, **told}) + "\n")
+        write_results(Path(out) / "decisions.json", told)
     if style == "json":
         click.echo(json.dumps(told))
     else:

@@ -72,7 +72,6 @@ def external(
     from calibration.validation.external.scoring import score
     from calibration.validation.external.steps import score_steps
     from serving.errors import UserError
-    from tokentwin import __version__
 
     refused: dict[str, UserError] = {}
     if recordings:
@@ -100,8 +99,7 @@ def external(
         not_scored = "".join(f"- *{name}*: {reason}\n" for name, reason in why.items())
         write_text("write", Path(page), markdown(results) + (not_scored and f"\n## Not scored\n\n{not_scored}"))
     if out:
-        created = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-        write_text("out", Path(out) / "external.json", json.dumps({**created, **report}) + "\n")
+        write_results(Path(out) / "external.json", report)
     if style == "json":
         click.echo(json.dumps(report))
     else:
@@ -158,6 +156,14 @@ def _predictor() -> Predictor:
     from calibration.validation.external.predictor import blind
 
     return blind
+
+
+def write_results(path: Path, told: dict[str, Any]) -> None:
+    """For the dashboard: with when they were made, and by which version."""
+    from tokentwin import __version__
+
+    about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+    write_text("out", path, json.dumps({**about, **told}) + "\n")
 
 
 def write_text(option: str, path: Path, text: str) -> None:

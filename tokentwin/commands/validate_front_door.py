@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +54,18 @@ def front_door(
     from planning.deployments import read_deployment
     from planning.measure.front_door import hold_against_clients
     from planning.priced_scenario import with_fleet
-    from serving.deployments.fleet import RouterConfig
     from serving.front_door import FrontDoor
-    from tokentwin import __version__
-    from tokentwin.commands.validate_external import write_text
+    from tokentwin.commands.validate_external import write_results
 
     check_timed(calibration, gpu)
-    deployment = with_fleet(
-        read_deployment(deployment_file, flags, base_deployment(calibration)),
-        replicas,
-        RouterConfig(name=router) if router else None,
-    )
+    deployment = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
     door = FrontDoor.load(front_door)
     rows = hold_against_clients([Path(client) for client in clients], scenario, door, [Path(each) for each in servers])
     told = {"rows": [row.as_dict() for row in rows]}
     if out:
-        about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
         names = {"clients": [Path(client).name for client in clients], "front_door": door.source}
-        write_text("out", Path(out) / "clients.json", json.dumps({**about, **names, **told}) + "\n")
+        write_results(Path(out) / "clients.json", {**names, **told})
     if style == "json":
         click.echo(json.dumps(told))
     else:
