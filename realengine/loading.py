@@ -51,9 +51,9 @@ class WeightLoader:
         self._quantization = quantization if spec.checkpoint_quantization == "none" else "none"
         self._dtype, self._device = dtype, device
 
-    def take(self, name: str) -> torch.Tensor:
-        """The weight called `name`, in the model's type on the device."""
-        return self._state.pop(name).to(device=self._device, dtype=self._dtype).contiguous()
+    def take(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The weight called `name`, in `dtype` or the model's type, on the device."""
+        return self._state.pop(name).to(device=self._device, dtype=dtype or self._dtype).contiguous()
 
     def kv_scales(self, index: int) -> tuple[float, float]:
         """What keys and values of layer `index` are divided by in an FP8 cache; 1 if the checkpoint has no scales."""

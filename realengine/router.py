@@ -28,7 +28,7 @@ class Router:
     def __init__(self, spec: ModelSpec, weights: WeightLoader, gate: str, own: range) -> None:
         self._spec = spec
         self._weight = weights.unrounded(gate)
-        self._bias = weights.take(f"{gate}.{BIAS}").float() if spec.router_bias else None
+        self._bias = weights.take(f"{gate}.{BIAS}", torch.float32) if spec.router_bias else None
         if spec.router_bias:  # DeepSeek computes all of this router in float32
             self._weight = self._weight.float()
         self._bounds = torch.arange(own.start, own.stop + 1, device=self._weight.device)

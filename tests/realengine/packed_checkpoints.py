@@ -150,6 +150,11 @@ FP8_FORMATS: dict[str, tuple[dict[str, Any], tuple[int, int], Any]] = {  # confi
         (1, 10**6),
         lambda r: {"weight": r.weight, "weight_scale": r.scale, "input_scale_ub": torch.ones(1)},
     ),
+    "float-quantized by block": (
+        ct("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
+        (128, 128),
+        lambda r: {"weight": r.weight, "weight_scale": r.scale},
+    ),
     "float-quantized by channel": (
         ct("float-quantized", num_bits=8, type="float", strategy="channel"),
         (1, 10**6),

@@ -88,6 +88,15 @@ def test_tokens_of_each_expert_are_counted_and_padding_is_not(model: tuple[Path,
         assert torch.equal(engine.runner.model.expert_tokens, wanted)
 
 
+def test_a_bias_that_chooses_experts_keeps_its_type(tmp_path: Path) -> None:
+    """Balance is in its last bits: bfloat16 would choose other experts."""
+    save("dots1", tmp_path)
+    files = load_model_files(str(tmp_path), Path())
+    bias = {**files.weights(torch.float32, torch.device("cpu"))}["model.layers.1.mlp.gate.e_score_correction_bias"]
+    model = Engine(Deployment(dtype="bfloat16", scheduler=SchedulerConfig(max_model_len=64)), files).runner.model
+    assert torch.equal(model._layers[1].mlp._route._bias, bias) and not torch.equal(bias, bias.bfloat16().float())
+
+
 @pytest.mark.parametrize(
     ("model_name", "settings", "says"),
     [

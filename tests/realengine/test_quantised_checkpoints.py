@@ -89,7 +89,7 @@ def test_a_checkpoint_answers_as_the_weights_that_it_stands_for(name: str, plain
         ("whole", "fp8 by tensor", "self_attn"),
         ("whole", "float-quantized by channel", "self_attn"),
         ("whole", "fp8 by block of 128", "self_attn"),
-        ("partial", "fp8 by block of 128", "self_attn"),
+        ("partial", "float-quantized by block", "self_attn"),
         ("partial", "gptq_v2 int8", "nothing"),
     ],
 )
