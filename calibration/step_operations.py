@@ -73,11 +73,13 @@ def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> 
     layers, hidden = model.kv_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
     queries = 2 * heads if model.attention_gate else heads
-    gemms: list[Operation]
+    gemms: list[Operation] = []
+    if model.is_draft_module:
+        gemms.append(Gemm("join", tokens, hidden, 2 * hidden, deployment.dtype))
     if (latent := model.latent) is not None:
-        gemms = latent_projections(model, latent, heads, sizes, deployment)
+        gemms += latent_projections(model, latent, heads, sizes, deployment)
     else:
-        gemms = [
+        gemms += [
             *_linear("qkv", tokens, (queries + 2 * kv_heads) * model.head_dim, hidden, model, deployment, layers),
             *_linear("attention out", tokens, hidden, heads * model.head_dim, model, deployment, layers),
         ]

@@ -26,11 +26,12 @@ class SpeculativeConfig(Settings):
     """What drafts, how far ahead, how well and at what cost; names are those of vLLM's `--speculative-config`.
 
     Acceptance and costs are for the simulator: on the real engine they are what they turn out to be. On a GPU that was
-    not measured, a draft model is timed by the GPU's kernels. What else drafts has a stated cost per pass: `eagle` (a
-    head on the target's last layer, MTP alike) makes a pass for each draft token, `ngram` one a step.
+    not measured, a draft model is timed by the GPU's kernels, and so is `mtp`, the target's own layer for multi-token
+    prediction. What else drafts has a stated cost per pass: `eagle` (a head on the target's last layer) makes a pass
+    for each draft token, `ngram` one a step.
     """
 
-    method: Literal["draft_model", "eagle", "ngram"] = Field(
+    method: Literal["draft_model", "eagle", "mtp", "ngram"] = Field(
         "draft_model", description="what proposes the draft tokens"
     )
     num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens that a request verifies in one step")
@@ -83,6 +84,8 @@ class SpeculativeConfig(Settings):
         stated = [cost for cost in (self.draft_step_share, self.draft_us) if cost is not None]
         if self.method == "draft_model" and (self.model is None or stated):
             raise ValueError("method draft_model needs model; leave draft_step_share and draft_us out")
+        if self.method == "mtp" and stated:
+            raise ValueError("method mtp is priced by the model; leave draft_step_share and draft_us out")
         if self.method != "draft_model" and (self.model is not None or len(stated) > 1):
             raise ValueError(f"method {self.method} takes either draft_step_share or draft_us; leave model out")
         shortest, longest = self.prompt_lookup

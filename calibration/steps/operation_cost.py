@@ -29,6 +29,7 @@ from calibration.steps.parts import step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
+from serving.deployments.draft_module import draft_module, module_deployment
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.step_plan import StepPlan
@@ -126,6 +127,9 @@ class OperationCost:
         speculative = self.deployment.scheduler.speculative
         if speculative is None:
             return None
+        if speculative.method == "mtp":
+            module, alone = draft_module(self.model), module_deployment(self.deployment)
+            return ModelDraft(speculative, OperationCost(module, alone, self.kernels, self.correction.of_kernels()))
         if speculative.model is None:
             return StatedDraft(speculative)
         draft = find_model(speculative.model)

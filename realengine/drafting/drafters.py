@@ -14,7 +14,7 @@ from serving.speculative import SpeculativeConfig
 
 def check_drafts(speculative: SpeculativeConfig) -> None:
     """Raise UserError for drafts that the engine cannot make."""
-    if speculative.method == "eagle":
+    if speculative.method in ("eagle", "mtp"):
         remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
         raise UserError("scheduler.speculative.method", speculative.method, remedy)
 

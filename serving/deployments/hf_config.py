@@ -163,6 +163,8 @@ class _HfConfig(BaseModel):
     index_n_heads: int | None = Field(None, le=100_000)
     index_head_dim: int | None = Field(None, le=100_000)
     index_topk: int | None = Field(None, le=1_000_000_000)
+    num_nextn_predict_layers: int | None = Field(None, ge=0, le=10_000)
+    mtp_num_hidden_layers: int | None = Field(None, ge=0, le=10_000)
     n_routed_experts: int | None = Field(None, le=100_000)
     n_shared_experts: int | None = Field(None, ge=0, le=100_000)
     n_group: int | None = Field(None, ge=1)
@@ -235,6 +237,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "rope_interleaved": config.rope_interleaved,
         "rotary_share": latent.qk_rope_head_dim / head_dim if latent else _rotary_share(config, rope, head_dim),
         "latent": latent,
+        "draft_layers": config.num_nextn_predict_layers or config.mtp_num_hidden_layers or 0,
         "activation": config.hidden_activation or config.hidden_act or "silu",
         "qkv_bias": family in _QKV_BIAS or bool(config.attention_bias),
         "out_bias": family not in _QKV_BIAS and bool(config.attention_bias),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from serving.deployments.config import Deployment
+from serving.deployments.draft_module import draft_module, module_deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
@@ -125,9 +126,15 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     layers = stage_models(model, deployment.pipeline_parallel_size)
     layouts = [_block_layout(layer, deployment) for layer in layers]
     speculative = deployment.scheduler.speculative
-    if speculative is not None and speculative.model is not None:  # its KV lies in the same blocks, after the target's
+    draft: ModelSpec | None = None
+    if speculative is not None and speculative.model is not None:
         draft = find_model(speculative.model)
         weights[-1] += weight_bytes(draft, deployment)
+    elif speculative is not None and speculative.method == "mtp":
+        draft = draft_module(model)
+        joining = DTYPE_BYTES[deployment.dtype] * draft.join_parameters
+        weights[-1] += int(_layer_bytes(draft, module_deployment(deployment)) + joining)
+    if draft is not None:  # its KV lies in the same blocks, after the target's
         layouts[-1]["block"] += page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("pages", 1)
     forward, last = _forward_bytes(model, deployment), len(layers) - 1
     received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens

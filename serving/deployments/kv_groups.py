@@ -69,7 +69,7 @@ def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
     That is so where blocks are also moved, or hold the KV of a draft model, or belong to pipeline stages.
     """
     speculative = deployment.scheduler.speculative
-    drafted = speculative is not None and speculative.model is not None
+    drafted = speculative is not None and speculative.method in ("draft_model", "mtp")
     if model.sliding_window < 2 or deployment.kv_tiers or drafted or deployment.pipeline_parallel_size > 1:
         return ()
     layers, full = layers_of_a_group(model), model.num_layers - model.sliding_layers

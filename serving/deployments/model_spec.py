@@ -81,6 +81,8 @@ class ModelSpec(Settings):
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
     sliding_at: tuple[int, ...] = Field((), description="which those are, from 0; empty: it is not known")
+    draft_layers: int = Field(0, ge=0, description="for multi-token prediction, beside `num_layers`")
+    is_draft_module: bool = Field(False, description="joins hidden states of another model with its embeddings")
     checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none", description="how the published weights are stored, as `Deployment.quantization` names it"
     )
@@ -172,6 +174,11 @@ class ModelSpec(Settings):
         return chosen + (self.hidden_size if self.shared_gate else 0)
 
     @property
+    def join_parameters(self) -> int:
+        """Weights that join hidden states of another model with embeddings, and the norms of both."""
+        return 2 * self.hidden_size**2 + 2 * self.hidden_size
+
+    @property
     def embedding_parameters(self) -> int:
         """Weights of the embedding and the head; one matrix where they are tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
@@ -215,6 +222,7 @@ class ModelSpec(Settings):
             + moe * mixture
             + self.embedding_parameters
             + self.hidden_size
+            + (self.join_parameters if self.is_draft_module else 0)
         )
 
 
