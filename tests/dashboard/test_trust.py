@@ -178,7 +178,7 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     shown = text(app)
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
     assert load_report(DEMO / "validation").verdict in shown
-    assert "does not hold this check" not in shown and shown.count("Rung") == 6
+    assert "does not hold this check" not in shown and shown.count("Rung") == 7
     assert len(charts(app)) == 6
 
 
