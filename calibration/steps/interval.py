@@ -7,6 +7,7 @@ miss what decode rows take and what prompts add by different factors, so that th
 from __future__ import annotations
 
 from math import exp, hypot, log
+from statistics import NormalDist
 from typing import NamedTuple
 
 Factors = tuple[float, float]
@@ -42,6 +43,14 @@ class StepInterval(NamedTuple):
 
 
 SURE = StepInterval()
+
+
+def factor_at(known: Factors, share: float) -> float:
+    """The factor that the time stays below in so large a share (0 to 1) of the runs: lognormal, by the ends known."""
+    fast, slow = known
+    normal = NormalDist()
+    reach = normal.inv_cdf(max(share, 1 - share)) / normal.inv_cdf(0.95)
+    return float((fast if share < 0.5 else slow) ** reach)
 
 
 def widened(known: Factors, reach: float) -> Factors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
 from calibration.steps.coverage import interval_of, provenance_of, stacked, step_coverage
 from calibration.steps.features import REGIMES, feature_rows, regimes
-from calibration.steps.interval import StepInterval
+from calibration.steps.interval import StepInterval, factor_at
 from calibration.steps.measured_domain import beyond
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
@@ -38,6 +38,13 @@ class JudgedCost(CostModel, Protocol):
         """The same at the fast and the slow end of its 90 % interval, for steps like those priced so far."""
         ...
 
+    def at(self, share: float) -> JudgedCost:
+        """The same with times that steps stay below in so large a share (0 to 1) of the runs; itself if none is known.
+
+        For steps like those priced so far.
+        """
+        ...
+
     def provenance(self) -> tuple[Coverage, str]:
         """How far to trust the steps priced so far, and why."""
         ...
@@ -50,6 +57,14 @@ class _Observed:
         self.pure = pure
         self._noted = array("q")  # AGGREGATES, step after step
         self._leaps: dict[int, int] = {}  # where a row stands for several decode steps: how many
+
+    def at(self, share: float) -> Self:
+        """See `JudgedCost`."""
+        raise NotImplementedError
+
+    def ends(self) -> tuple[Self, Self]:
+        """See `JudgedCost`."""
+        return self.at(0.05), self.at(0.95)
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self.pure.cpu_ns(plan)
@@ -100,10 +115,8 @@ class ObservedOperations(_Observed):
         self._longest: dict[int, float] = {}  # context, by decode rows
         self._prompts: dict[tuple[int, int, int], None] = {}  # exponents of prompts, tokens of each, and past of each
 
-    def ends(self) -> tuple[ObservedOperations, ObservedOperations]:
-        (fast, slow), (fast_prompts, slow_prompts) = self.interval
-        kind = type(self)
-        return kind(self.pure.scaled(fast, fast_prompts)), kind(self.pure.scaled(slow, slow_prompts))
+    def at(self, share: float) -> Self:
+        return type(self)(self.pure.scaled(*(factor_at(known, share) for known in self.interval)))
 
     @property
     def interval(self) -> StepInterval:
@@ -191,9 +204,8 @@ class ObservedPrices(_Observed):
             (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
         )  # by the first feature that is
 
-    def ends(self) -> tuple[ObservedPrices, ObservedPrices]:
-        fast, slow = self.pure.calibration.interval
-        return ObservedPrices(self.pure.scaled(fast)), ObservedPrices(self.pure.scaled(slow))
+    def at(self, share: float) -> Self:
+        return type(self)(self.pure.scaled(factor_at(self.pure.calibration.interval, share)))
 
     @property
     def extrapolated_share(self) -> float:
@@ -239,9 +251,9 @@ class ObservedOwn(_Observed):
 
     pure: OwnCost
 
-    def ends(self) -> tuple[ObservedOwn, ObservedOwn]:
-        fast, slow = self.pure.interval or (1.0, 1.0)
-        return ObservedOwn(self.pure.scaled(fast)), ObservedOwn(self.pure.scaled(slow))
+    def at(self, share: float) -> Self:
+        known = self.pure.interval
+        return self if known is None else type(self)(self.pure.scaled(factor_at(known, share)))
 
     def provenance(self) -> tuple[Coverage, str]:
         said = "says how far off it may be" if self.pure.interval else "does not say how far off it may be"

@@ -25,6 +25,7 @@ _OPTIONS = {
     "splits": "--split",
     "calibration": "--calibration",
     "spares": "--spares",
+    "risk": "--risk",
     "router": "--router",
     "max_replicas": "--max-replicas",
 }

@@ -11,6 +11,7 @@ import numpy as np
 from planning.plan.candidates import Engine
 from planning.plan.curves import fleet_curve, load_curve
 from planning.plan.document import (
+    Alternative,
     Candidate,
     Draws,
     Fewer,
@@ -26,6 +27,7 @@ from planning.plan.document import (
 from planning.plan.objectives import Objective
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
+from planning.plan.sensitivity import Assured
 from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
@@ -63,6 +65,7 @@ def plan_document(
         requests=found.question.requests,
         span_s=span_s(found),
         too_short=too_short(found),
+        risk=found.question.risk,
         spares=found.limits.spares,
         recommendation=_recommendation(found, best) if best else None,
         runners_up=tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up),
@@ -121,7 +124,7 @@ def length_histogram(tokens: Sequence[int]) -> Histogram:
 
 def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
     objectives, figures = plan.question.objectives, best.offer.trial.figures
-    fewer = best.fewer.figures if best.fewer else None
+    fewer = best.fewer.decisive.figures if best.fewer else None
     gpus, spares = best.offer.engine.gpus, plan.limits.spares
     assert figures is not None
     seen = zip(objectives.each, figures.observed, strict=True)
@@ -132,12 +135,24 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
         vllm_serve=vllm_command_of(best.offer.engine),
         one_fewer=Fewer(**_seen(fewer, objectives.each), attainment=fewer.attainment) if fewer else None,
+        holds=best.holds,
+        bolder=_alternative(plan, best, best.others.bolder),
+        safer=_alternative(plan, best, best.others.safer),
         headroom_percent=best.knee.headroom_percent,
         breaks_first=best.knee.breaks,
         plausible_gpus=(fast, slow),
         other_draws=Draws(drawn=len(best.draws), met=sum(best.draws)),
         standing=Trust(mark=best.fast.standing, reason=best.fast.reason),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
+    )
+
+
+def _alternative(plan: Plan, best: Recommended, found: Assured | None) -> Alternative | None:
+    if found is None:
+        return None
+    engine, bought = best.offer.engine, found.replicas + plan.limits.spares
+    return Alternative(
+        replicas=found.replicas, gpus=bought * engine.gpus, usd_per_hour=bought * engine.usd_per_hour, holds=found.holds
     )
 
 

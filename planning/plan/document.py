@@ -46,6 +46,15 @@ class Draws(Part):
     met: int = fact("on how many it meets every SLO", default=0)
 
 
+class Alternative(Part):
+    """More replicas than recommended, or fewer."""
+
+    replicas: int = fact("those that carry the traffic")
+    gpus: int = fact("of all replicas, spares included")
+    usd_per_hour: float = fact("of all GPUs, spares included", "$/h")
+    holds: float = fact("probability that every SLO holds, as far as step times are concerned", "fraction")
+
+
 class Trust(Part):
     """How far step times can be trusted."""
 
@@ -54,11 +63,18 @@ class Trust(Part):
 
 
 class Recommendation(Offered):
-    """The cheapest offer, and what stands behind it."""
+    """The offer that is worth most, and what stands behind it."""
 
     deployment: dict[str, Any] = fact("the deployment of one replica; of a split one with the fleet, which it takes")
     vllm_serve: str | None = fact("the command that serves one replica, where there is one")
     one_fewer: Fewer | None = fact("one replica fewer; null where that is none", default=None)
+    holds: Number = fact(
+        "probability that every SLO holds, whatever steps take; null if unknown", "fraction", default=None
+    )
+    bolder: Alternative | None = fact(
+        "what to take if every second time may go wrong; null if that is none", default=None
+    )
+    safer: Alternative | None = fact("holds in 99 % of cases; null if the answer does", default=None)
     headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
     breaks_first: str | None = fact("what breaks beyond that; null where nothing did up to the highest rate tried")
     plausible_gpus: tuple[int, int | None] = fact(
@@ -139,8 +155,9 @@ class PlanDocument(Document):
     requests: int = fact("simulated on every fleet")
     span_s: float = fact("from the first arrival to the last", "s")
     too_short: str | None = fact("said of traffic that ends before the recommended fleet is full", default=None)
+    risk: float = fact("share of cases in which SLOs may break because steps take longer", "fraction", default=0.5)
     spares: int = fact("replicas that may fail, which every fleet has besides")
-    recommendation: Recommendation | None = fact("the cheapest fleet that meets every SLO")
+    recommendation: Recommendation | None = fact("the fleet that is worth most of those that meet every SLO")
     runners_up: tuple[Offered, ...] = fact("the next cheapest, of other engines")
     dearer: tuple[Dearer, ...] = fact("engines that were given up, the cheapest first")
     infeasible: tuple[Infeasible, ...] = fact("engines that will not do, the closest first; then what fits on no GPU")
@@ -182,11 +199,13 @@ class PlanDocument(Document):
     def table(self, name: str) -> pa.Table:
         """`fleets`: a row for every fleet that was simulated to its end."""
         recommended = self.recommendation and self.place(self.recommendation)
+        held = self._held
         for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
         rows = [
             {
                 **dict(point),
                 "recommended": at == recommended,
+                "holds": held.get((point.engine, point.replicas)),
                 "on_frontier": at in for_gpus,
                 "on_frontier_by_price": at in for_money,
                 "kv_tokens": self.candidates[point.engine].kv_tokens if point.engine in self.candidates else None,
@@ -194,6 +213,14 @@ class PlanDocument(Document):
             for at, point in enumerate(self.points)
         ]
         return table_of(_Fleet, rows)
+
+    @property
+    def _held(self) -> dict[tuple[str, int], float | None]:
+        """The probability that every SLO holds, by engine and replicas."""
+        best = self.recommendation
+        others = [other for other in (best.bolder, best.safer) if other] if best else []
+        found = {(best.engine, other.replicas): other.holds for other in others} if best else {}
+        return {**found, **({(best.engine, best.replicas): best.holds} if best else {})}
 
     def report(self) -> Iterator[RenderableType]:
         yield Text(self.answer, style="bold")
@@ -211,6 +238,7 @@ class PlanDocument(Document):
 
 class _Fleet(Point):
     recommended: bool = fact("whether this is the answer")
+    holds: Number = fact("probability that every SLO holds, where it is known", "fraction")
     on_frontier: bool = fact("meets every SLO, and no other such fleet beats it per user and per GPU")
     on_frontier_by_price: bool = fact("likewise, in tokens/s of a user and tokens for a dollar")
     kv_tokens: int | None = fact("for which one engine has KV blocks", "tokens")

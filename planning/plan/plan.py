@@ -9,16 +9,22 @@ from typing import Any
 
 from planning.plan.candidates import Engine, RuledOut
 from planning.plan.document import Dearer, Infeasible
-from planning.plan.draws import holds
+from planning.plan.draws import holds as draws_hold
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Progress, Searched, search, silent
-from planning.plan.sensitivity import End, Knee, knee, replicas_at_ends
+from planning.plan.sensitivity import Alternatives, End, Knee, alternatives, knee, replicas_at_ends
 from planning.plan.trial import Question, Trial, try_fleet
+from planning.plan.worth import most_worth
 from planning.workers import Task, Workers
 from serving.workload import Workload
 
 RUNNERS_UP = 3
-_KNEE, _ENDS, _NEAR = 7, 6, 3  # simulations that it takes, more or less: of one fleet, and around each offer
+_KNEE, _ENDS, _SURE, _NEAR = (
+    14,
+    6,
+    16,
+    3,
+)  # simulations, more or less: of one fleet, and around each offer
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The cheapest offer and what stands behind it.
+    """The offer of most worth and what stands behind it.
 
+    holds       the probability that it meets all objectives, as far as step times are concerned; None if not known
+    others      what the bold and the careful would take of its engine
     fewer       one replica fewer, run to the end; None if that is none
     fast, slow  the fewest replicas at the ends of the cost model's 90 % interval
     knee        how much more traffic it takes
@@ -49,6 +57,8 @@ class Recommendation:
     """
 
     offer: Offer
+    holds: float | None
+    others: Alternatives
     fewer: Trial | None
     fast: End
     slow: End
@@ -89,12 +99,13 @@ def make_plan(
     progress: OnProgress = silent,
     draws: Sequence[Workload] = (),
 ) -> Plan:
-    """The cheapest fleet of one of `engines`; among equally dear ones that of fewer GPUs, then of higher attainment.
+    """The fleet of one of `engines` that is worth most (`most_worth`) of those that hold with the risk that is taken.
 
-    It is simulated on each of `draws`, other traffic of the same kind, too.
+    Mostly that is the cheapest; among equally dear ones that of fewer GPUs, then of higher attainment. It is simulated
+    on each of `draws`, other traffic of the same kind, too.
     """
     question = workers.common
-    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + len(draws)
+    after = _KNEE + _ENDS + _SURE + _NEAR * min(len(engines), RUNNERS_UP + 1) + len(draws)
     found = search(
         workers,
         engines,
@@ -110,7 +121,9 @@ def make_plan(
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
     if offers:
-        recommendation, more = _recommended(workers, offers, limits, trials, len(engines), progress, draws)
+        holds, offers = _by_worth(workers, offers, limits)
+        recommendation, more = _recommended(workers, offers, holds, limits, trials, len(engines), progress, draws)
+        more.append((offers[0].engine, offers[0].trial))
         trials += more
     dearer = [
         Dearer(engine=entry.engine.name, usd_per_hour_at_least=entry.usd_per_hour(entry.least, limits.spares))
@@ -145,22 +158,35 @@ def _offer(entry: Searched, spares: int) -> Offer:
     return Offer(entry.engine, point(entry.engine, trial, spares), trial)
 
 
+def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> tuple[float | None, list[Offer]]:
+    """The probability that the offer of most worth holds, and the offers with that one first, one of each engine."""
+    fewest = [(offer.engine, offer.trial.replicas) for offer in offers[: RUNNERS_UP + 1]]
+    best = most_worth(workers, fewest, limits.most, limits.spares)
+    chosen = next(offer for offer in offers if offer.engine is best.engine)
+    others = [offer for offer in offers if offer is not chosen]
+    if chosen.trial.replicas != best.replicas:
+        (trial,) = workers.run([partial(try_fleet, engine=best.engine, replicas=best.replicas, to_the_end=True)])
+        chosen = Offer(best.engine, point(best.engine, trial, limits.spares), trial)
+    return best.holds, [chosen, *others]
+
+
 def _recommended(
     workers: Workers[Question],
     offers: Sequence[Offer],
+    holds: float | None,
     limits: Limits,
     known: Sequence[tuple[Engine, Trial]],
     settled: int,
     progress: OnProgress,
     draws: Sequence[Workload],
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
-    """The cheapest offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
+    """The first offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
 
     Those that are `known` to their end are not made again.
     """
     best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
-    there = {(of.name, trial.replicas) for of, trial in known if trial.figures}
+    there = {(of.name, trial.replicas) for of, trial in known if trial.decisive.figures}
     around = [
         (offer.engine, number)
         for offer in offers[: RUNNERS_UP + 1]
@@ -168,21 +194,23 @@ def _recommended(
         if (offer.engine.name, number) not in there
     ]
     tasks: list[Task[Question, Any]] = [  # the longest first
+        partial(alternatives, engine=engine, replicas=replicas, most=limits.most, holds=holds),
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at_ends, engine=engine, replicas=replicas, most=limits.most),
-        *(partial(holds, engine=engine, replicas=replicas, traffic=traffic) for traffic in draws),
+        *(partial(draws_hold, engine=engine, replicas=replicas, traffic=traffic) for traffic in draws),
         *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
     ]
-    runs = [_KNEE, _ENDS, *(1 for _ in (*draws, *around))]
+    runs = [_SURE, _KNEE, _ENDS, *(1 for _ in (*draws, *around))]
 
     def report(last: int) -> None:
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), sum(runs[last + 1 :])))
 
-    found_knee, (fast, slow), *rest = workers.run(tasks, report)
+    others, found_knee, (fast, slow), *rest = workers.run(tasks, report)
     held, trials = rest[: len(draws)], rest[len(draws) :]
     more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
-    fewer = next((t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.figures), None)
-    return Recommendation(best, fewer, fast, slow, found_knee, tuple(held)), more
+    tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
+    fewer = tried[0] if tried else None
+    return Recommendation(best, holds, others, fewer, fast, slow, found_knee, tuple(held)), more
 
 
 def _around(replicas: int, most: int) -> list[int]:
@@ -193,8 +221,9 @@ def _around(replicas: int, most: int) -> list[int]:
 
 def _failure(question: Question, entry: Searched, most: int) -> tuple[float, Infeasible]:
     """Why no fleet of an engine will do: which objective, and what was observed at best. By how much comes first."""
-    assert entry.alone is not None and entry.alone.figures is not None
-    alone = entry.alone.figures
+    assert entry.alone is not None
+    alone = entry.alone.decisive.figures
+    assert alone is not None
     objective, observed = question.objectives.each[alone.worst], alone.observed[alone.worst]
     excess = objective.excess(observed)
     if entry.alone.met:

@@ -43,7 +43,7 @@ def plan(
     find_router(request.router)
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
-    question = Question(workload, sum(1 for _ in workload.requests), objectives, pricing, request.router)
+    question = Question(workload, sum(1 for _ in workload.requests), objectives, pricing, request.router, request.risk)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     if first is not None:
         tell("a first answer", 0.0)

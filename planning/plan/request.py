@@ -40,6 +40,12 @@ class PlanRequest(Offered):
         {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"
     )
     spares: int = Field(0, ge=0, le=10_000, description="number of replicas that may fail while the SLOs still hold")
+    risk: float = Field(
+        0.1,
+        ge=0.01,
+        le=0.5,
+        description="share of cases in which the SLOs may break because steps take longer than predicted",
+    )
     router: str = Field("least-requests", description="router, by name or as path/to/file.py:Class")
     max_replicas: int = Field(1024, ge=1, le=100_000, description="largest number of replicas to try")
     calibration: TimedBy = None

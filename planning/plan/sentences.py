@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planning.plan.objectives import Objective
 from planning.plan.plan import Plan, Recommendation
-from planning.plan.sensitivity import KEEPING_UP, Knee
+from planning.plan.sensitivity import KEEPING_UP, SURE, Assured, Knee
 
 FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
 
@@ -21,16 +21,18 @@ def answer(plan: Plan) -> str:
     spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
     return (
         f"{count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {count(point.gpus, 'GPU')}, "
-        f"${point.usd_per_hour:,.2f}/h, {100 * point.attainment:.1f} % attainment, {_headroom(best.knee)}; "
-        f"plausible {_plausible(plan, best)}{_elsewhere(best)}"
+        f"${point.usd_per_hour:,.2f}/h{_sure(plan, best)}; {100 * point.attainment:.1f} % attainment, "
+        f"{_headroom(best.knee)}; plausible {_plausible(plan, best)}{_elsewhere(best)}"
     )
 
 
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     """What breaks with one replica fewer, and by how much."""
-    if best.fewer is None or best.fewer.figures is None:
+    figures = best.fewer.decisive.figures if best.fewer else None
+    if best.fewer is None or figures is None:
         return "a fleet has at least one replica"
-    figures = best.fewer.figures
+    if best.fewer.met:
+        return f"{count(best.fewer.replicas, 'replica')} would hold less probably, by more than the price is lower"
     objectives = plan.question.objectives
     broken = [
         f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
@@ -40,7 +42,8 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     if not figures.steady.keeps_up:
         broken.append(f"{KEEPING_UP} ({figures.steady.piling_up_per_s:,.2g} more requests wait every second)")
     attained = f"attainment {100 * figures.attainment:.1f} %"
-    return f"{count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}; {attained}"
+    late = f" in {100 * plan.question.risk:.0f} % of cases or more" if best.fewer.late else ""
+    return f"{count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}; {attained}"
 
 
 def too_short(plan: Plan) -> str | None:
@@ -64,6 +67,28 @@ def span_s(plan: Plan) -> float:
     """From the first arrival to the last."""
     requests = list(plan.question.workload.requests)
     return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
+
+
+def _sure(plan: Plan, best: Recommendation) -> str:
+    """How probably the SLOs hold, and with the choices of the bold and the careful; empty where it is not known."""
+    if best.holds is None:
+        return ""
+
+    def other(kind: str, found: Assured | None) -> str:
+        if found is None:
+            return ""
+        gpus = (found.replicas + plan.limits.spares) * best.offer.engine.gpus
+        return f"; {kind}: {count(found.replicas, 'replica')}, {count(gpus, 'GPU')}, {percent(found.holds)}"
+
+    others = other("bolder", best.others.bolder) + other("safer", best.others.safer)
+    return f"; the SLOs hold with {percent(best.holds)} probability{others and f' ({others[2:]})'}"
+
+
+def percent(probability: float) -> str:
+    """In whole percent; the ends are open."""
+    if probability >= SURE:
+        return f"{100 * SURE:.0f} % or more"
+    return f"{100 * probability:.0f} %" if probability > 0 else "less than 1 %"
 
 
 def _headroom(knee: Knee) -> str:

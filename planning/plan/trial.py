@@ -29,13 +29,17 @@ Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; the an
 
 @dataclass(frozen=True)
 class Question:
-    """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router."""
+    """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router.
+
+    `risk` is the share of cases in which objectives may break because steps take longer than predicted.
+    """
 
     workload: Workload
     requests: int
     objectives: Objectives
     pricing: Pricing
     router: str
+    risk: float
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,23 @@ class Figures:
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether so many replicas meet all objectives, and keep up with what arrives.
+    """Whether so many replicas meet all objectives, and keep up with what arrives, with the risk that may be taken.
 
-    A run that was stopped before its end has no figures, but the objective that was `broken` by then.
+    Figures are at the centre of the interval of step times. A run that was stopped before its end has none, but the
+    objective that was `broken` by then. `late` is the same fleet with steps as slow as the risk makes it take into
+    account, where it is that which breaks an objective.
     """
 
     replicas: int
     met: bool
     figures: Figures | None
     broken: Objective | None = None
+    late: Trial | None = None
+
+    @property
+    def decisive(self) -> Trial:
+        """The run that tells what breaks, if anything does."""
+        return self.late or self
 
 
 class _Broken(Exception):
@@ -108,8 +120,13 @@ class _Watch:
 
 
 def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
-    """So many replicas of `engine`, at the centre of the cost model's interval."""
-    return simulated(question, engine, question.pricing(engine), replicas, to_the_end)
+    """So many replicas of `engine`."""
+    centre = question.pricing(engine)
+    likely = simulated(question, engine, centre, replicas, to_the_end)
+    if question.risk >= 0.5 or not likely.met:
+        return likely
+    late = simulated(question, engine, centre.at(1 - question.risk), replicas, to_the_end)
+    return likely if late.met else replace(likely, met=False, late=late)
 
 
 def try_alone(question: Question, engine: Engine) -> Trial:
@@ -120,8 +137,7 @@ def try_alone(question: Question, engine: Engine) -> Trial:
     workload = question.workload
     if workload.shares_prefixes:
         engine = _never_forgetting(engine, workload)
-    alone = replace(question, workload=replace(workload, concurrency=1))
-    return simulated(alone, engine, question.pricing(engine), 1, to_the_end=True)
+    return try_fleet(replace(question, workload=replace(workload, concurrency=1)), engine, 1, to_the_end=True)
 
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.kernels.times import Coverage
+from calibration.steps.interval import factor_at
 from planning.plan.candidates import Engine
 from planning.plan.objectives import parse_objectives
 from planning.plan.trial import Question, try_fleet
@@ -20,14 +21,17 @@ SPEEDS = {"slow": 1.0, "fast": 2.5, "snail": 0.1}  # how many times as fast as t
 
 
 class Steps(TokenCost):
-    """20 ms a step and 0.1 ms a token at speed 1, all of it 20 % uncertain."""
+    """20 ms a step and 0.1 ms a token at speed 1, all of it 20 % uncertain, or by an `interval`."""
 
-    def __init__(self, speed: float) -> None:
+    def __init__(self, speed: float, interval: tuple[float, float] | None = (0.8, 1.2)) -> None:
         super().__init__(round(2e7 / speed), round(1e5 / speed), round(1e3 / speed))
-        self.speed = speed
+        self.speed, self.interval = speed, interval
 
     def ends(self) -> tuple[Steps, Steps]:
-        return Steps(self.speed / 0.8), Steps(self.speed / 1.2)
+        return self.at(0.05), self.at(0.95)
+
+    def at(self, share: float) -> Steps:
+        return self if self.interval is None else Steps(self.speed / factor_at(self.interval, share))
 
     def provenance(self) -> tuple[Coverage, str]:
         return Coverage.INTERPOLATED, "made up"
@@ -37,8 +41,10 @@ class Steps(TokenCost):
 class BySpeed:
     """Tensor parallelism over n makes an engine n^0.8 times as fast."""
 
+    interval: tuple[float, float] | None = (0.8, 1.2)
+
     def __call__(self, engine: Engine) -> Steps:
-        return Steps(SPEEDS[engine.gpu] * engine.deployment.tensor_parallel_size**0.8)
+        return Steps(SPEEDS[engine.gpu] * engine.deployment.tensor_parallel_size**0.8, self.interval)
 
 
 def engine(gpu: str = "slow", tp: int = 1, usd: float = 1.0) -> Engine:
@@ -62,7 +68,7 @@ def traffic(requests: int = 250, rate: float = 60.0, seed: int = 0, tokens: int 
 def question(*slos: str, workload: Workload | None = None) -> Question:
     workload = workload or traffic()
     requests = len(list(workload.requests))
-    return Question(workload, requests, parse_objectives(slos), BySpeed(), "least-requests")
+    return Question(workload, requests, parse_objectives(slos), BySpeed(), "least-requests", risk=0.1)
 
 
 def fewest(query: Question, of: Engine, most: int) -> int | None:

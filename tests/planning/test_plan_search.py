@@ -53,6 +53,7 @@ def plan() -> Plan:
 )
 def test_it_is_what_trying_every_fleet_finds(rate: float, seed: int, ttft: int, fast_usd: float, spares: int) -> None:
     query = question(f"ttft_ms p95<={ttft}", "tpot_ms p90<=60", workload=traffic(120, rate, seed))
+    query = replace(query, pricing=BySpeed(interval=None))
     engines = [engine("slow", 1), engine("slow", 2), engine("fast", 1, fast_usd)]
     best = planned(query, engines, Limits(12, spares)).recommendation
     expected = cheapest(query, engines, 12, spares)
@@ -112,11 +113,12 @@ def test_a_stricter_bound_never_costs_less() -> None:
 
 def test_one_fewer_breaks_an_objective_and_says_by_how_much(plan: Plan) -> None:
     best = plan.recommendation
-    assert best is not None and best.fewer is not None and best.fewer.figures is not None
-    assert best.fewer.replicas == best.offer.trial.replicas - 1
+    assert best is not None and best.fewer is not None
+    figures = best.fewer.decisive.figures
+    assert figures is not None and best.fewer.replicas == best.offer.trial.replicas - 1
     assert not best.fewer.met
     assert "would break" in why_not_fewer(plan, best)
-    broken = [value for value, bound in zip(best.fewer.figures.observed, (400, 45), strict=True) if value > bound]
+    broken = [value for value, bound in zip(figures.observed, (400, 45), strict=True) if value > bound]
     assert broken
     assert f"{broken[0]:,.4g} ms" in why_not_fewer(plan, best)
 
@@ -135,11 +137,12 @@ def test_headroom_without_an_end_says_so() -> None:
     assert (found.headroom_percent, found.breaks) == (40, None)
 
 
-def test_the_plausible_range_is_the_answer_at_the_ends_of_the_interval(plan: Plan) -> None:
+def test_the_plausible_range_is_the_answer_at_the_ends_of_the_interval() -> None:
+    plan = planned(question(*SLOS), [engine()])
     best = plan.recommendation
     assert best is not None
     for end, speed in ((best.fast, 1 / 0.8), (best.slow, 1 / 1.2)):
-        query = replace(plan.question, pricing=Scaled(speed))
+        query = replace(plan.question, pricing=Scaled(speed), risk=0.5)
         assert end.replicas == fewest(query, best.offer.engine, 64)
     assert best.fast.replicas <= best.offer.trial.replicas <= best.slow.replicas
     assert best.fast.replicas < best.slow.replicas
@@ -180,7 +183,7 @@ def test_a_trial_stops_early_only_when_it_would_fail_anyway() -> None:
     for replicas in (1, 2, 3, 4, 6):
         quick, whole = (try_fleet(query, engine(), replicas, to_the_end) for to_the_end in (False, True))
         assert quick.met == whole.met
-        assert quick.figures is None or quick == whole
+        assert quick.figures in (None, whole.figures)
         verdicts.append((quick.met, quick.figures is None))
     assert (False, True) in verdicts and (True, False) in verdicts
 

@@ -1,0 +1,71 @@
+"""Which of the fleets that may do is worth most: what it serves for a dollar, times how probably it keeps the SLOs.
+
+All fleets serve the same traffic, so that a cheaper one is worth more for a dollar, and nothing if it breaks an SLO.
+What a fleet is expected to be worth depends on its own probability only, so that all of them share the same draws of
+how far step times are off (`calibration.choice`): equal probabilities are then equally worth, to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+
+import numpy as np
+
+from calibration.choice import choose, errors
+from planning.plan.candidates import Engine
+from planning.plan.sensitivity import holding
+from planning.plan.trial import Question
+from planning.workers import Workers
+
+_MORE = (0, 1, 2, 4, 8)  # replicas than an engine needs
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """So many replicas of an engine that carry the traffic, and the price of all that are bought.
+
+    `holds` is the probability that it meets all objectives; None where the cost model knows of no error.
+    """
+
+    engine: Engine
+    replicas: int
+    usd_per_hour: float
+    holds: float | None = None
+
+
+def most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
+    """Of the `fewest` replicas of each engine that hold with the risk taken, the cheapest first, and of a few more.
+
+    Fleets that cost so much that they would not be worth more if they were sure are not looked at.
+    """
+    least = 1 - workers.common.risk
+
+    def fleet(engine: Engine, replicas: int) -> Fleet:
+        return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour)
+
+    def known(found: Sequence[Fleet]) -> list[Fleet]:
+        tasks = [partial(holding, engine=f.engine, replicas=f.replicas, least=least) for f in found]
+        held = workers.run(tasks)
+        return [Fleet(f.engine, f.replicas, f.usd_per_hour, holds) for f, holds in zip(found, held, strict=True)]
+
+    (cheapest,) = known([fleet(*fewest[0])])
+    if cheapest.holds is None or not cheapest.usd_per_hour:
+        return cheapest
+    others = [
+        fleet(engine, replicas + more) for engine, replicas in fewest for more in _MORE if replicas + more <= most
+    ]
+    affordable = [f for f in others if f.usd_per_hour < cheapest.usd_per_hour / cheapest.holds]
+    same = (cheapest.engine, cheapest.replicas)
+    found = [cheapest, *known([f for f in affordable if (f.engine, f.replicas) != same])]
+    return found[_chosen(found, [f.holds or 0.0 for f in found])]
+
+
+def _chosen(found: Sequence[Fleet], holds: Sequence[float]) -> int:
+    kept = errors([""] * len(found), common=1.0) <= np.array([[NormalDist().inv_cdf(held)] for held in holds])
+    gains = np.array([[1 / f.usd_per_hour] for f in found]) * np.ones(kept.shape)
+    choice = choose(gains, kept, risk=1.0)  # of fleets that all hold surely enough
+    assert choice is not None
+    return choice.best
