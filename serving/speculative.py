@@ -119,6 +119,11 @@ class SpeculativeConfig(Settings):
         return 0 if self.method == "ngram" else self.num_speculative_tokens
 
     @property
+    def num_hash_lookahead_tokens(self) -> int:
+        """Tokens after a full block that must be known, and equal, for it to be found as part of a prefix."""
+        return 1 if self.method == "eagle" else 0
+
+    @property
     def draft_slots(self) -> int:
         """What a row takes of the token budget beside its tokens: a draft model's input is one longer."""
         return 1 if self.method == "draft_model" else 0

@@ -102,14 +102,15 @@ def _simulate(deployment: Deployment, cost: TokenCost, workload: Workload) -> tu
 
 def _told(recording: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The steps of a recording, without the drafts in their rows and how many were accepted: `n` and the steps that
-    follow depend on both. Of those preempted only the set counts. In the overlapped loop the last step may be for
-    nobody, since the one before it accepted more drafts than it had to; nothing of ours goes on then.
+    follow depend on both. Of those preempted only the set counts. A plan that preempts and schedules nothing is no
+    step of ours. In the overlapped loop the last step may be for nobody, since the one before it accepted more drafts
+    than it had to; nothing of ours goes on then.
     """
     end_ns = max(result["finish_ns"] for result in recording["results"])
     return [
         {**{name: value for name, value in step.items() if name not in ("drafts", "got")}, "pre": sorted(step["pre"])}
         for step in recording["steps"]
-        if step.get("s", step["t"]) < end_ns
+        if step["n"] and step.get("s", step["t"]) < end_ns
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_bytes_per_token
-from serving.kv.content import SegmentContent
+from serving.kv.content import segment_content
 from serving.kv.tiered_blocks import TieredBlocks
 from serving.request import Request
 from sim.clock import TRANSFER_ENDS, Alarm, VirtualClock
@@ -27,7 +27,7 @@ class TieredKv(TieredBlocks):
         assert config is not None
         per_token = kv_bytes_per_token(deployment, config.kv_bytes_per_token, "kv_tiers.kv_bytes_per_token")
         self._block_bytes = per_token * block_size
-        super().__init__(config, self._block_bytes, block_size, SegmentContent(block_size))
+        super().__init__(config, self._block_bytes, block_size, segment_content(deployment.scheduler))
         self._clock = clock
         self._log = log
         self._replica = replica

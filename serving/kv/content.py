@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Protocol
 
+from serving.deployments.config import SchedulerConfig
 from serving.request import Request
 from serving.workload import PRIVATE
 
@@ -53,6 +54,28 @@ class SegmentContent:
                     yield "|".join(pieces).encode()
                     pieces.clear()
                 begin = until
+
+
+class ContentAhead:
+    """Contents that take in the tokens after each block, as vLLM's do under `eagle`, whose head computes the KV of a
+    token from the one that follows it (`num_hash_lookahead_tokens`, here 1)."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._blocks = SegmentContent(block_size)
+        self._tokens = SegmentContent(1)
+
+    def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
+        for index, block in enumerate(self._blocks.blocks(request, first, last), first + 1):
+            end = index * self._block_size
+            yield block + b"|" + b"".join(self._tokens.blocks(request, end, end))
+
+
+def segment_content(config: SchedulerConfig) -> Content:
+    """The contents that a simulated engine finds prefixes by."""
+    if config.speculative is not None and config.speculative.num_hash_lookahead_tokens:
+        return ContentAhead(config.block_size)
+    return SegmentContent(config.block_size)
 
 
 def _spans(request: Request) -> Iterator[tuple[str, int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from serving.deployments.config import SchedulerConfig
 from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import KvBlocks
-from serving.kv.content import Content, SegmentContent
+from serving.kv.content import Content, segment_content
 from serving.kv.counting_pool import CountingPool
 from serving.kv.grouped_pool import GroupedPool
 from serving.kv.state_pool import StatePool
@@ -14,9 +14,9 @@ from serving.kv.state_pool import StatePool
 def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
     """Identities where something can be shared or an engine needs them (it brings its own `content`)."""
     if config.kv_groups:
-        return GroupedPool(config, content or SegmentContent(config.block_size))
+        return GroupedPool(config, content or segment_content(config))
     if config.state_blocks:
         return StatePool(config)
     if content is not None or (shares_prefixes and config.enable_prefix_caching):
-        return BlockPool(config, content or SegmentContent(config.block_size))
+        return BlockPool(config, content or segment_content(config))
     return CountingPool(config)

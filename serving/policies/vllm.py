@@ -84,6 +84,7 @@ class VllmScheduler:
         self._state_blocks = config.state_blocks
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
+        self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
         self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
         self.draft_slots = config.speculative.draft_slots if config.speculative else 0
         self._pads = self._serves = False  # whether a decode may be admitted with drafts, and beside others
@@ -263,7 +264,7 @@ class VllmScheduler:
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
         self.pool.extend(request, self.drafts.slots(end) if self._lookahead else end)  # type: ignore[union-attr]
         samples = request.scheduled(tokens, drafts)
-        known = request.known
+        known = request.known - self._hash_lookahead
         self.pool.register(request, end if end < known else known)
         if self.drafts is not None:
             self.drafts.prefills += not request.decoding
@@ -419,7 +420,7 @@ class VllmScheduler:
                 if self.service is not None:
                     self.service.sampled(request, min(accepted, request.max_len - request.known - 1))
             request.returned(tokens, samples, drafts, accepted)
-            if fresh and (plan.lag or drafts):  # with nothing in flight, all was known and registered at planning
+            if fresh and (plan.lag or drafts or self._hash_lookahead):  # else all was known and registered at planning
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.max_len or request.id in stopped):
                 ended.append(request)

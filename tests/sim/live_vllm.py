@@ -1,0 +1,232 @@
+"""vLLM's own scheduler on a virtual clock: `python live_vllm.py SCENARIO.json ...` writes a recording beside each.
+
+A program for an interpreter that can import vllm 0.33 (the wheel without its GPU dependencies will do: no model runs,
+nothing is computed); it knows nothing of this project. A scenario is a recording without `steps` and `results`; the
+recording has none of them where vLLM itself gets no further, and says why in `stuck`. The rules of the virtual clock
+are those of docs/serving.md: planning takes no time, a step takes what the integer `cost` says, arrivals up to a plan
+take part in it, and with two steps in flight, or nothing to launch, the host waits for the oldest. Set
+VLLM_TARGET_DEVICE=cpu.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+_MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+_MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000}
+_MODEL |= {"max_position_embeddings": 262144, "torch_dtype": "float16", "rms_norm_eps": 1e-5}
+_STATED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy", "enable_chunked_prefill")
+_STATED += ("long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark", "async_scheduling")
+_Config = dict[str, Any]
+
+
+def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
+    """vLLM's scheduler, and how many tokens after a block its hash takes in."""
+    drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if drafts and overlaps:  # the runner that overlaps them
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=config["max_model_len"])
+    caching = config.get("enable_prefix_caching", True)
+    cache = CacheConfig(block_size=config["block_size"], enable_prefix_caching=caching)
+    given = {
+        "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **{n: config[n] for n in _STATED if n in config}),
+        "speculative_config": _drafts(drafts, model, folder) if drafts else None,
+    }
+    whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
+    whole.scheduler_config.async_scheduling = overlaps  # which it turns off where there is no executor
+    cache.num_gpu_blocks = config["num_blocks"]
+    scheduler = (AsyncScheduler if overlaps else Scheduler)(
+        vllm_config=whole,
+        kv_cache_config=_kv(config),
+        structured_output_manager=StructuredOutputManager(whole),
+        block_size=config["block_size"],
+        log_stats=True,
+    )
+    return scheduler, whole.num_hash_lookahead_tokens
+
+
+def _drafts(stated: _Config, model: ModelConfig, folder: str) -> SpeculativeConfig:
+    method = stated.get("method", "ngram")
+    how: _Config = {"prompt_lookup_max": 2, "prompt_lookup_min": 1} if method == "ngram" else {"model": folder}
+    how |= {"num_speculative_tokens": stated["num_speculative_tokens"], "target_model_config": model}
+    return SpeculativeConfig(method=method, target_parallel_config=ParallelConfig(), **how)
+
+
+def _kv(config: _Config) -> KVCacheConfig:
+    shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    groups = [
+        SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+        for window in config.get("kv_groups", [0])
+    ]
+    return KVCacheConfig(
+        num_blocks=config["num_blocks"],
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec([str(number)], spec) for number, spec in enumerate(groups)],
+        prefix_cache_retention_interval=config.get("prefix_cache_retention_interval", 0),
+    )
+
+
+def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
+    """How many of `proposed` drafts are accepted, the first of which would be output token `place`: a coin each."""
+    for k in range(proposed):
+        coin = blake2b(b"%d:%d" % (int(request), place + k), digest_size=8, key=str(drafts.get("seed", 0)).encode())
+        if int.from_bytes(coin.digest(), "big") >= round(drafts["acceptance_rate"] * 2**64):
+            return k
+    return proposed
+
+
+def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config:
+    """The scenario, decided by vLLM. Raises RuntimeError where vLLM gets no further."""
+    config, cost = scenario["config"], scenario["cost"]
+    drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
+    init_none_hash(sha256)
+    scheduler, ahead = scheduler_of(config, folder)
+    hasher = get_request_block_hasher(config["block_size"], sha256, ahead)
+    first_token: dict[str, int] = {}
+
+    def tokens(segment: str, start: int, count: int) -> list[int]:
+        base = first_token.setdefault(segment, 1000 + 1_000_000 * len(first_token)) + start
+        return list(range(base, base + count))
+
+    to_come = deque(sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"])))
+    wanted = {str(request["id"]): request["output_len"] for request in to_come}
+    produced = dict.fromkeys(wanted, 0)
+    first_ns: dict[str, int] = {}
+    finish_ns: dict[str, int] = {}
+    hit: dict[str, int] = {}
+    steps: list[_Config] = []
+    flying: deque[tuple[Any, dict[str, int], set[str], int]] = deque()
+    now = free_at = 0
+    while len(steps) < most_steps:
+        while to_come and to_come[0]["arrival_ns"] <= now:
+            given = to_come.popleft()
+            scheduler.add_request(
+                Request(
+                    request_id=str(given["id"]),
+                    prompt_token_ids=[id for segment, count in given["prompt"] for id in tokens(segment, 0, count)],
+                    sampling_params=SamplingParams(max_tokens=given["output_len"], ignore_eos=True),
+                    pooling_params=None,
+                    block_hasher=hasher,
+                    priority=given.get("priority", 0),
+                    arrival_time=float(given["arrival_ns"]),
+                )
+            )
+        if scheduler.requests:
+            plan = scheduler.schedule()
+            rows = {id: int(count) for id, count in plan.num_scheduled_tokens.items()}
+            preempted = sorted(plan.preempted_req_ids or [])
+            for new in plan.scheduled_new_reqs:
+                hit.setdefault(new.req_id, int(new.num_computed_tokens))
+            if rows or preempted:
+                known = {id: scheduler.requests[id] for id in rows}
+                before = {id: known[id].num_computed_tokens - count for id, count in rows.items()}
+                pairs = sum(n * (2 * before[id] + n + 1) // 2 for id, n in rows.items())
+                dt = cost["base_ns"] + cost["per_token_ns"] * sum(rows.values()) + cost["per_pair_ps"] * pairs // 1000
+                start = max(now, free_at) if rows else now
+                step = {"t": now, "dt": dt if rows else 0, "n": rows, "pre": preempted}
+                steps.append(step | {"s": start} if overlaps else step)
+            if rows:
+                free_at = start + dt
+                samples = {
+                    id
+                    for id, request in known.items()
+                    if not (request.is_prefill_chunk if overlaps else request.num_computed_tokens < request.num_tokens)
+                }
+                flying.append((plan, rows, samples, free_at))
+                if overlaps and len(flying) < 2:
+                    continue
+            elif preempted and not flying:
+                continue
+        if not flying:
+            if to_come:
+                now = max(now, to_come[0]["arrival_ns"])
+                continue
+            if scheduler.requests:
+                raise RuntimeError(f"{len(scheduler.requests)} requests wait for ever")
+            results = [
+                {
+                    "id": int(id),
+                    "first_token_ns": first_ns[id],
+                    "finish_ns": finish_ns[id],
+                    "prefix_hit_tokens": hit[id],
+                }
+                for id in wanted
+            ]
+            return {"vllm": vllm.__version__, **scenario, "steps": steps, "results": results}
+        plan, rows, samples, end = flying.popleft()
+        now = max(now, end)
+        sampled: dict[str, list[int]] = {id: [] for id in rows}
+        for id in rows:
+            if id in samples and id in scheduler.requests:
+                proposed = len(plan.scheduled_spec_decode_tokens.get(id, ()))
+                kept = 1 + (accepted(drafts, id, produced[id], proposed) if proposed else 0)
+                sampled[id] = tokens(f"out:{id}", produced[id], kept)
+        scheduler.update_from_output(
+            plan,
+            ModelRunnerOutput(
+                req_ids=list(rows),
+                req_id_to_index={id: index for index, id in enumerate(rows)},
+                sampled_token_ids=list(sampled.values()),
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        for id, got in sampled.items():
+            if got:
+                first_ns.setdefault(id, end)
+                produced[id] = min(produced[id] + len(got), wanted[id])  # what lies beyond is thrown away
+                if produced[id] == wanted[id]:
+                    finish_ns[id] = end
+        if drafts and not overlaps:
+            goes_on = [id for id, got in sampled.items() if got and id in scheduler.requests]
+            proposals = [[7] * drafts["num_speculative_tokens"] for _ in goes_on]
+            scheduler.update_draft_token_ids(DraftTokenIds(goes_on, proposals))
+    raise RuntimeError(f"no end after {most_steps} steps")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(_MODEL))
+        for path in map(Path, sys.argv[1:]):
+            scenario = json.loads(path.read_text())
+            try:
+                found = record(scenario, folder)
+            except Exception as error:  # what vLLM refuses or cannot end: told, and left out of the comparison
+                found = scenario | {"stuck": repr(error)}
+            with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
+                json.dump(found, file, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    main()
