@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from streamlit.navigation.page import StreamlitPage
 
 from dashboard.calibration_page import page as calibration_page
+from dashboard.claims_page import page as claims_page
 from dashboard.frontier_page import page as frontier_page
 from dashboard.glossary_page import page as glossary_page
 from dashboard.live_page import page as live_page
@@ -56,6 +57,7 @@ PAGES = [
     _page(live_page.show, "Live", "monitor_heart"),
     _page(step_page.show, "Step", "layers"),
     _page(lambda: trust_page.show(RUNS), "Trust", "balance"),
+    _page(lambda: claims_page.show(RUNS), "Claims", "fact_check"),
     _page(lambda: calibration_page.show(RUNS), "Calibration", "tune"),
     _page(lambda: sweeps_page.show(RUNS), "Sweeps", "table_chart"),
     _page(glossary_page.show, "Glossary", "menu_book"),

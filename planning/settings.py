@@ -75,6 +75,18 @@ def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     return config
 
 
+def found_at(config: Any, path: str, otherwise: Any = None) -> Any:
+    node = config
+    for name in path.split("."):
+        if isinstance(node, list) and name.isdigit() and int(name) < len(node):
+            node = node[int(name)]
+        elif isinstance(node, dict) and name in node:
+            node = node[name]
+        else:
+            return otherwise
+    return node
+
+
 def _child(node: Any, name: str, path: str) -> Any:
     try:
         return node[int(name)] if isinstance(node, list) else node[name]

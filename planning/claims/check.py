@@ -8,7 +8,7 @@ from typing import Literal
 
 from planning.claims.claim import Claim, Expected
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, verdict_of
-from planning.claims.figures import Value, measured
+from planning.claims.figures import Measured, measured
 from planning.progress import Tell, quiet
 from serving.errors import UserError
 
@@ -41,11 +41,9 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet) -> ClaimsDocument:
     return ClaimsDocument(claims=tuple(checked))
 
 
-def _case(claim: str, when: str, value: Value, expects: Expected) -> CheckedCase:
-    centre, low, high = value
-    return CheckedCase(
-        claim=claim, when=when, value=centre, low=low, high=high, unit=expects.unit, holds=_holds(low, high, expects)
-    )
+def _case(claim: str, when: str, found: Measured, expects: Expected) -> CheckedCase:
+    holds = _holds(found.low, found.high, expects)
+    return CheckedCase(claim=claim, when=when, unit=expects.unit, holds=holds, **found._asdict())
 
 
 def _holds(low: float, high: float, expects: Expected) -> Literal["yes", "no", "open"]:

@@ -23,6 +23,8 @@ class CheckedCase(Part):
     value: Number = fact("the figure; null if it is beyond all numbers")
     low: Number = fact("least value of its 90 % interval")
     high: Number = fact("greatest value of its 90 % interval")
+    mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated", default="")
+    reason: str = fact("why", default="")
     unit: str = fact("unit of the three; times, where two sides are compared")
     holds: Literal["yes", "no", "open"] = fact("whether it lies in the expected range; open: perhaps")
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 
+from calibration.kernels.times import Coverage
 from planning.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
 from serving.deployments.dtypes import DTYPE_BYTES
@@ -32,19 +33,32 @@ _HALVINGS = 5  # of the bracket: to 2 %
 _MOST_GPUS = 16
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
-Value = tuple[float, float, float]  # the figure, and the least and the most of its interval
+
+class Measured(NamedTuple):
+    """A figure, the ends of its interval, and how far it can be trusted: the mark of its step times, and why."""
+
+    value: float
+    low: float
+    high: float
+    mark: str
+    reason: str
 
 
-def measured(experiment: Experiment) -> Value:
+def measured(experiment: Experiment) -> Measured:
     """The figure of `experiment`. Raises UserError where it cannot be simulated or measured."""
-    sides = experiment.sides
     of_memory = _OF_MEMORY.get(experiment.figure)
-    values = [(of_memory(side),) * 3 if of_memory else _simulated(side) for side in sides]
-    if len(values) == 1:
-        centre, *ends = values[0]
-    else:
-        centre, *ends = (_gain(experiment.figure, a, b) for a, b in zip(*values, strict=True))
-    return centre, min(centre, *ends), max(centre, *ends)
+    trusted = (Coverage.VALIDATED, "it follows from the model's shapes and the GPU's memory")
+    values: list[tuple[float, ...]] = []
+    for side in experiment.sides:
+        if of_memory:
+            values.append((of_memory(side),))
+        else:
+            found, provenance = _simulated(side)
+            values.append(found)
+            trusted = max(trusted, provenance, key=lambda mark_and_reason: mark_and_reason[0])
+    ways = values[0] if len(values) == 1 else [_gain(experiment.figure, a, b) for a, b in zip(*values, strict=True)]
+    mark, reason = trusted
+    return Measured(ways[0], min(ways), max(ways), mark.name.lower(), reason)
 
 
 def _gain(figure: str, baseline: float, change: float) -> float:
@@ -54,16 +68,15 @@ def _gain(figure: str, baseline: float, change: float) -> float:
     return over / under if under else math.inf
 
 
-def _simulated(side: Experiment) -> Value:
-    """The figure at the centre of step times, and at the fast and the slow end."""
+def _simulated(side: Experiment) -> tuple[tuple[float, ...], tuple[Coverage, str]]:
+    """The figure at the centre of step times, and at the fast and the slow end; how far these can be trusted."""
     if side.offered is None:
         raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
     workload = side.offered.workload()
     scenario = price_scenario(workload, None, side.gpu, side.serves, side.replicas, side.router)
     figure = _highest_rate if side.figure == "request_rate" else _of_a_run
     centre = figure(side, scenario, workload)
-    fast, slow = (figure(side, end, workload) for end in scenario.ends())
-    return centre, fast, slow
+    return (centre, *(figure(side, end, workload) for end in scenario.ends())), scenario.provenance()
 
 
 def _of_a_run(side: Experiment, scenario: PricedScenario, workload: Workload) -> float:

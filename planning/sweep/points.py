@@ -12,7 +12,7 @@ from typing import Any
 from calibration.steps.external_calibration import FILE
 from calibration.steps.step_cost import Calibration
 from planning.scenario import Scenario
-from planning.settings import overridden
+from planning.settings import found_at, overridden
 from planning.sweep.settings import SweepSettings, is_seed
 from serving.deployments.config import parse
 from serving.errors import UserError
@@ -67,7 +67,7 @@ def points(settings: SweepSettings) -> list[Point]:
             full = parse(Scenario, _on_calibrated(config), where="base").model_dump(mode="json")
         except UserError as wrong:
             error, first_error, full = str(wrong), first_error or wrong, config
-        parameters = {path: _found(config, path, _found(full, path)) for path in paths}
+        parameters = {path: found_at(config, path, found_at(full, path)) for path in paths}
         if seed is not None:
             full, parameters[SEED] = _seeded(full, seed), seed
         point = Point(full, parameters, error)
@@ -129,18 +129,6 @@ def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(stated, dict):
         return config
     return {**config, "deployment": merged(json.loads(Calibration.load(directory).deployment), stated)}
-
-
-def _found(config: Any, path: str, otherwise: Any = None) -> Any:
-    node = config
-    for name in path.split("."):
-        if isinstance(node, list) and name.isdigit() and int(name) < len(node):
-            node = node[int(name)]
-        elif isinstance(node, dict) and name in node:
-            node = node[name]
-        else:
-            return otherwise
-    return node
 
 
 def _seeded(node: Any, seed: int) -> Any:

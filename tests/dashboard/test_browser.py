@@ -20,6 +20,7 @@ PAGES = {
     "run": ("Four lifecycles", 6, 60),
     "step": ("Where the time of one engine step goes", 2, 10),
     "trust": ("TTFT p50 -3.1 %", 3, 200),
+    "claims": ("Under your conditions", 1, 3),
     "calibration": ("GPU against GPU", 3, 30),
     "sweeps": ("Ask in SQL", 1, 10),
     "glossary": ("vllm:time_to_first_token_seconds", 0, 0),

@@ -29,6 +29,7 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "run, diagnosis": ("run_page", {"view": "diagnosis"}),
     "step": ("step_page", {}),
     "trust": ("trust_page", {}),
+    "claims": ("claims_page", {"claim": "kv-of-a-70b"}),
     "calibration": ("calibration_page", {}),
     "sweeps": ("sweeps_page", {}),
     "glossary": ("glossary_page", {}),

@@ -1,0 +1,51 @@
+"""The figure of the Claims page: what was found in each case, and where the claim says that it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from dashboard.palette import NEUTRAL, SIMULATED, dots, finish, log_axis, symbols
+from planning.claims.claim import Expected
+from planning.claims.document import CheckedCase
+
+_COLOURS = {"yes": SIMULATED, "open": "#8fb4e3", "no": NEUTRAL}
+_NAMES = {"yes": "holds", "open": "cannot be told", "no": "does not hold"}
+
+
+def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
+    """A row for each case: the figure with its interval, over the range that is expected."""
+    figure = go.Figure()
+    told = [case for case in cases if case.value and case.low and case.high and case.low > 0]
+    for holds, colour in _COLOURS.items():
+        mine = [case for case in told if case.holds == holds]
+        if mine:
+            around = {
+                "type": "data",
+                "symmetric": False,
+                "array": [(case.high or 0) - (case.value or 0) for case in mine],
+                "arrayminus": [(case.value or 0) - (case.low or 0) for case in mine],
+            }
+            dots(
+                figure,
+                [case.value for case in mine],
+                [case.when for case in mine],
+                _NAMES[holds],
+                colour,
+                "%{y}: %{customdata}<extra></extra>",
+                11,
+                {"symbol": symbols(case.mark for case in mine)},
+                customdata=[case.number for case in mine],
+                error_x=around,
+            )
+    ends = [end for end in (expects.least, expects.most) if end is not None]
+    every = [*ends, *(end for case in told for end in (case.low, case.high) if end)]
+    low, high = min(every) / 1.3, max(every) * 1.3
+    least, most = expects.least or low, expects.most or high
+    if least == most:
+        least, most = least / 1.03, most * 1.03
+    figure.add_vrect(least, most, fillcolor=SIMULATED, opacity=0.12, line_width=0)
+    figure.update_xaxes(title_text=f"{expects.unit}; shaded: expected", range=None, **log_axis(low, high))
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[case.when for case in told])
+    return finish(figure, 130 + 44 * len(told))

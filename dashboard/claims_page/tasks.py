@@ -1,0 +1,18 @@
+"""A claim under conditions that a reader has set, as a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from planning.claims.check import check
+from planning.claims.claim import Claim
+from planning.progress import Tell
+from serving.deployments.config import parse
+
+CHECK = "dashboard.claims_page.tasks:check_claim"
+
+
+def check_claim(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
+    """The answer about one claim, `settings` being the `name` and the `claim` as JSON."""
+    return check({settings["name"]: parse(Claim, settings["claim"], where="claim")}, tell).as_json()

@@ -1,0 +1,65 @@
+"""The Claims page: every bundled claim is there as its file has it, and conditions that a reader sets are those checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from dashboard.claims_page.page import CLAIMS
+from dashboard.claims_page.tasks import check_claim
+from planning.claims.claim import load_claims
+from planning.claims.document import ClaimsDocument
+from planning.jobs.job import Job
+
+
+def opened(runs: Path, **link: str) -> AppTest:
+    def script(runs):
+        from pathlib import Path
+
+        from dashboard.claims_page.page import show
+
+        show(Path(runs))
+
+    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
+    for parameter, value in link.items():
+        app.query_params[parameter] = value
+    return app.run()
+
+
+def test_the_bundled_answer_is_of_the_bundled_claims() -> None:
+    """`tokentwin claims --save dashboard/samples/claims.json --force --write docs/claims.md` makes both."""
+    answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
+    claims = load_claims()
+    assert [claim.name for claim in answer.claims] == list(claims)
+    for claim in answer.claims:
+        assert (claim.claim, claim.means) == (claims[claim.name].claim, claims[claim.name].means)
+        assert [case.when for case in claim.cases] == [case.when for case in claims[claim.name].cases]
+    assert (Path(__file__).parents[2] / "docs" / "claims.md").read_text() == answer.page()
+
+
+def test_every_claim_has_its_page(tmp_path: Path) -> None:
+    app = opened(tmp_path)
+    for name, claim in load_claims().items():
+        app.selectbox[0].set_value(name).run()
+        assert not app.exception, (name, app.exception[0].message)
+        assert claim.claim in app.selectbox[0].options
+        assert len(app.get("plotly_chart")) == 1
+        assert app.button[0].label == "Check"
+
+
+def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[dict[str, Any]] = []
+    monkeypatch.setattr(Job, "start", lambda job: began.append(job.settings))
+    app = opened(tmp_path, claim="kv-of-a-70b")
+    model = next(box for box in app.selectbox if box.label == "Model")
+    model.set_value("Llama-3.1-8B").run()
+    app.button[0].click().run()
+    found = ClaimsDocument.read(check_claim(began[0], tmp_path, lambda stage, share: None)).claims[0].cases[0]
+    assert found.value == pytest.approx(32 * 2 * 8 * 128 * 2 * 8192 / 1e9)
