@@ -61,6 +61,7 @@ def show(runs: Path) -> None:
 
 
 def _found(checked: CheckedClaim, claim: Claim) -> None:
+    st.markdown(f"“{literal(checked.claim)}”")
     st.markdown(f"### {literal(capitalised(checked.verdict))}")
     st.caption(f"{literal(claim.means)} Expected: {checked.expected}.")
     worst = min(checked.cases, key=lambda case: _WORST.index(case.mark) if case.mark in _WORST else 0)

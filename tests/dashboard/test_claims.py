@@ -1,4 +1,4 @@
-"""The Claims page: every bundled claim is there as its file has it, and conditions that a reader sets are those checked."""
+"""The Claims page: every bundled claim is there as its file has it, and what a reader sets is what is checked."""
 
 from __future__ import annotations
 
