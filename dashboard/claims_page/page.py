@@ -50,8 +50,9 @@ def show(runs: Path) -> None:
     claims = load_claims()
     answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
     checked = {claim.name: claim for claim in answer.claims if claim.name in claims}
+    sentences = {name: claim.claim for name, claim in checked.items()}
     with titled("What everyone says about inference", (1, 1)):
-        name = choose("Claim", list(checked), "claim", show=lambda name: checked[name].claim)
+        name = choose("Claim", list(checked), "claim", show=lambda name: sentences.get(name, name))
     _found(checked[name], claims[name])
     _own(runs, name, claims[name])
     with st.expander("All claims"):
@@ -73,7 +74,7 @@ def _found(checked: CheckedClaim, claim: Claim) -> None:
 def _own(runs: Path, name: str, claim: Claim) -> None:
     """The claim under conditions that are set here."""
     st.subheader("Under your conditions", anchor=False)
-    case = choose("Start from", [case.when for case in claim.cases], f"case-{name}", show=lambda when: f"when {when}")
+    case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")
     start = overridden(claim.experiment, next(each.set for each in claim.cases if each.when == case))
     own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}]}
     job = Job(runs / "jobs", CHECK, {"name": name, "claim": own})
