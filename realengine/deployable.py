@@ -21,8 +21,9 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)
-    if deployment.kv_tiers is not None:
-        _check_tiers(deployment, files)
+    if deployment.kv_tiers is not None and len(tiers := deployment.kv_tiers.tiers) > 1:
+        remedy = "real engines have one tier, the host's memory; leave the others out"
+        raise UserError("kv_tiers.tiers", ", ".join(tier.name for tier in tiers), remedy)
     if deployment.fleet is not None:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
@@ -44,14 +45,3 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
         remedy = f"must be at most {files.spec.max_positions}, the positions of {files.spec.name}"
         raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)
     return stating_kv_groups(deployment, kv_groups(files.spec, deployment))
-
-
-def _check_tiers(deployment: Deployment, files: ModelFiles) -> None:
-    assert deployment.kv_tiers is not None
-    names = [tier.name for tier in deployment.kv_tiers.tiers]
-    if len(names) > 1:
-        remedy = "real engines have one tier, the host's memory; leave the others out"
-        raise UserError("kv_tiers.tiers", ", ".join(names), remedy)
-    if deployment.tensor_parallel_size > 1:
-        remedy = "cannot be combined with kv_tiers on the real engine; set it to 1"
-        raise UserError("tensor_parallel_size", deployment.tensor_parallel_size, remedy)

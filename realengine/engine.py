@@ -19,7 +19,7 @@ from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
 from realengine.drafting.proposals import propose
 from realengine.grammar import Grammar, Grammars
-from realengine.host_tier import HostMemory, HostTier
+from realengine.host_tier import HostTier
 from realengine.ranks import Ranks
 from realengine.runner import ModelRunner
 from realengine.sampling import SamplingParams
@@ -35,6 +35,7 @@ from serving.call_limit import CallWatch
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.kv.grouped_pool import block_tables
+from serving.kv.tiered_blocks import tier_blocks
 from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
@@ -66,7 +67,6 @@ class Engine:
         self.runner = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
         self.memory_report = ""
         self._drafter: Drafter | None = None
-        self._host_memory: HostMemory | None = None
         self.tier: HostTier | None = None
         try:
             self._drafter = find_drafter(deployment, files.spec, draft)
@@ -98,13 +98,15 @@ class Engine:
         return deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
 
     def _make_tier(self) -> None:
-        """The host memory of `kv_tiers`, and in the deployment what a token takes there."""
+        """The host memory of `kv_tiers`, and in the deployment what a token takes there, on all ranks together."""
         config = self.deployment.kv_tiers
         if config is None:
             return
         kv = self.runner.kv
-        config = config.model_copy(update={"kv_bytes_per_token": kv.block_bytes // kv.block_size})
-        self._host_memory = HostMemory(config, kv, self.runner.device.torch_device)
+        self._block_bytes = kv.block_bytes * self.deployment.tensor_parallel_size
+        (slots,) = tier_blocks(config, self._block_bytes)
+        self.runner.keep_in_host(slots)
+        config = config.model_copy(update={"kv_bytes_per_token": self._block_bytes // kv.block_size})
         self.deployment = self.deployment.model_copy(update={"kv_tiers": config})
 
     @property
@@ -149,8 +151,9 @@ class Engine:
         self.scheduler = find_policy(name)(settings, content=content)
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
-        if self._host_memory is not None and self.deployment.kv_tiers is not None:
-            self.tier = HostTier(self._host_memory, self.deployment.kv_tiers, content, self._policy)
+        if (tiers := self.deployment.kv_tiers) is not None:
+            size = self._config.block_size
+            self.tier = HostTier(self.runner, tiers, self._block_bytes, size, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)
@@ -182,8 +185,6 @@ class Engine:
         self._in_flight.clear()
         if self._drafter is not None:
             self._drafter.close()
-        if self._host_memory is not None:
-            self._host_memory.copier.close()
         self.runner.close()
 
     def add(

@@ -14,18 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import torch
-
-from realengine.copier import Copier, Copy, StreamCopier, ThreadCopier
-from realengine.kv_cache import KvCache
+from realengine.copier import Copy
 from realengine.launched import Launched
 from serving.contract import Contract
 from serving.deployments.kv_tiers import KvTiersConfig
-from serving.errors import UserError
 from serving.kv.content import Content
 from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
 from serving.request import Request
@@ -77,45 +72,38 @@ class _UnderWay(NamedTuple):
     request: Request | None  # that loads
 
 
-class HostMemory:
-    """`capacity` blocks beside those of `kv`, in one tensor of the host's."""
-
-    def __init__(self, config: KvTiersConfig, kv: KvCache, device: torch.device) -> None:
-        (self.capacity,) = tier_blocks(config, kv.block_bytes)
-        self.block_bytes = kv.block_bytes
-        self.kv = kv
-        self.copier: Copier = StreamCopier(device) if device.type == "cuda" else ThreadCopier()
-        try:
-            self._blocks = torch.empty((self.capacity, *kv.block_shape), dtype=kv.dtype, pin_memory=self.copier.pinned)
-        except RuntimeError:
-            self.copier.close()
-            needed = f"needs {self.capacity * self.block_bytes / 1e9:,.1f} GB of host memory; lower it"
-            raise UserError("kv_tiers.tiers.0.capacity_gib", config.tiers[0].capacity_gib, needed) from None
+class Memory(Protocol):
+    """What copies blocks to host memory and back: a runner."""
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         """Blocks and slots: from the slots into the blocks, or the other way."""
-        return self.copier.submit(partial(self._copy, list(pairs), reads))
-
-    def _copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> None:
-        for block, slot in pairs:
-            inside, outside = self.kv.block(block), self._blocks[slot]
-            target, source = (inside, outside) if reads else (outside, inside)
-            target.copy_(source, non_blocking=True)
+        ...
 
 
 class HostTier(TieredBlocks):
-    """The one tier of an engine, which `memory` holds. `policy` is the scheduler that it serves.
+    """The one tier of an engine: blocks of `block_bytes` on all ranks together, which `memory` copies. `policy` is the
+    scheduler that it serves.
 
     must_settle  whether blocks were freed that may be on their way out
     """
 
-    def __init__(self, memory: HostMemory, config: KvTiersConfig, content: Content, policy: Contract) -> None:
-        super().__init__(config, memory.block_bytes, memory.kv.block_size, content)
+    def __init__(
+        self,
+        memory: Memory,
+        config: KvTiersConfig,
+        block_bytes: int,
+        block_size: int,
+        content: Content,
+        policy: Contract,
+    ) -> None:
+        super().__init__(config, block_bytes, block_size, content)
+        (self._capacity,) = tier_blocks(config, block_bytes)
+        self._block_bytes = block_bytes
         self.must_settle = False
         self._memory = memory
         self._policy = policy
         self._slots: dict[bytes, int] = {}  # where each block lies
-        self._free = list(range(memory.capacity))[::-1]
+        self._free = list(range(self._capacity))[::-1]
         self._filled: list[tuple[bytes, int]] = []  # to be copied out: keys, and blocks on the device
         self._copy_of: dict[bytes, int] = {}  # the number of the copy that writes each block, or wrote it
         self._submitted = self._ended = 0  # copies so far, which end in the order in which they are submitted
@@ -245,7 +233,7 @@ class HostTier(TieredBlocks):
 
     def _submit(self, pairs: Sequence[tuple[int, int]], request: Request | None = None) -> None:
         self._submitted += 1
-        reads, size_bytes, now_ns = request is not None, len(pairs) * self._memory.block_bytes, perf_counter_ns()
+        reads, size_bytes, now_ns = request is not None, len(pairs) * self._block_bytes, perf_counter_ns()
         self._under_way.append(_UnderWay(self._memory.copy(pairs, reads), reads, size_bytes, now_ns, request))
 
     def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:
@@ -266,6 +254,6 @@ class HostTier(TieredBlocks):
         """Raise AssertionError unless every block has a place of its own."""
         self.cache.check()
         places = sorted([*self._slots.values(), *self._free])
-        assert places == list(range(self._memory.capacity))
+        assert places == list(range(self._capacity))
         assert len(self.cache) == len(self._copy_of)
         assert all(self.has(key) for key in (*self._slots, *self._copy_of))

@@ -12,13 +12,14 @@ import signal
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from realengine.collective import DistributedGroup
+from realengine.copier import Copy
 from realengine.device import LOOK_EVERY_S, Pending
 from realengine.devices import require_devices
 from realengine.kv_budget import KvBudget
@@ -53,6 +54,8 @@ class Ranks:
         self._mine: ModelRunner | None = None
         self._lost: Exception | None = None
         self._closed = False
+        self._steps = self._steps_ended = 0
+        self._copies = self._copies_ended = self._copies_told = 0
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(1, size):
@@ -80,11 +83,29 @@ class Ranks:
     def launch(self, step: StepInput) -> Launched:
         assert self._mine is not None
         with _uninterrupted(), self._in_step():
+            if self._copies_told < self._copies_ended:
+                self._copies_told = self._copies_ended
+                self._tell("await_copies", self._copies_told)
             self._tell("launch", step)
             launched = self._mine.launch(step)
         assert launched.pending is not None
-        launched.pending = _Watched(launched.pending, self)
+        self._steps += 1
+        launched.pending = _Watched(launched.pending, self, self._steps)
         return launched
+
+    def keep_in_host(self, slots: int) -> None:
+        self._do("keep_in_host", slots)
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        """On every rank, after the steps that have ended on this one; the copy is this rank's.
+
+        Others have ended theirs before the next step is launched after this has been seen to have ended.
+        """
+        assert self._mine is not None
+        with _uninterrupted(), self._in_step():
+            self._tell("copy", self._steps_ended, list(pairs), reads)
+            self._copies += 1
+            return _SeenCopy(self._mine.copy(pairs, reads), self, self._copies)
 
     def allocate(self, num_blocks: int) -> None:
         self._do("allocate", num_blocks)
@@ -133,7 +154,7 @@ class Ranks:
             self._mine.release_graphs()
         _part(in_step=self._lost is None)
         if self._mine is not None:
-            self._mine.device.close()
+            self._mine.close_device()
         for process in self._processes:
             process.join(timeout=_ENDING_S)
             if process.is_alive():
@@ -236,8 +257,8 @@ class Ranks:
 class _Watched:
     """A step of rank 0 that other ranks compute with it."""
 
-    def __init__(self, pending: Pending, ranks: Ranks) -> None:
-        self._pending, self._ranks = pending, ranks
+    def __init__(self, pending: Pending, ranks: Ranks, number: int) -> None:
+        self._pending, self._ranks, self._number = pending, ranks, number
 
     def done(self) -> bool:
         return self._pending.done()
@@ -245,6 +266,34 @@ class _Watched:
     def wait(self) -> None:
         with self._ranks._in_step():
             self._pending.wait()
+        self._ranks._steps_ended = max(self._ranks._steps_ended, self._number)
+
+
+class _SeenCopy:
+    """A copy of rank 0 that other ranks make, too; copies end in order."""
+
+    def __init__(self, copy: Copy, ranks: Ranks, number: int) -> None:
+        self._copy, self._ranks, self._number = copy, ranks, number
+
+    def done(self) -> bool:
+        if done := self._copy.done():
+            self._see()
+        return done
+
+    def wait(self) -> None:
+        self._copy.wait()
+        self._see()
+
+    def _see(self) -> None:
+        self._ranks._copies_ended = max(self._ranks._copies_ended, self._number)
+
+    @property
+    def began_ns(self) -> int:
+        return self._copy.began_ns
+
+    @property
+    def ended_ns(self) -> int:
+        return self._copy.ended_ns
 
 
 def _first(errors: list[Exception]) -> Exception:
@@ -326,7 +375,7 @@ def _serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, p
             except Exception:
                 in_step = False  # rank 0 has gone in the middle of a step
             runner.release_graphs()
-            runner.device.close()
+            runner.close_device()
         _part(in_step)
 
 
@@ -334,13 +383,29 @@ def _obey(runner: ModelRunner, pipe: Connection) -> None:
     """Raises EOFError when rank 0 hangs up, and what the work of a step raises soon after that has happened."""
     result: object = None
     under_way: deque[Launched] = deque()
+    copies: deque[Copy] = deque()
+    steps_ended = copies_ended = 0
     while True:
         while under_way and not pipe.poll(_LOOK_AT_WORK_S):
             if under_way[0].done():
                 under_way.popleft().wait()
+                steps_ended += 1
         name, arguments = pipe.recv()
         if name in ("ready", "last_result"):
             pipe.send(("answer", result))
+            continue
+        if name == "await_copies":
+            (until,) = arguments
+            for _ in range(until - copies_ended):
+                copies.popleft().wait()
+            copies_ended = until
+            continue
+        if name == "copy":
+            until, *arguments = arguments
+            while steps_ended < until:
+                under_way.popleft().wait()
+                steps_ended += 1
+            copies.append(runner.copy(*arguments))
             continue
         result = getattr(runner, name)(*arguments)
         if isinstance(result, Launched):

@@ -6,6 +6,7 @@ runs. A token that was sampled but not yet seen by the host is passed on through
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -15,7 +16,9 @@ import torch
 
 from realengine.attention_backends import find_attention
 from realengine.collective import Alone, Collective
+from realengine.copier import Copy
 from realengine.devices import find_device
+from realengine.host_memory import HostMemory
 from realengine.kv_budget import KvBudget
 from realengine.kv_cache import FP8, KvCache
 from realengine.launched import Launched
@@ -102,6 +105,7 @@ class ModelRunner:
                 for _ in range(_HOST_BUFFERS)
             ]
         self._launches = 0
+        self._host_memory: HostMemory | None = None
         self.kv: KvCache
 
     def _weight_bytes(self, files: ModelFiles) -> int:
@@ -152,6 +156,15 @@ class ModelRunner:
             where, scales = self.device.torch_device, self.model.kv_scales if self._kv_dtype == FP8 else None
             size, groups = self._config.block_size, self._config.kv_groups
             self.kv = KvCache(self.spec, num_blocks, size, self._kv_dtype, where, scales, groups)
+
+    def keep_in_host(self, slots: int) -> None:
+        """Make room for so many blocks in host memory. Raises UserError if there is none."""
+        self._host_memory = HostMemory(slots, self.kv, self.device.torch_device)
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        """Begin to copy blocks to slots of host memory, given as `(block, slot)`, or, if it `reads`, back."""
+        assert self._host_memory is not None
+        return self._host_memory.copy(pairs, reads)
 
     def budget(self, utilization: float) -> KvBudget:
         """How many KV blocks fit, by running the largest step there can be and capturing graphs on a trial."""
@@ -349,6 +362,12 @@ class ModelRunner:
         with suppress(Exception):
             self.device.synchronize()
         self.release_graphs()
+        self.close_device()
+
+    def close_device(self) -> None:
+        """Give back threads; waits for nothing."""
+        if self._host_memory is not None:
+            self._host_memory.copier.close()
         self.device.close()
 
 

@@ -22,6 +22,7 @@ from serving.workload import WorkloadRequest  # noqa: E402
 from tests.realengine.test_engine_loop import OUTPUTS, engine_for, prompts, run  # noqa: E402
 
 pytestmark = pytest.mark.engine
+NGRAM = {"speculative": {"method": "ngram", "num_speculative_tokens": 3}}
 
 
 def started(engine: Engine, steps: int = 4) -> Engine:
@@ -65,13 +66,13 @@ def break_policy(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine.scheduler, "schedule", broken)
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("scheduler", [{}, {"async_scheduling": True}, {"async_scheduling": True, **NGRAM}])
 @pytest.mark.parametrize("fault", [break_runner, break_work, break_packing, break_callback, break_policy])
 def test_after_an_error_no_step_runs_until_the_engine_is_reset(
-    fault: Callable[[Engine, pytest.MonkeyPatch], None], overlapped: bool
+    fault: Callable[[Engine, pytest.MonkeyPatch], None], scheduler: dict[str, Any]
 ) -> None:
     """Scheduler and device disagree then. A reset makes the engine as new: the tokens of a whole run come out."""
-    engine = started(engine_for(scheduler={"async_scheduling": overlapped}))
+    engine = started(engine_for(scheduler=scheduler))
     with pytest.MonkeyPatch.context() as patch:
         fault(engine, patch)
         with pytest.raises(Broken):
@@ -129,8 +130,9 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(
         if error is not None:
             raise error
 
-    device = SimpleNamespace(synchronize=lambda: did.append("wait"), close=lambda: did.append("close"))
-    runner = SimpleNamespace(device=device, launch=launch, release_graphs=lambda: did.append("release graphs"))
+    device = SimpleNamespace(synchronize=lambda: did.append("wait"))
+    gone = {name: lambda said=name: did.append(said.replace("_", " ")) for name in ("release_graphs", "close_device")}
+    runner = SimpleNamespace(device=device, launch=launch, **gone)
     monkeypatch.setattr(realengine.ranks, "_meet", meet)
     monkeypatch.setattr(realengine.ranks, "DistributedGroup", lambda: None)
     monkeypatch.setattr(realengine.ranks, "ModelRunner", lambda *_: runner)
@@ -138,7 +140,9 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     realengine.ranks._serve(Deployment(), None, 1, "", theirs)  # type: ignore[arg-type]
     assert (
-        did == ["wait", "release graphs", "close", "leave"] if error is None else ["release graphs", "close", "abort"]
+        did == ["wait", "release graphs", "close device", "leave"]
+        if error is None
+        else ["release graphs", "close device", "abort"]
     )
     if error is not None:
         said = Ranks._said(None, 1, mine)  # type: ignore[arg-type]

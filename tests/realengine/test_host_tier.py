@@ -136,6 +136,26 @@ def test_every_decision_is_made_again(overlapped: bool, preemption: str, room: f
     assert read == (hits + swapped) * made.deployment.kv_tiers.kv_bytes_per_token
 
 
+@pytest.mark.parametrize("overlapped", [pytest.param(False, marks=pytest.mark.deep), True])
+def test_two_ranks_keep_their_shares_in_host_memory(overlapped: bool, tmp_path: Path) -> None:
+    alone = engine(deployed(36))
+    wanted = outputs(alone, 5)
+    alone.close()
+    made = engine(deployed(36, tiers(60), async_scheduling=overlapped).model_copy(update={"tensor_parallel_size": 2}))
+    try:
+        assert made.deployment.kv_tiers.kv_bytes_per_token == 2 * made.runner.kv.block_bytes // BLOCK
+        said = outputs(made, 5)
+        assert sum(said[number] == wanted[number] for number in wanted if len(said[number]) == 12) > 6
+        assert all(said[number] == output for number, output in wanted.items() if len(output) == len(said[number]))
+        record(talk(1), made, tmp_path / "run")
+    finally:
+        made.close()
+    recording = Recording.load(tmp_path / "run")
+    replay = replay_decisions(recording)
+    assert replay.exact, replay.first_difference
+    assert sum(dict(row["tier_hit_tokens"]).get("cpu", 0) for row in recording.requests.to_pylist()) > 0
+
+
 def test_a_link_is_learnt_from_its_copies(tmp_path: Path) -> None:
     """Copies of which latency and bandwidths are known, in a recording like the engine's."""
 
@@ -157,7 +177,6 @@ def test_a_link_is_learnt_from_its_copies(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"kv_tiers": KvTiersConfig(tiers=(*tiers().tiers, DISK))}, "one tier"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"kv_tiers": tiers(0.01)}, "smaller than one KV block"),
     ],
 )
