@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from serving.errors import UserError
 from serving.request import Request
@@ -20,6 +20,13 @@ from serving.settings import Settings
 
 _COIN = 1 << 64
 _NGRAM = 5  # tokens: vLLM's default
+
+
+class RequestKind(Settings):
+    """One kind of request among equally many of every other: some repeat themselves and draft well, others never."""
+
+    proposal_rates: tuple[float, ...] = Field(description="as of all requests, of this kind")
+    synthetic_acceptance_rates: tuple[float, ...] = Field(description="as of all requests, of this kind")
 
 
 class SpeculativeConfig(Settings):
@@ -47,6 +54,11 @@ class SpeculativeConfig(Settings):
         None,
         description="the share of steps in which a decoding request has a draft that reaches each position; null: all",
     )
+    request_kinds: tuple[RequestKind, ...] = Field(
+        (),
+        description="kinds of requests, equally many of each, with rates of their own, as they were recorded; empty: "
+        "all are alike",
+    )
     seed: int = Field(0, description="seed of the acceptances")
     model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
     draft_sample_method: Literal["coupled", "probabilistic"] = Field(
@@ -69,8 +81,8 @@ class SpeculativeConfig(Settings):
     def _acceptance_is_given_once(self) -> Self:
         if self.acceptance_rate is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("give either acceptance_rate or synthetic_acceptance_rates")
-        for name in ("synthetic_acceptance_rates", "proposal_rates"):
-            rates = getattr(self, name)
+        names = ("synthetic_acceptance_rates", "proposal_rates")
+        for name, rates in ((name, getattr(one, name)) for one in (self, *self.request_kinds) for name in names):
             if rates is None:
                 continue
             if len(rates) != self.num_speculative_tokens:
@@ -97,6 +109,14 @@ class SpeculativeConfig(Settings):
             raise ValueError("prompt_lookup_min must be at most prompt_lookup_max")
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_kinds(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Where there are none they are not written: recordings stay as they were."""
+        data: dict[str, Any] = dump(self)
+        if not self.request_kinds:
+            data.pop("request_kinds", None)
+        return data
+
     @property
     def states_acceptance(self) -> bool:
         """Whether it says how much is accepted, without which nothing can be simulated."""
@@ -104,7 +124,7 @@ class SpeculativeConfig(Settings):
 
     def timing(self) -> Self:
         """What step times depend on: not how much is accepted."""
-        chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "seed")
+        chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "request_kinds", "seed")
         return self.model_copy(update={name: type(self).model_fields[name].default for name in chance})
 
     @property
@@ -139,8 +159,12 @@ class SpeculativeConfig(Settings):
         if self.synthetic_acceptance_rates is None:
             remedy = "is missing; the simulator needs it, or synthetic_acceptance_rates (docs/speculative.md)"
             raise UserError("scheduler.speculative.acceptance_rate", None, remedy)
-        shares = (1.0, *self.synthetic_acceptance_rates)
-        return tuple(share / before if before else 0.0 for before, share in pairwise(shares))
+        return conditional(self.synthetic_acceptance_rates)
+
+
+def conditional(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Of shares of drafts that are accepted up to each place, the probabilities given that those before it were."""
+    return tuple(share / before if before else 0.0 for before, share in pairwise((1.0, *shares)))
 
 
 class Acceptance(Protocol):
@@ -168,9 +192,20 @@ class Coins:
     def __init__(self, config: SpeculativeConfig, overlaps: bool = False) -> None:
         self._overlaps = overlaps
         self._seed = str(config.seed).encode()
-        self._below = [round(rate * _COIN) for rate in config.conditional_rates]
         self._most = config.num_speculative_tokens
-        self._reaches = [round(rate * _COIN) for rate in config.proposal_rates or ()]
+        kinds = [(config.proposal_rates, config.conditional_rates)]
+        if config.request_kinds:
+            kinds = [(one.proposal_rates, conditional(one.synthetic_acceptance_rates)) for one in config.request_kinds]
+        self._kinds = [
+            ([round(rate * _COIN) for rate in reaches or ()], [round(rate * _COIN) for rate in below])
+            for reaches, below in kinds
+        ]
+
+    def _kind(self, request: int) -> tuple[list[int], list[int]]:
+        """Of a request: below what its coins must fall for a draft to reach each place, and to be accepted there."""
+        if len(self._kinds) == 1:
+            return self._kinds[0]
+        return self._kinds[self._coin(b"k%d" % request) * len(self._kinds) // _COIN]
 
     def proposed(self, request: Request, step: int) -> int:
         return self._most if self._overlaps else self._found(request.id, request.max_len - request.unscheduled)
@@ -182,15 +217,17 @@ class Coins:
 
     def _found(self, request: int, tokens: int) -> int:
         """How many draft tokens are found for a request of so many tokens."""
-        if not self._reaches:
+        reaches, _ = self._kind(request)
+        if not reaches:
             return self._most
         coin = self._coin(b"d%d:%d" % (request, tokens))
-        return sum(coin < reaches for reaches in self._reaches)
+        return sum(coin < reach for reach in reaches)
 
     def tossed(self, request: int, place: int, drafts: int) -> int:
         """How many of `drafts` tokens are accepted, the first of which would be output token `place`, from 0."""
+        _, below = self._kind(request)
         for index in range(drafts):
-            if self._coin(b"%d:%d" % (request, place + index)) >= self._below[index]:
+            if self._coin(b"%d:%d" % (request, place + index)) >= below[index]:
                 return index
         return drafts
 

@@ -53,6 +53,7 @@ PARTS = {
 _BUCKETS = np.array((0, *DECODE_BUCKETS))
 _SATURATED = 2.0  # choices for every expert: all but exp(-2) of them have a token
 _WAVE_SHARE = 0.5  # up to half a wave of thread blocks, attention splits rows and balances by itself
+_INVARIANT_CUTS = 16  # of each row, by our own kernels
 _WAVES_MORE = 1.5  # beyond two waves more, further rows fill the gaps
 
 
@@ -114,9 +115,11 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
 
     A thread block walks one row's KV of one head, at its share of the bandwidth. While blocks are few, kernels
     split rows and the work evens out; when they fill the device, a row that is one standard deviation longer keeps
-    its block busy for that much longer after the others. Kernels of latent attention divide all rows' KV evenly.
+    its block busy for that much longer after the others. Kernels of latent attention divide all rows' KV evenly, and
+    so do ours, which cut a step's rows at one length (docs/kernels.md); in the batch-invariant mode each into 16.
     """
-    if model.latent is not None:
+    ours = deployment.attention in ("triton", "hybrid")
+    if model.latent is not None or (ours and not deployment.batch_invariant):
         return 0.0 * np.asarray(sizes.decode_rows)
     _, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
     head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * model.full_layers
@@ -124,5 +127,6 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
     rows = np.asarray(sizes.decode_rows)
     if not deployment.enforce_eager:  # a graph launches the blocks of its bucket
         rows = np.where(rows <= _BUCKETS[-1], _BUCKETS[np.searchsorted(_BUCKETS, np.minimum(rows, _BUCKETS[-1]))], rows)
-    waves = rows * kv_heads / gpu.sm_count
-    return sizes.decode_spread * ns_per_token * np.clip(waves - _WAVE_SHARE, 0.0, _WAVES_MORE)
+    cuts = _INVARIANT_CUTS if ours else 1
+    waves = rows * cuts * kv_heads / gpu.sm_count
+    return sizes.decode_spread / cuts * ns_per_token * np.clip(waves - _WAVE_SHARE, 0.0, _WAVES_MORE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from calibration.acceptance import with_acceptance
 from calibration.steps.features import DRAFTING, FEATURES, MeasuredSteps, draft_features, step_features
 from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
@@ -19,7 +22,7 @@ from planning.costs import base_deployment, priced
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
-from serving.speculative import SpeculativeConfig
+from serving.speculative import Coins, SpeculativeConfig
 from serving.step_plan import StepPlan
 from serving.workload import Workload
 from sim.cluster import Cluster
@@ -81,6 +84,51 @@ def test_prices_of_verifying_and_drafting_are_found_again() -> None:
     Cluster(Deployment(scheduler=config), StepCost(calibration), again).run(traffic(150, 0.5))
     ends = [max(one.requests["finish_ns"].to_pylist()) for one in (sink, again)]
     assert ends[1] == pytest.approx(ends[0], rel=0.01)
+
+
+def recorded(rates: list[tuple[float, float]], steps: int = 60) -> SimpleNamespace:
+    """A recording of a request each: how often it drafts two tokens, and how often each of them is accepted."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, object]] = []
+    proposed = [0] * len(rates)
+    for _ in range(steps):
+        row: dict[str, list[int | None]] = {"row_ids": [], "row_tokens": [], "row_accepted": [], "row_proposed": []}
+        for request, (drafts, accepts) in enumerate(rates):
+            verified, kept = proposed[request], (rng.random(2) < accepts).cumprod().sum()
+            proposed[request] = 2 * int(rng.random() < drafts)
+            row["row_ids"].append(request)
+            row["row_tokens"].append(1 + verified)
+            row["row_accepted"].append(min(int(kept), verified) if verified else None)
+            row["row_proposed"].append(proposed[request])
+        rows.append(row)
+    return SimpleNamespace(table=lambda *_: pa.Table.from_pylist(rows), run={"run_id": "made"})
+
+
+TWO = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
+
+
+def test_requests_that_draft_well_and_those_that_never_do_are_kinds() -> None:
+    learnt = with_acceptance(TWO, [recorded([(0.9, 0.8)] * 10 + [(0.05, 0.2)] * 20)])
+    reaches = [kind.proposal_rates[0] for kind in learnt.request_kinds]
+    assert len(reaches) == 8
+    assert reaches[0] == pytest.approx(0.05, abs=0.05)
+    assert reaches[-1] == pytest.approx(0.9, abs=0.07)
+    assert learnt.request_kinds[-1].synthetic_acceptance_rates[0] == pytest.approx(0.8, abs=0.07)
+    coins = Coins(learnt)
+    found = Counter(coins._found(request, 7) > 0 for request in range(4000))
+    assert found[True] / 4000 == pytest.approx(np.mean(reaches), abs=0.03)  # as many of each kind
+    again = [[coins._found(request, place) > 0 for place in range(40)] for request in range(300)]
+    assert np.std(np.mean(again, axis=1)) > 0.3  # a request stays what it is
+
+
+def test_luck_makes_no_kinds() -> None:
+    """Requests that are alike differ in what they happen to accept, but not again in their other steps."""
+    learnt = with_acceptance(TWO, [recorded([(0.5, 0.5)] * 40)])
+    kinds = [(kind.proposal_rates[0], kind.synthetic_acceptance_rates[0]) for kind in learnt.request_kinds]
+    assert np.std(kinds, axis=0).max() < 0.06
+    assert with_acceptance(TWO, [recorded([(0.5, 0.5)] * 5)]).request_kinds == ()
+    assert "request_kinds" not in TWO.model_dump() and "request_kinds" in learnt.model_dump()
+    assert SpeculativeConfig(**learnt.model_dump()).timing() == TWO
 
 
 @pytest.mark.engine

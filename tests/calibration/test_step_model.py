@@ -199,6 +199,18 @@ def test_graphs_pad_decode_steps_to_their_bucket() -> None:
     assert graphs._by_size(9, 9) == eager._by_size(16, 9) > eager._by_size(9, 9)
 
 
+def test_uneven_rows_cost_where_a_block_walks_a_row_and_not_where_kernels_cut_rows() -> None:
+    """Ours cut a step's rows at one length, batch-invariant ones each into 16 (docs/kernels.md)."""
+    sizes = sizes_of([100] * 60 + [8000] * 4, [])
+
+    def imbalance(**how: object) -> float:
+        return step_parts(LLAMA, deployment(**how), Roofline(), sizes)["imbalance"].item()
+
+    assert imbalance() > 0
+    assert imbalance(attention="triton") == imbalance(attention="hybrid") == 0
+    assert 0 < imbalance(attention="triton", batch_invariant=True) < imbalance() / 8
+
+
 def test_host_time_is_apart() -> None:
     cost = OperationCost(LLAMA, deployment(), Roofline(), host=HostTimes(1e6, 1e4))
     plan = plan_of([100] * 10, [])
