@@ -7,6 +7,7 @@ and one update of each head's state for a chunk. A decode row reads its states a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,9 @@ class LinearPrefill:
     state_dtype: str = "float32"
     count: int = 1
 
+    launches: ClassVar[int] = 9
+    """Kernels of vLLM: the convolution, norms of queries and keys, and six of the chunked form."""
+
     @property
     def size(self) -> Amount:
         return self.tokens
@@ -56,8 +60,11 @@ class LinearPrefill:
 
     @property
     def bytes(self) -> Amount:
-        """The convolution's inputs and outputs, those of the delta rule, and the states in and out."""
+        """Inputs and outputs of the convolution and of the delta rule, the states in and out, and what the kernels of
+        the chunked form leave for one another: decayed keys and values, a state for each chunk, a row of the chunk."""
         moved = 2.0 * (3 * self.channels + self.value_heads * self.value_dim)
+        between = self.key_dim + self.value_dim + self.key_dim * self.value_dim / _CHUNK + _CHUNK
+        moved += 4.0 * self.value_heads * between
         return self.tokens * moved + self.rows * (2.0 * self.state_bytes)
 
 
@@ -65,6 +72,8 @@ class LinearPrefill:
 class LinearDecode(LinearPrefill):
     """Of `rows` with `tokens` in all: each row's states are read once, and written for every token of it, because its
     drafts may be rejected."""
+
+    launches: ClassVar[int] = 2
 
     @property
     def flops(self) -> Amount:

@@ -119,13 +119,15 @@ def _linear_prefill_ns(gpu: GpuSpec, attention: LinearPrefill, efficiency: Effic
     blocks = np.maximum(attention.rows * attention.value_heads, 1.0)
     idle = np.maximum(gpu.sm_count / blocks, 1.0)
     compute = 1e9 * attention.flops * idle / gpu.flop_per_s("bfloat16") / efficiency.compute
-    return _launched(gpu, attention, efficiency, compute, blocks / gpu.sm_count)
+    more = (attention.launches - 1) * efficiency.launch_ns
+    return more + _launched(gpu, attention, efficiency, compute, blocks / gpu.sm_count)
 
 
 def _linear_decode_ns(gpu: GpuSpec, attention: LinearDecode, efficiency: Efficiency) -> Any:
     """States are read and written."""
     compute = 1e9 * attention.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
-    return _launched(gpu, attention, efficiency, compute, attention.rows * attention.value_heads / gpu.sm_count)
+    more = (attention.launches - 1) * efficiency.launch_ns
+    return more + _launched(gpu, attention, efficiency, compute, attention.rows * attention.value_heads / gpu.sm_count)
 
 
 def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
