@@ -364,34 +364,7 @@ class Engine:
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
-        computed_thread_ns = launched.thread_ns
-        return Step(
-            plan,
-            flight.rows,
-            told.sampled,
-            finished,
-            told.stopped,
-            told.accepted,
-            proposed,
-            flight.load,
-            flight.plan_ns,
-            flight.scheduled_ns,
-            flight.prepared_ns,
-            flight.prepare_ns,
-            launched.start_ns,
-            launched.computed_ns,
-            launched.end_ns + (draft_ns or 0),
-            flight.launch_ns,
-            draft_ns,
-            flight.host_ns,
-            flight.mask_ns,
-            launched.op_ns,
-            launched.graph,
-            None if computed_thread_ns is None else computed_thread_ns + draft_thread_ns,
-            launched.speed,
-            launched.expert_tokens,
-            flight.tier,
-        )
+        return Step.of(flight, told, finished, proposed, draft_ns, draft_thread_ns)
 
     def _draft(self, flight: Flight, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
         """Propose what the next step verifies: how much for whom, and how long it took. A step that waits for that is

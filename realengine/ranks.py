@@ -11,9 +11,7 @@ import contextlib
 import signal
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,14 @@ from realengine.device import LOOK_EVERY_S, Pending
 from realengine.devices import require_devices
 from realengine.kv_budget import KvBudget
 from realengine.launched import Launched
+from realengine.rank_process import ENDING_S, PATIENCE_S, meet, part, serve
 from realengine.runner import ModelRunner
 from realengine.step_input import StepInput
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 
-_PATIENCE_S = 120.0  # a rank that is silent for longer is taken for dead
 _LAST_WORDS_S = 5.0  # how long after a failed collective a rank may take to say why, or to end
-_ENDING_S = 5.0  # how long ranks may take to end by themselves
-_LOOK_AT_WORK_S = 0.002  # how often ranks look whether the work of a step has failed
 
 
 class Ranks:
@@ -61,7 +57,7 @@ class Ranks:
         for rank in range(1, size):
             mine, theirs = spawn.Pipe()
             arguments = (deployment, files.to_send(), rank, meeting, theirs)
-            process = spawn.Process(target=_serve, args=arguments, daemon=True)
+            process = spawn.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -69,7 +65,7 @@ class Ranks:
         try:
             with self._in_step():
                 self._answers()  # each is there: what ends a process early ends it before it meets the others
-                _meet(deployment, 0, meeting)
+                meet(deployment, 0, meeting)
                 self._mine = ModelRunner(deployment, files, DistributedGroup())
                 self._mine.device.watch = self._watch
                 self._ask("ready")
@@ -152,11 +148,11 @@ class Ranks:
                 process.kill()
         if self._mine is not None:
             self._mine.release_graphs()
-        _part(in_step=self._lost is None)
+        part(in_step=self._lost is None)
         if self._mine is not None:
             self._mine.close_device()
         for process in self._processes:
-            process.join(timeout=_ENDING_S)
+            process.join(timeout=ENDING_S)
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -198,7 +194,7 @@ class Ranks:
         except BaseException as error:
             lost: Exception | None = error if isinstance(error, UserError) else None
             if isinstance(error, RuntimeError | OSError):  # of a collective or a pipe, perhaps
-                lost = self._last_words() or (self._silent(_PATIENCE_S) if "Timed out" in str(error) else None)
+                lost = self._last_words() or (self._silent(PATIENCE_S) if "Timed out" in str(error) else None)
             self._lost = lost or UserError(
                 *self._field(),
                 f"the ranks lost their order after an error ({error or type(error).__name__}); start again",
@@ -229,7 +225,7 @@ class Ranks:
 
     def _watch(self, waited_s: float) -> None:
         self._check()
-        if waited_s > _PATIENCE_S:
+        if waited_s > PATIENCE_S:
             raise self._silent(waited_s)
 
     def _last_words(self) -> Exception | None:
@@ -316,102 +312,3 @@ def _uninterrupted() -> Iterator[None]:
         if callable(before):
             for received in seen:
                 before(*received)
-
-
-def _meet(deployment: Deployment, rank: int, meeting: str) -> None:
-    import torch.distributed as dist
-
-    cuda = deployment.device == "cuda"
-    dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        init_method=f"file://{meeting}",  # no port that could be taken
-        rank=rank,
-        world_size=deployment.tensor_parallel_size,
-        # NCCL's watchdog would end the process: rank 0's own patience comes first, and says which rank it is.
-        timeout=timedelta(seconds=2 * _PATIENCE_S if cuda else _PATIENCE_S),
-    )
-
-
-def _part(in_step: bool) -> None:
-    """Leave the group, whose graphs are gone. Out of step, its operations are ended first: nobody will join them."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        return
-    if in_step or dist.get_backend() != "nccl":
-        dist.destroy_process_group()
-        return
-    from torch.distributed.distributed_c10d import _abort_process_group
-
-    aborting = threading.Thread(target=_abort_process_group, daemon=True)
-    aborting.start()
-    aborting.join(_ENDING_S)
-
-
-def _serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pipe: Connection) -> None:
-    """The life of ranks 1, 2, ...: do what rank 0 says until it hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
-    runner: ModelRunner | None = None
-    in_step = False
-    try:
-        pipe.send(("answer", None))
-        _meet(deployment, rank, meeting)
-        runner = ModelRunner(deployment, files, DistributedGroup())
-        runner.device.watch = _give_up
-        _obey(runner, pipe)
-    except (EOFError, ConnectionResetError):
-        in_step = True
-    except UserError as error:
-        with contextlib.suppress(OSError):
-            pipe.send(("refused", (error.field, error.value, error.remedy)))
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            pipe.send(("failed", f"{type(error).__name__}: {error}"))
-    finally:
-        if runner is not None:
-            try:
-                if in_step:
-                    runner.device.synchronize()
-            except Exception:
-                in_step = False  # rank 0 has gone in the middle of a step
-            runner.release_graphs()
-            runner.close_device()
-        _part(in_step)
-
-
-def _obey(runner: ModelRunner, pipe: Connection) -> None:
-    """Raises EOFError when rank 0 hangs up, and what the work of a step raises soon after that has happened."""
-    result: object = None
-    under_way: deque[Launched] = deque()
-    copies: deque[Copy] = deque()
-    steps_ended = copies_ended = 0
-    while True:
-        while under_way and not pipe.poll(_LOOK_AT_WORK_S):
-            if under_way[0].done():
-                under_way.popleft().wait()
-                steps_ended += 1
-        name, arguments = pipe.recv()
-        if name in ("ready", "last_result"):
-            pipe.send(("answer", result))
-            continue
-        if name == "await_copies":
-            (until,) = arguments
-            for _ in range(until - copies_ended):
-                copies.popleft().wait()
-            copies_ended = until
-            continue
-        if name == "copy":
-            until, *arguments = arguments
-            while steps_ended < until:
-                under_way.popleft().wait()
-                steps_ended += 1
-            copies.append(runner.copy(*arguments))
-            continue
-        result = getattr(runner, name)(*arguments)
-        if isinstance(result, Launched):
-            under_way.append(result)
-
-
-def _give_up(waited_s: float) -> None:
-    if waited_s > _PATIENCE_S:
-        raise TimeoutError(f"its device has not answered for {waited_s:.0f} s")

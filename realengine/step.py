@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from realengine.host_tier import TierEvents
 from realengine.launched import Launched
+from realengine.verification import Verified
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
 
@@ -100,6 +101,48 @@ class Step:
     speed: float | None
     expert_tokens: NDArray[np.int32] | None
     tier: TierEvents | None
+
+    @classmethod
+    def of(
+        cls,
+        flight: Flight,
+        told: Verified,
+        finished: list[Request],
+        proposed: Mapping[int, int] | None,
+        draft_ns: int | None,
+        draft_thread_ns: int,
+    ) -> Step:
+        """`flight`, which has ended; drafting took `draft_thread_ns` of the host's own thread."""
+        launched = flight.launched
+        assert launched is not None
+        thread_ns = launched.thread_ns
+        return cls(
+            plan=flight.plan,
+            rows=flight.rows,
+            sampled=told.sampled,
+            finished=finished,
+            stopped=told.stopped,
+            accepted=told.accepted,
+            proposed=proposed,
+            load=flight.load,
+            plan_ns=flight.plan_ns,
+            scheduled_ns=flight.scheduled_ns,
+            prepared_ns=flight.prepared_ns,
+            prepare_ns=flight.prepare_ns,
+            start_ns=launched.start_ns,
+            computed_ns=launched.computed_ns,
+            end_ns=launched.end_ns + (draft_ns or 0),
+            launch_ns=flight.launch_ns,
+            draft_ns=draft_ns,
+            host_ns=flight.host_ns,
+            mask_ns=flight.mask_ns,
+            op_ns=launched.op_ns,
+            graph=launched.graph,
+            thread_ns=None if thread_ns is None else thread_ns + draft_thread_ns,
+            speed=launched.speed,
+            expert_tokens=launched.expert_tokens,
+            tier=flight.tier,
+        )
 
     @property
     def launching_ns(self) -> int:

@@ -1,0 +1,121 @@
+"""The life of ranks 1, 2, ...: a process that does what rank 0 says until it hangs up; how ranks meet, and part."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections import deque
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+from realengine.collective import DistributedGroup
+from realengine.copier import Copy
+from realengine.launched import Launched
+from realengine.runner import ModelRunner
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+
+PATIENCE_S = 120.0  # a rank that is silent for longer is taken for dead
+ENDING_S = 5.0  # how long ranks may take to end by themselves
+_LOOK_AT_WORK_S = 0.002  # how often ranks look whether the work of a step has failed
+
+
+def meet(deployment: Deployment, rank: int, meeting: str) -> None:
+    import torch.distributed as dist
+
+    cuda = deployment.device == "cuda"
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"file://{meeting}",  # no port that could be taken
+        rank=rank,
+        world_size=deployment.tensor_parallel_size,
+        # NCCL's watchdog would end the process: rank 0's own patience comes first, and says which rank it is.
+        timeout=timedelta(seconds=2 * PATIENCE_S if cuda else PATIENCE_S),
+    )
+
+
+def part(in_step: bool) -> None:
+    """Leave the group, whose graphs are gone. Out of step, its operations are ended first: nobody will join them."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if in_step or dist.get_backend() != "nccl":
+        dist.destroy_process_group()
+        return
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    aborting = threading.Thread(target=_abort_process_group, daemon=True)
+    aborting.start()
+    aborting.join(ENDING_S)
+
+
+def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pipe: Connection) -> None:
+    """The life of ranks 1, 2, ...: do what rank 0 says until it hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
+    runner: ModelRunner | None = None
+    in_step = False
+    try:
+        pipe.send(("answer", None))
+        meet(deployment, rank, meeting)
+        runner = ModelRunner(deployment, files, DistributedGroup())
+        runner.device.watch = _give_up
+        _obey(runner, pipe)
+    except (EOFError, ConnectionResetError):
+        in_step = True
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            pipe.send(("refused", (error.field, error.value, error.remedy)))
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            pipe.send(("failed", f"{type(error).__name__}: {error}"))
+    finally:
+        if runner is not None:
+            try:
+                if in_step:
+                    runner.device.synchronize()
+            except Exception:
+                in_step = False  # rank 0 has gone in the middle of a step
+            runner.release_graphs()
+            runner.close_device()
+        part(in_step)
+
+
+def _obey(runner: ModelRunner, pipe: Connection) -> None:
+    """Raises EOFError when rank 0 hangs up, and what the work of a step raises soon after that has happened."""
+    result: object = None
+    under_way: deque[Launched] = deque()
+    copies: deque[Copy] = deque()
+    steps_ended = copies_ended = 0
+    while True:
+        while under_way and not pipe.poll(_LOOK_AT_WORK_S):
+            if under_way[0].done():
+                under_way.popleft().wait()
+                steps_ended += 1
+        name, arguments = pipe.recv()
+        if name in ("ready", "last_result"):
+            pipe.send(("answer", result))
+            continue
+        if name == "await_copies":
+            (until,) = arguments
+            for _ in range(until - copies_ended):
+                copies.popleft().wait()
+            copies_ended = until
+            continue
+        if name == "copy":
+            until, *arguments = arguments
+            while steps_ended < until:
+                under_way.popleft().wait()
+                steps_ended += 1
+            copies.append(runner.copy(*arguments))
+            continue
+        result = getattr(runner, name)(*arguments)
+        if isinstance(result, Launched):
+            under_way.append(result)
+
+
+def _give_up(waited_s: float) -> None:
+    if waited_s > PATIENCE_S:
+        raise TimeoutError(f"its device has not answered for {waited_s:.0f} s")
