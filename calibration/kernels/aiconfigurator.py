@@ -42,7 +42,7 @@ SYSTEMS = {
 }
 _ROUTING = "power_law_1.01"
 _KV_TYPES = ("bfloat16", "fp8")
-_GEMM_TYPES = ("bfloat16", "fp8", "fp8_block")
+_GEMM_TYPES = ("bfloat16", "fp8", "fp8_block", "nvfp4")
 _EXPERT_TYPES = {**{name: name for name in _GEMM_TYPES}, "w4a16_mxfp4": "mxfp4"}
 _COLLECTIVES = {
     "all_reduce": "all_reduce",

@@ -55,7 +55,7 @@ def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple
     about = {
         "source": "NVIDIA aiconfigurator kernel tables (ai-dynamo/aiconfigurator)",
         "licence": "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES",
-        "tables": provenance(tables, gpu.name),
+        "tables": ", ".join(t for t in provenance(tables, gpu.name).split(", ") if not t.startswith("comm/")),
         "held_out": errors,
     }
     return KernelSurfaces(gpu, fits), about

@@ -42,11 +42,18 @@ class GpuSpec(Settings):
         A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or
         fp8 activations, those in nvfp4 activations in nvfp4; where there is an fp4 unit its rate is the ceiling.
         """
-        native = {
+        return self._own_rates.get(dtype) or self.bf16_flop_per_s
+
+    def has_unit_for(self, dtype: str) -> bool:
+        """Whether GEMMs with weights of `dtype`, of fewer than 16 bits, have a rate of their own."""
+        return self._own_rates.get(dtype) is not None
+
+    @property
+    def _own_rates(self) -> dict[str, float | None]:
+        return {
             **dict.fromkeys(("fp8", "fp8_block"), self.fp8_flop_per_s),
             **dict.fromkeys(("mxfp4", "nvfp4"), self.fp4_flop_per_s),
         }
-        return native.get(dtype) or self.bf16_flop_per_s
 
 
 def find_gpu(name_or_path: str) -> GpuSpec:

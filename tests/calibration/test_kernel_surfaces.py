@@ -435,3 +435,40 @@ def test_every_gpu_of_the_catalogue_has_an_identity_and_times_a_step() -> None:
         times[name] = predicted_cost(name, Deployment(model="Llama-3.1-8B", device="cuda")).step_ns(plan)
     by_bandwidth = sorted(gpus().values(), key=lambda gpu: gpu.memory_bytes_per_s)
     assert times[by_bandwidth[-1].name] < times[by_bandwidth[0].name]
+
+
+# Precision
+
+NARROWER = {"fp8": ("bfloat16",), "fp8_block": ("bfloat16",), "mxfp4": ("fp8", "bfloat16"), "nvfp4": ("fp8", "bfloat16")}
+
+
+@given(
+    gpu=st.sampled_from(["H100", "L40S", "B200", "RTX-PRO-6000", "L4"]),
+    m=tokens,
+    n=st.sampled_from([1024, 4096, 5000, 28672]),
+    k=st.sampled_from([2048, 8192]),
+    dtype=st.sampled_from(sorted(NARROWER)),
+)
+def test_less_precision_is_never_slower_where_there_is_a_unit_for_it(
+    gpu: str, m: int, n: int, k: int, dtype: str
+) -> None:
+    kernels = PRECISE.setdefault(gpu, load_kernels(find_gpu(gpu)))
+    for operation in (Gemm("g", m, n, k, dtype), Experts("e", m, k, n, 4, 128, dtype=dtype)):
+        ns = kernels.time(operation).ns
+        for wider in NARROWER[dtype]:
+            if kernels.gpu.has_unit_for(dtype):
+                assert ns <= kernels.time(replace(operation, dtype=wider)).ns * (1 + 1e-9)
+
+
+PRECISE: dict[str, KernelTimes] = {}
+
+
+@pytest.mark.parametrize("dtype", ["mxfp4", "nvfp4"])
+def test_four_bits_on_hopper_are_read_and_computed_in_sixteen(dtype: str) -> None:
+    time = KERNELS["H100"].time
+    few, many = (Gemm("g", m, 8192, 8192, dtype) for m in (4.0, 16384.0))
+    assert not H100.has_unit_for(dtype)
+    wide = [time(replace(operation, dtype="bfloat16")).ns for operation in (few, many)]
+    assert time(few).ns < 0.5 * wide[0]
+    assert time(many).ns == pytest.approx(wide[1], rel=0.02)
+    assert time(few).coverage == Coverage.EXTRAPOLATED
