@@ -201,6 +201,7 @@ class Collective:
     """A collective over `gpus` devices. `elements` is the message of one device, of 16-bit elements.
 
     kind    all_reduce, all_gather, reduce_scatter, all_to_all; p2p: from one device to another
+    fusible whether one kernel may do an all-reduce with the norm behind it
     """
 
     name: str
@@ -208,6 +209,7 @@ class Collective:
     gpus: int
     elements: Amount
     count: int = 1
+    fusible: bool = False
 
     @property
     def size(self) -> Amount:

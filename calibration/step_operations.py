@@ -40,7 +40,7 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
         *_projections(model, deployment, sizes),
         *_attention(model, deployment, sizes),
         *_mixture(model, deployment, tokens),
-        *_between(model, tp, tokens),
+        *_between(model, deployment, tokens),
         *_head(model, tp, logits),
         *_collectives(model, deployment, tokens, logits),
         *stage_transfers(model, deployment, tokens),
@@ -178,12 +178,22 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     return operations
 
 
-def _between(model: ModelSpec, tp: int, tokens: Amount) -> list[Operation]:
+def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Collective | None:
+    """Of attention and of the MLP of every layer. vLLM fuses it with the norm for tensor parallelism alone."""
+    tp = deployment.tensor_parallel_size
+    if tp == 1:
+        return None
+    alone = deployment.data_parallel_size == deployment.pipeline_parallel_size == 1
+    elements = tokens * float(model.hidden_size)
+    return Collective("all-reduce", "all_reduce", tp, elements, 2 * model.num_layers, fusible=alone)
+
+
+def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
     """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations."""
+    tp, moved = deployment.tensor_parallel_size, tokens * (8.0 * model.hidden_size)
     heads, kv_heads = heads_per_device(model, tp)
-    hidden, norms = tokens * float(model.hidden_size), 2 * model.num_layers
-    after = Collective("all-reduce", "all_reduce", tp, hidden) if tp > 1 else None
-    operations: list[Operation] = [Elementwise("norms", 8.0 * hidden, count=norms, after=after)]
+    after = _all_reduce(model, deployment, tokens)
+    operations: list[Operation] = [Elementwise("norms", moved, count=2 * model.num_layers, after=after)]
     if model.latent is not None:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:
@@ -208,10 +218,10 @@ def _head(model: ModelSpec, tp: int, sampled: Amount) -> list[Operation]:
 
 
 def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampled: Amount) -> list[Operation]:
-    tp, ranks, layers = deployment.tensor_parallel_size, deployment.data_parallel_size, model.num_layers
+    tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
     operations: list[Operation] = []
-    if tp > 1:
-        operations.append(Collective("all-reduce", "all_reduce", tp, tokens * float(model.hidden_size), 2 * layers))
+    if all_reduce := _all_reduce(model, deployment, tokens):
+        operations.append(all_reduce)
         operations.append(Collective("gather logits", "all_gather", tp, sampled * float(model.vocab_size), 1))
     if ranks > 1 and model.num_experts:
         message = tokens * ranks * float(model.hidden_size)

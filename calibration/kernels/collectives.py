@@ -121,7 +121,8 @@ class Collectives:
 
     def fuses(self, operation: Collective) -> Any:
         """Whether the norm behind this all-reduce is done by the same kernel."""
-        return 2.0 * np.asarray(operation.elements) <= taken_up_to("fused", self.gpu, operation.gpus)
+        limit = taken_up_to("fused", self.gpu, operation.gpus) if operation.fusible else 0
+        return 2.0 * np.asarray(operation.elements) <= limit
 
     def _of(self, forms: Mapping[str, ClosedForm], operation: Collective) -> tuple[Any, Any]:
         link = self.gpu.link_bytes_per_s
@@ -132,7 +133,7 @@ class Collectives:
         nccl = forms[_nccl(operation)]
         ns = nccl.ns(sent, link)
         error = np.full(np.shape(ns), nccl.error)
-        for kernel in ("custom", "fused"):
+        for kernel in ("custom", "fused") if operation.fusible else ("custom",):
             form = forms.get(f"{kernel}/{operation.kind}")
             if form is not None:
                 own = form.ns(operation, link)

@@ -16,8 +16,11 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collective_fit import fit_form
 from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
 from calibration.kernels.times import Coverage, KernelTimes, floor_ns
-from calibration.operations import Collective, Elementwise
+from calibration.operations import Collective, Elementwise, StepSizes
+from calibration.step_operations import step_operations
+from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu, gpus
+from serving.deployments.model_catalogue import find_model
 
 TABLES = Path(__file__).parents[3] / "shared" / "data" / "aiconfigurator" / "kernel_tables"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -29,13 +32,14 @@ KERNELS: dict[str, KernelTimes] = {name: load_kernels(gpu) for name, gpu in gpus
     kind=st.sampled_from(KINDS),
     devices=st.tuples(st.integers(2, 16), st.integers(2, 16)),
     elements=st.tuples(st.integers(1, 2**31), st.integers(1, 2**31)),
+    fusible=st.booleans(),
 )
 def test_never_cheaper_with_more_bytes_or_more_devices(
-    gpu: str, kind: str, devices: tuple[int, int], elements: tuple[int, int]
+    gpu: str, kind: str, devices: tuple[int, int], elements: tuple[int, int], fusible: bool
 ) -> None:
     (few, many), (small, large) = sorted(devices), sorted(elements)
     times = [
-        float(KERNELS[gpu].time(Collective("c", kind, *sizes)).ns)
+        float(KERNELS[gpu].time(Collective("c", kind, *sizes, fusible=fusible)).ns)
         for sizes in ((few, small), (few, large), (many, small), (many, large))
     ]
     less, bytes_more, devices_more, both = (ns * (1 + 1e-9) for ns in times)
@@ -46,7 +50,7 @@ def test_never_cheaper_with_more_bytes_or_more_devices(
 @given(gpu=st.sampled_from(sorted(KERNELS)), devices=st.sampled_from([2, 4, 8]))
 def test_the_time_grows_smoothly_but_where_an_engine_takes_another_kernel(gpu: str, devices: int) -> None:
     sizes = np.geomspace(256, 2**28, 2000)
-    ns = KERNELS[gpu].time(Collective("c", "all_reduce", devices, sizes)).ns
+    ns = KERNELS[gpu].time(Collective("c", "all_reduce", devices, sizes, fusible=True)).ns
     jumps = np.diff(np.log(ns)) > 2 * np.diff(np.log(sizes))  # no algorithm grows faster than its bytes
     assert jumps.sum() <= 2
 
@@ -61,13 +65,25 @@ def test_without_peer_access_pcie_is_dearer() -> None:
 
 
 def test_a_norm_behind_a_fused_all_reduce_needs_no_launch() -> None:
-    after = Collective("all-reduce", "all_reduce", 8, np.array([5120.0 * 8, 5120.0 * 8192]))
+    after = Collective("all-reduce", "all_reduce", 8, np.array([5120.0 * 8, 5120.0 * 8192]), fusible=True)
     for name, saved in (("B300", True), ("H100", False)):
         time = KERNELS[name].time
         norm = Elementwise("norms", 8.0 * np.asarray(after.elements), after=after)
         apart, fused = time(replace(norm, after=None)).ns, time(norm).ns
         assert (fused < apart).tolist() == [saved, False]  # 84 MB are too many for the fused kernel
         assert np.all(fused >= floor_ns(find_gpu(name), norm))
+
+
+def test_all_reduces_are_fused_for_tensor_parallelism_alone() -> None:
+    model = find_model("Qwen3-30B-A3B")
+    for ranks, fused in ((1, True), (2, False)):
+        deployment = Deployment(model="Qwen3-30B-A3B", tensor_parallel_size=2, data_parallel_size=ranks)
+        found = step_operations(model, deployment, StepSizes(decode_rows=8, decode_context=800, sampled_rows=8))
+        (norms,) = (op for op in found if op.name == "norms")
+        (reduce,) = (op for op in found if op.name == "all-reduce")
+        assert isinstance(norms, Elementwise) and isinstance(reduce, Collective)
+        assert norms.after == reduce and reduce.fusible is fused
+        assert bool(collectives_of(find_gpu("B200")).fuses(reduce)) is fused
 
 
 def test_a_form_is_found_again() -> None:

@@ -439,7 +439,12 @@ def test_every_gpu_of_the_catalogue_has_an_identity_and_times_a_step() -> None:
 
 # Precision
 
-NARROWER = {"fp8": ("bfloat16",), "fp8_block": ("bfloat16",), "mxfp4": ("fp8", "bfloat16"), "nvfp4": ("fp8", "bfloat16")}
+NARROWER = {
+    "fp8": ("bfloat16",),
+    "fp8_block": ("bfloat16",),
+    "mxfp4": ("fp8", "bfloat16"),
+    "nvfp4": ("fp8", "bfloat16"),
+}
 
 
 @given(
