@@ -74,8 +74,11 @@ class KernelSurfaces:
         return self._looked_up(operation, structure_of(operation).key(operation))
 
     def _looked_up(self, operation: Operation, key: str) -> Estimate:
-        """By the operation's own type or a wider one, whichever is faster: where a GPU has a unit for a type, engines take
-        a kernel in wider numbers before one that loses to it. Without a unit, weights are only kept in few bits."""
+        """By the operation's own type or a wider one, whichever is faster.
+
+        Where a GPU has a unit for a type, engines take a kernel in wider numbers before one that loses to it. Without
+        a unit, weights are only kept in few bits.
+        """
         found = self._by_type(operation, key)
         if not isinstance(operation, (Gemm, Experts)) or not self.gpu.has_unit_for(operation.dtype):
             return found
