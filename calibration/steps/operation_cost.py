@@ -331,5 +331,5 @@ class _PromptGrid:
             prefill_pairs=rows * (n * behind + n * (n + 1) / 2),
         )
         found = self._cost.own_parts(sizes)
-        ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS], axis=0)
+        ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS if part in found], axis=0)
         self._corners.update(zip(corners, np.log(ps).tolist(), strict=True))

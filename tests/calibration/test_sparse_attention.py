@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,13 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.times import floor_ns
 from calibration.operations import Operation, StepSizes, uniform_step
 from calibration.step_operations import step_operations
-from serving.deployments.config import Deployment
+from calibration.steps.operation_cost import OperationCost
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from tests.calibration.step_model_samples import Roofline
 
 SMALL: dict[str, Any] = {
     "vocab_size": 96,
@@ -87,6 +91,20 @@ def test_no_operation_is_faster_than_the_roofline(gpu: str) -> None:
     kernels = load_kernels(device)
     for operation in operations(uniform_step(16, 9000, 2, 500, 5000)).values():
         assert np.all(np.asarray(kernels.time(operation).ns) >= floor_ns(device, operation) * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("name", ["GLM-5-FP8", "Qwen3.5-397B-A17B-FP8"])
+@pytest.mark.parametrize("past", [0, 3000])
+def test_the_simulator_takes_what_a_step_is_explained_to_take(name: str, past: int) -> None:
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=8192)
+    deployment = Deployment(model=name, tensor_parallel_size=8, scheduler=config)
+    cost = OperationCost(find_model(name), deployment, Roofline())
+    sizes = uniform_step(8, 2000, 1, 500, past)
+    plan = SimpleNamespace(
+        decode_squares=8 * 2000**2, masked_rows=0, **{field.name: getattr(sizes, field.name) for field in fields(sizes)}
+    )
+    explained = sum(float(np.asarray(ns)) for ns in cost.parts(sizes).values())
+    assert cost.step_ns(plan) == pytest.approx(explained, rel=0.03)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
