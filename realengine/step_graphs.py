@@ -16,9 +16,8 @@ import torch
 
 from realengine.device import Device
 from realengine.step_input import Layout, StepInput
-from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
+from serving.deployments.decode_buckets import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 
-TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 7, 8)))
 _FEWEST_SAMPLES = 64  # up to here the head reads its weights for as long as it computes
 _FEWEST_TILES = 8
 _TOKENS_PER_TILE = 32  # as a rule; a step with more tiles than that makes has the next size
@@ -84,7 +83,7 @@ def mixed_layout(layout: Layout) -> Layout:
 
     Rows with one token are among the first, as many as there may be samples; kernels see on the device which they are.
     """
-    tokens = TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, layout.tokens)]
+    tokens = padded_tokens(layout.tokens)
     samples, tiles = _FEWEST_SAMPLES, _FEWEST_TILES
     while samples < layout.samples:
         samples *= 4

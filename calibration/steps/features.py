@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from serving.deployments.decode_buckets import padded
+from serving.deployments.config import Deployment
+from serving.deployments.decode_buckets import padded, padded_tokens
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
 from traces.numeric_columns import numbers
@@ -27,7 +28,7 @@ STEP_FEATURES = {
     "decode_rows_padded": "decode rows after padding to a bucket",
     "decode_context": "KV tokens read by decode rows",
     "prefill_rows": "prompts in the step",
-    "prefill_tokens": "prompt tokens in the step",
+    "prefill_tokens": "prompt tokens in the step, with the padding of a mixed step that is a graph",
     "prefill_context": "KV tokens read by prompts",
     "prefill_pairs": "query-key pairs of prompts",
     "sampling": "every step",
@@ -55,14 +56,15 @@ _IDLE_NS = 5_000_000  # between a step and the planning of the next: nothing was
 REGIMES = ("prefill", "decode", "mixed")
 
 
-def step_features(step: StepPlan | StepSizes, rows: Any) -> tuple[Any, ...]:
-    """STEP_FEATURES of one plan, or of many steps, in order; `rows` are the decode rows after padding."""
+def step_features(step: StepPlan | StepSizes, rows: Any, padding: Any = 0) -> tuple[Any, ...]:
+    """STEP_FEATURES of one plan, or of many steps, in order; `rows` are the decode rows after padding, `padding` what a
+    graph adds to a mixed step's tokens."""
     return (
         1,
         rows,
         step.decode_context + rows,
         step.prefill_rows,
-        step.prefill_tokens,
+        step.prefill_tokens + padding,
         step.prefill_context + step.prefill_tokens,
         step.prefill_pairs,
         1,
@@ -98,10 +100,29 @@ def recorded_sizes(steps: pa.Table) -> StepSizes:
     return StepSizes(**{name: pc.fill_null(steps[name].cast(pa.float64()), 0.0).to_numpy() for name in AGGREGATES})
 
 
-def feature_rows(sizes: StepSizes, drafts: bool = False) -> Floats:
-    """STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`."""
+def pads_mixed_steps(deployment: Deployment) -> bool:
+    """Whether our engine runs mixed steps as graphs: on a GPU, with attention that can be captured whatever a step
+    holds."""
+    return deployment.device == "cuda" and not deployment.enforce_eager and deployment.attention in ("auto", "triton")
+
+
+def mixed_padding(step: StepPlan | StepSizes, rows: int) -> int:
+    """Tokens that a graph adds to a step, `rows` of which are its decode rows after padding; none to decode steps."""
+    more = int(step.prefill_tokens + step.draft_tokens)
+    return padded_tokens(rows + more) - rows - more if more else 0
+
+
+def feature_rows(sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[np.bool_] = False) -> Floats:
+    """STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`.
+
+    graphs  which of them are graphs, or all
+    """
     rows = np.array([padded(int(n)) for n in sizes.decode_rows], dtype=np.float64)
-    return _columns(step_features(sizes, rows) + (draft_features(sizes) if drafts else ()))
+    padding = np.zeros_like(rows)
+    for at in np.flatnonzero(np.broadcast_to(graphs, rows.shape)):
+        held = StepSizes(prefill_tokens=sizes.prefill_tokens[at], draft_tokens=sizes.draft_tokens[at])
+        padding[at] = mixed_padding(held, int(rows[at]))
+    return _columns(step_features(sizes, rows, padding) + (draft_features(sizes) if drafts else ()))
 
 
 def _columns(features: tuple[Any, ...]) -> Floats:
@@ -161,7 +182,8 @@ class MeasuredSteps:
         if drafts is None:
             drafts = not np.isnan(self.draft_ns).all()
         self.features = tuple(FEATURES if drafts else STEP_FEATURES)
-        self.step, self.cpu, self.regime = feature_rows(sizes, drafts), _columns(cpu_features(sizes)), regimes(sizes)
+        self.step = feature_rows(sizes, drafts, column("graph") == 1)
+        self.cpu, self.regime = _columns(cpu_features(sizes)), regimes(sizes)
         start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
         masked, mask_ns = (np.nan_to_num(column(name)) for name in ("masked_rows", "mask_ns"))
         self.mask_ns = float(mask_ns.sum() / masked.sum()) if masked.any() else None

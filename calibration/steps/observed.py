@@ -243,7 +243,7 @@ class ObservedPrices(_Observed):
 
     def _beyond(self, sizes: StepSizes) -> NDArray[np.bool_]:
         known = self.pure.calibration
-        return beyond(known, feature_rows(sizes, known.drafts), regimes(sizes))
+        return beyond(known, feature_rows(sizes, known.drafts, known.pads), regimes(sizes))
 
 
 class ObservedOwn(_Observed):

@@ -20,10 +20,13 @@ from calibration.steps.features import (
     STEP_FEATURES,
     cpu_features,
     draft_features,
+    mixed_padding,
+    pads_mixed_steps,
     step_features,
 )
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS
+from serving.deployments.config import Deployment, parse
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError, reason
 from serving.step_plan import StepPlan
@@ -82,6 +85,11 @@ class Calibration:
     def drafts(self) -> bool:
         """Whether it is of an engine with speculative decoding."""
         return any(name in self.step_prices_ps for name in DRAFT_FEATURES)
+
+    @property
+    def pads(self) -> bool:
+        """Whether it is of an engine that runs mixed steps as graphs."""
+        return pads_mixed_steps(parse(Deployment, json.loads(self.deployment), where="calibration.deployment"))
 
     @property
     def features(self) -> dict[str, str]:
@@ -145,6 +153,7 @@ class StepCost:
         self.calibration = calibration
         self._step = tuple(int(calibration.step_prices_ps[name]) for name in calibration.features)
         self._drafts = calibration.drafts
+        self._pads = calibration.pads
         self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
@@ -165,7 +174,8 @@ class StepCost:
         return self._step_ps(plan) // 1000
 
     def _step_ps(self, plan: StepPlan) -> int:
-        features = step_features(plan, padded(plan.decode_rows))
+        rows = padded(plan.decode_rows)
+        features = step_features(plan, rows, mixed_padding(plan, rows) if self._pads else 0)
         return _dot(self._step, features + draft_features(plan) if self._drafts else features)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:

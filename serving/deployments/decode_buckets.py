@@ -1,4 +1,4 @@
-"""Batch sizes that decode rows are padded to.
+"""Sizes that steps are padded to: decode rows to a batch size, tokens of mixed steps that run as CUDA graphs.
 
 The engine pads, as CUDA graphs require and CPU kernels like; the cost model must price the same padding.
 """
@@ -8,8 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left
 
 DECODE_BUCKETS = (1, 2, 4, *range(8, 1025, 8))
+TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 7, 8)))
 
 
 def padded(rows: int) -> int:
     """The smallest bucket that holds `rows` decode rows; 0 for none."""
     return DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, rows)] if 0 < rows <= DECODE_BUCKETS[-1] else rows
+
+
+def padded_tokens(tokens: int) -> int:
+    """Tokens of the graph that holds a mixed step of so many; of larger steps as many, because they run eagerly."""
+    return TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, tokens)] if tokens <= TOKEN_BUCKETS[-1] else tokens

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from calibration.operations import StepSizes
 from calibration.steps.design import Pace, designed_workloads
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps
+from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps, feature_rows
 from calibration.steps.fit import fit, predict, residuals
 from calibration.steps.observed import ObservedPrices
 from calibration.steps.step_cost import Calibration, StepCost
@@ -172,3 +174,18 @@ def test_an_empty_steps_table_adds_nothing() -> None:
     )
     empty = arrow_schema("steps").empty_table()
     assert len(MeasuredSteps([sink.steps, empty])) == sink.steps.num_rows
+
+
+def test_mixed_steps_that_are_graphs_are_priced_at_the_tokens_of_their_graph() -> None:
+    """On the GPU, as its log says; a decode step, an eager one and one on the CPU have no such padding."""
+    sizes = StepSizes(*(np.zeros(4) for _ in fields(StepSizes)))
+    sizes = replace(sizes, prefill_tokens=np.array([100.0, 0, 100, 5000]), decode_rows=np.array([5.0, 5, 5, 5]))
+    at = list(STEP_FEATURES).index("prefill_tokens")
+    graphs = np.array([True, True, False, True])
+    assert feature_rows(sizes, graphs=graphs)[:, at].tolist() == [128 - 8, 0, 100, 5000]  # 5 rows are 8
+    zero = dict.fromkeys((*STEP_FEATURES, *CPU_FEATURES), 0)
+    for device, eager, tokens in (("cuda", False, 120), ("cuda", True, 100), ("cpu", False, 100)):
+        deployment = Deployment(device=device, enforce_eager=eager).model_dump_json()
+        prices = {**zero, "prefill_tokens": 1000}
+        made = Calibration("x", deployment, {}, "", "", prices, prices, {}, {}, {}, 1)
+        assert StepCost(made).step_ns(StepPlan.of(prefill_rows=1, prefill_tokens=100, decode_rows=5)) == tokens

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from realengine.cpu_device import CpuDevice  # noqa: E402
 from realengine.step_graphs import (  # noqa: E402
-    TOKEN_BUCKETS,
     StepGraphs,
     largest_layout,
     mixed_layout,
@@ -26,7 +25,7 @@ from realengine.step_graphs import (  # noqa: E402
     pad,
 )
 from realengine.step_input import Batch, Layout, RowInput, pack  # noqa: E402
-from serving.deployments.decode_buckets import padded  # noqa: E402
+from serving.deployments.decode_buckets import TOKEN_BUCKETS, padded  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
 
 pytestmark = pytest.mark.engine
