@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 DRAWS = 2000
-COMMON = 0.5  # share of an error's variance that is common to a family: measured, see docs/decisions.md
+COMMON = 0.5  # share of an error's variance that is common to a family; docs/decisions.md has what was measured
 RISK = 0.1  # of breaking a bound that is taken unless it is said otherwise
 _BOLD, _SAFE = 0.5, 0.01  # the risks of the alternatives that are told beside a choice
 

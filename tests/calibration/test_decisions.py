@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from calibration.validation.decisions.configurations import Configuration, Times
 from calibration.validation.decisions.questions import Group, Slo, groups, slos
 from calibration.validation.decisions.rules import RULES, anchored, by, by_expected_worth
-from calibration.validation.decisions.scoring import answers, decided, summed_up
+from calibration.validation.decisions.scoring import answers, common_share, decided, summed_up
 from dashboard.trust_page.decision_results import newest_decisions
 from tests.budget import examples
 from tokentwin.commands.validate import validate
@@ -114,6 +114,13 @@ def test_what_is_decided_is_summed_up_by_model_and_gpu() -> None:
     assert found.appetites[0.1] == found.parts["model", "H100"] == next(iter(found.rules.values()))
 
 
+def test_what_a_family_is_off_by_together_is_common() -> None:
+    """All off by the same factor: everything is. Off by as much either way: nothing is."""
+    alike = [option(n, 10.0 + n, predicted=20.0 + 2 * n, spread=1.3) for n in (8, 16, 32, 64)]
+    for each, expected in ((alike, 1.0), ([option(8, 10, 12, 1.3), option(16, 12, 10, 1.3)], 0.0)):
+        assert common_share(each) == pytest.approx(expected, abs=0.01)
+
+
 COLUMNS = "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,batch_size,tp_size,"
 COLUMNS += "pp_size,attention_dp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"
 
@@ -126,14 +133,17 @@ def measured(tmp_path: Path) -> Path:
         row.format(id=f"c{n}", model="llama", mode="agg", batch=n, ttft=10 + n, tpot=6 + n / 4) for n in (1, 4, 8, 32)
     ]
     rows.append(rows[-1].replace("c32", "twin"))
+    rows.insert(0, row.format(id="large", model="too-large", mode="agg", batch=1, ttft=1, tpot=1))
     rows.append(row.format(id="other", model="unheard-of", mode="agg", batch=1, ttft=1, tpot=1))
     rows.append(row.format(id="split", model="llama", mode="disagg", batch=1, ttft=1, tpot=1))
     folder = tmp_path / "aiconfigurator"
     folder.mkdir()
-    (folder / "silicon_sample_mine.csv").write_text("\n".join([COLUMNS, *rows[:5]]) + "\n")
-    (folder / "silicon_sample_rest.csv").write_text("\n".join([COLUMNS, *rows[5:]]) + "\n")
+    (folder / "silicon_sample_mine.csv").write_text("\n".join([COLUMNS, *rows[:6]]) + "\n")
+    (folder / "silicon_sample_rest.csv").write_text("\n".join([COLUMNS, *rows[6:]]) + "\n")
     deployment = {"model": "Llama-3.1-8B", "gpu_memory_utilization": 0.9, "scheduler": {"max_model_len": 1024}}
+    rules = [{"when": {"model_path": "too-large"}, "deployment": {"model": "Llama-3.1-70B"}}]
     table = {
+        "rules": rules,
         "format": "silicon-table",
         "file": "aiconfigurator/silicon_sample_mine.csv",
         "systems": {"h100_sxm": "H100"},
@@ -156,7 +166,9 @@ def test_the_command_scores_what_is_described_and_counts_the_rest(measured: Path
     found = json.loads(told.stdout)
     assert [rule["rule"] for rule in found["rules"]] == list(RULES)
     assert found["rules"][0]["groups"] == 1 and found["rules"][0]["questions"] > 4
+    too_large = next(why for why in found["left_out"] if why.startswith("has room for 0 KV blocks"))
     assert found["left_out"] == {
+        too_large: 1,
         "no case says how vllm ran unheard-of in bf16": 1,
         "prefill and decode on workers of their own": 1,
         "written twice, to the last digit": 1,

@@ -83,7 +83,7 @@ def configurations(
             try:
                 used.append(_configuration(case, run, predictor))
             except UserError as error:
-                left_out[str(error)] += 1
+                left_out[error.remedy] += 1  # without the name of the run, so that alike ones are counted together
     left_out.update(_undescribed(data, described))
     if not used:
         raise UserError("data", str(data), f"holds no measured configuration that a case describes ({TABLES})")
@@ -91,10 +91,10 @@ def configurations(
 
 
 def _configuration(case: Case, run: MeasuredRun, predictor: Predictor) -> Configuration:
+    rows = {row.figure: row for row in predicted(case, run, predictor)}
     deployment, _ = case.deployment_of(run)
     slots, lengths = run.workload.concurrency, run.lengths
     assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
-    rows = {row.figure: row for row in predicted(case, run, predictor)}
     ttft, tpot = rows["ttft_ms.mean"], rows["tpot_ms.mean"]
     ideal = simulated_run(case, run, roofline)
     return Configuration(

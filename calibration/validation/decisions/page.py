@@ -34,11 +34,11 @@ output tokens per second of a GPU within bounds on mean TTFT and TPOT. It compar
 """
 
 _RULES = f"""
-- *Expected worth* draws errors from the 90 % interval of every prediction, as a lognormal distribution with a side for
-  either sign. {100 * COMMON:.0f} % of an error's variance is common to all configurations of a model on a GPU, and to
-  their TTFT and TPOT. Of the configurations that keep the bounds in 90 % of the draws it takes the one of greatest
-  expected throughput, counting 0 where a bound is broken. If there is none, it takes the one that keeps them most
-  often.
+- *Expected worth* is the rule of [`tokentwin plan`](plan.md#appetite-for-risk). It draws errors from the 90 % interval
+  of every prediction, as a lognormal distribution with a side for either sign. {100 * COMMON:.0f} % of an error's
+  variance is common to all configurations of a model on a GPU, and to their TTFT and TPOT. Of the configurations that
+  keep the bounds in 90 % of the draws it takes the one of greatest expected throughput, counting 0 where a bound is
+  broken. If there is none, it takes the one that keeps them most often.
 - *Centre* and *slow end* take the greatest predicted throughput of what keeps the bounds there.
 - *Roofline* is the same with every operation as fast as the datasheet says, in the same simulator.
 - *Anchored constant* is the roofline times one factor. The factor makes the TPOT of one configuration right: the middle
@@ -52,6 +52,7 @@ def as_dict(found: Decisions, left_out: Counter[str]) -> dict[str, Any]:
         "rules": [{"rule": name, **asdict(score)} for name, score in found.rules.items()],
         "appetites": [{"risk": risk, **asdict(score)} for risk, score in found.appetites.items()],
         "parts": [{"model": model, "gpu": gpu, **asdict(score)} for (model, gpu), score in found.parts.items()],
+        "common": found.common,
         "left_out": dict(_most_first(left_out)),
     }
 
@@ -76,6 +77,7 @@ def markdown(found: Decisions, left_out: Counter[str]) -> str:
             f"## {some.questions:,} questions about {some.groups} groups\n",
             markdown_table(RULE_HEADER, rule_rows(found)),
             _RULES,
+            f"Measured here: {_pct(found.common)} of the errors' mean square is common to a model on a GPU.\n",
             "## Appetite for risk\n",
             "The same rule with other risks. *Promised* is the mean probability that the choice keeps the bounds, as",
             "the rule had it. *Kept* is how many choices did.\n",

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log
+from statistics import fmean
 
 import numpy as np
 
+from calibration.steps.interval import REACH
+from calibration.validation.decisions.configurations import Configuration
 from calibration.validation.decisions.questions import Group, Slo, slos
 from calibration.validation.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
 
@@ -114,11 +118,13 @@ class Decisions:
     rules       the score of every rule
     appetites   of ours, by the risk that it may take
     parts       of ours, by model and GPU
+    common      share of the variance of errors that was common to configurations of a model on a GPU, as measured
     """
 
     rules: Mapping[str, Score]
     appetites: Mapping[float, Score]
     parts: Mapping[tuple[str, str], Score]
+    common: float
 
 
 def decided(groups: Sequence[Group]) -> Decisions:
@@ -131,4 +137,21 @@ def decided(groups: Sequence[Group]) -> Decisions:
         rules={name: summed_up(answers(groups, rule)) for name, rule in RULES.items()},
         appetites={risk: summed_up(answers(groups, by_expected_worth(risk))) for risk in APPETITES},
         parts={part: summed_up(found) for part, found in parts.items()},
+        common=common_share([option for group in groups for option in group.options]),
     )
+
+
+def common_share(options: Sequence[Configuration]) -> float:
+    """Of the mean square error, in standard deviations of its band, how much is the square of its family's mean.
+
+    A family is a model on a GPU. TTFT and TPOT count alike; errors without a band are left out.
+    """
+    families: dict[tuple[str, str, int], list[float]] = {}
+    for option in {option.run: option for option in options}.values():
+        for at in (0, 1):
+            error = log(option.measured[at] / option.blind[at])
+            reach = abs(log((option.high if error > 0 else option.low)[at] / option.blind[at]))
+            if reach > 0:
+                families.setdefault((option.model, option.gpu, at), []).append(REACH * error / reach)
+    total = sum(z**2 for found in families.values() for z in found)
+    return sum(len(found) * fmean(found) ** 2 for found in families.values()) / total if total else 0.0
