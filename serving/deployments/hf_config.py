@@ -1,7 +1,7 @@
 """Hugging Face's `config.json`, of transformers 4 and 5, read into a `ModelSpec`.
 
 Only fields that shape a model or its numbers are read. An architecture is listed here when its cost follows from the
-spec; state spaces and linear attention are not, and are refused by name: nearly right is wrong.
+spec; state spaces and DeepSeek-V4's compressed attention are not, and are refused by name: nearly right is wrong.
 """
 
 from __future__ import annotations
