@@ -115,12 +115,14 @@ def test_answers_keep_to_their_grammar_and_leave_others_alone(
         assert name or answer == without
 
 
-@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
-def test_drafts_change_no_answer(folder: Path, right: float) -> None:
+@pytest.mark.parametrize(("right", "overlapped"), [(0.0, False), (0.6, False), (1.0, False), (0.6, True)])
+def test_drafts_change_no_answer(folder: Path, right: float, overlapped: bool) -> None:
     """Drafts that the grammar forbids, that go beyond its end, and good ones."""
     asked = [("json", 0.7), ("regex", 3.0), ("", 0.7), ("regex", 0.0)]
     plain, _ = run(engine_for(folder), asked)
-    drafting = engine_for(folder, speculative={"method": "ngram", "num_speculative_tokens": 4})
+    drafting = engine_for(
+        folder, speculative={"method": "ngram", "num_speculative_tokens": 4}, async_scheduling=overlapped
+    )
     drafting._drafter = Foreteller([[*answer, 1, 2] for answer in plain], 3, right)  # type: ignore[assignment]
     answers, steps = run(drafting, asked)
     assert answers == plain
