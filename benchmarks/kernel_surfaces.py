@@ -9,6 +9,7 @@ whole GPUs left out (what `kernel_transfer` states as its sigma).
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,12 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
+from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
 from calibration.kernels.surface_file import about_surfaces, read_surfaces
 from calibration.kernels.surface_fit import fit_kernel
-from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole
 from calibration.kernels.times import floor_ns
 from calibration.kernels.transfer import TransferredKernels
-from calibration.operations import Gemm, StepSizes
+from calibration.operations import Collective, Gemm, StepSizes
 from calibration.step_operations import step_operations
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
@@ -63,7 +65,8 @@ def gaps(tables: str, names: Iterable[str]) -> None:
 
 def gpus_left_out(tables: str, names: Iterable[str]) -> None:
     print("\nGPUs left out, from the others' kernels on their datasheet: median / 9 of 10, per cent; sigma that fits")
-    fitted = {name: read_surfaces(bundled(name), find_gpu(name)) for name in bundled_names()}
+    read = {name: read_surfaces(bundled(name), find_gpu(name)) for name in bundled_names()}
+    fitted = {name: kernels for name, kernels in read.items() if is_whole(kernels)}
     pooled: dict[str, list[np.ndarray]] = defaultdict(list)
     for name in names:
         alike: set[str] = next((group for group in _ALIKE if name in group), {name})
@@ -72,7 +75,8 @@ def gpus_left_out(tables: str, names: Iterable[str]) -> None:
         kernels = TransferredKernels(gpu, donors)
         by_kind: dict[str, list[Measured]] = defaultdict(list)
         for i, m in enumerate(_measurements(tables, name)):
-            if i % 4 == 0 and m.key != "gemm/fp8_block":  # timed with the host
+            timed_with_host = m.key == "gemm/fp8_block"
+            if i % 4 == 0 and not timed_with_host and not isinstance(m.operation, Collective):
                 by_kind[m.key.split("/")[0]].append(m)
         for kind, measured in by_kind.items():
             missed = _logs(kernels, measured)
@@ -80,6 +84,24 @@ def gpus_left_out(tables: str, names: Iterable[str]) -> None:
             print(f"  {name:<14}{kind:<10}{_errors(kernels, measured)}")
     for kind, each in pooled.items():
         print(f"  sigma {kind:<10}{np.quantile(np.abs(np.concatenate(each)), 0.9) / 1.645:.2f}")
+
+
+def collectives_left_out() -> None:
+    """Closed forms of GPUs left out, from those over the same kind of link, against their own."""
+    print("\nCollectives of GPUs left out: sigma that fits")
+    known = read_forms(json.loads(COLLECTIVES.read_text(encoding="utf-8")))
+    pooled: dict[bool, list[np.ndarray]] = defaultdict(list)
+    for name, forms in known.items():
+        alike: set[str] = next((group for group in _ALIKE if name in group), {name})
+        gpu = find_gpu(name)
+        others = transferred(gpu, {other: f for other, f in known.items() if other not in alike})
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            for gpus in (2, 4, 8):
+                operation = Collective("", kind, gpus, 2.0 ** np.arange(10, 26))
+                own = Collectives(gpu, [forms], True).time(operation).ns
+                pooled[over_nvlink(gpu)].append(np.log(others.time(operation).ns / own))
+    for nvlink, each in pooled.items():
+        print(f"  {'NVLink' if nvlink else 'PCIe':<10}{np.quantile(np.abs(np.concatenate(each)), 0.9) / 1.645:.2f}")
 
 
 def speed() -> None:
@@ -129,9 +151,10 @@ def main() -> None:
     parser.add_argument("--tables", help="`package`, or a folder that holds systems' folders")
     given = parser.parse_args()
     held_out()
+    collectives_left_out()
     speed()
     if given.tables:
-        names = [name for name in bundled_names() if given.tables == PACKAGE or _present(given.tables, name)]
+        names = [name for name in SYSTEMS if given.tables == PACKAGE or _present(given.tables, name)]
         gaps(given.tables, names)
         gpus_left_out(given.tables, names)
 
