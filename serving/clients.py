@@ -27,6 +27,8 @@ class Clients:
     def __init__(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> None:
         self._requests = iter(workload.requests)
         self._is_open = workload.concurrency is None
+        self._stagger_ns = workload.stagger_ns
+        self._free_ns = 0  # closed loop: until then its client is busy sending another request
         self._offered_ns = offered_ns
         self._due: list[tuple[int, int, WorkloadRequest]] = []  # a heap: when, in which order taken
         self._taken = 0
@@ -69,6 +71,13 @@ class Clients:
         if not self._is_open:
             self._take(now_ns)
 
+    def _sent_ns(self, due_ns: int) -> int:
+        if self._is_open or self._offered_ns is not None:
+            return due_ns
+        sent_ns = max(due_ns, self._free_ns)
+        self._free_ns = sent_ns + self._stagger_ns
+        return sent_ns
+
     def _take(self, now_ns: int) -> None:
         """The next of the workload, due at its time, or now if that has passed; turns that wait for an answer besides.
 
@@ -85,7 +94,7 @@ class Clients:
                     self._think(request, answered_ns, now_ns)
             else:
                 due_ns = request.arrival_ns if self._offered_ns is None else self._offered_ns[request.id]
-                self._push(max(now_ns, due_ns), request)
+                self._push(self._sent_ns(max(now_ns, due_ns)), request)
                 self._last = request.id if self._is_open else None
             if not (waits and self._is_open):
                 return

@@ -60,6 +60,7 @@ class Workload:
     `requests` can be iterated more than once; it need not be a list, so a million synthetic requests stream.
     With `concurrency` the loop is closed: at most that many are outstanding, each next one in order is
     released when one completes (its arrival is that moment), and `arrival_ns` is the earliest release.
+    Requests of a closed loop that would be released at the same moment come `stagger_ns` apart, as a client's do.
     `shares_prefixes` promises, when False, that no request can reuse another's tokens.
     """
 
@@ -67,6 +68,7 @@ class Workload:
     name: str = "workload"
     concurrency: int | None = None
     shares_prefixes: bool = True
+    stagger_ns: int = 0
 
 
 def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:

@@ -79,7 +79,7 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         kernels_ns, error_ns, beyond_ns = kernels_ns + parts[WAITING], error_ns + uncertain, beyond_ns + uncertain
     whole_ns = np.maximum(kernels_ns, 1e-9)
     return StepCoverage(
-        kernels=np.maximum(coverage, Coverage.VALIDATED),
+        kernels=np.maximum(coverage, Coverage.EXTRAPOLATED if cost.untaught else Coverage.VALIDATED),
         worst=worst,
         names=[*(operation.name for operation in operations), WAITING],
         covered=covered,
@@ -100,6 +100,8 @@ def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Co
     found = step_coverage(cost, stacked(corners))
     if found.covered.all():
         return Coverage.VALIDATED, f"measured steps cover it ({cost.correction.source})"
+    if cost.untaught:
+        return Coverage.EXTRAPOLATED, cost.untaught
     at = int(found.kernels.argmax())
     worst, index = Coverage(int(found.kernels[at])), int(found.worst[at])
     name = found.names[index] if index >= 0 else ""

@@ -35,7 +35,8 @@ class ExternalCalibration:
     correction, host    what whole steps taught; the CPU time between them
     interval            factors of the predicted time between which 9 of 10 runs lie
     prompt_interval     the same of what prompts add to a step, where it is known apart
-    client_ms           what a client adds to TTFT at most, 9 times out of 10; no simulation has it
+    request_ms          what a server and a client add to TTFT, which no simulation has; its interval
+    untaught            what of it no measurement taught; empty where all that matters was
     residuals           held-out errors in percent by regime: steps, median, p95
     source, created     what it was learnt from, and when
     """
@@ -49,7 +50,9 @@ class ExternalCalibration:
     created: str
     residuals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     prompt_interval: Factors | None = None
-    client_ms: float = 0.0
+    request_ms: float = 0.0
+    request_interval: Factors = (1.0, 1.0)
+    untaught: str = ""
     format: int = _FORMAT
 
     @property
@@ -94,6 +97,9 @@ class ExternalCalibration:
             data["interval"] = _factors(data["interval"])
             if data.get("prompt_interval") is not None:
                 data["prompt_interval"] = _factors(data["prompt_interval"])
+            data.pop("client_ms", None)  # files of before had a bound of it alone
+            if "request_interval" in data:
+                data["request_interval"] = _factors(data["request_interval"])
             loaded = cls(**data)
             _check(loaded)
             deployment = json.loads(loaded.deployment)
@@ -108,7 +114,7 @@ class ExternalCalibration:
         same = learnt.timing() == deployment.timing() and self.gpu == kernels.gpu.name
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
-        return kind(model, deployment, kernels, correction, self.host, self.step_interval)
+        return kind(model, deployment, kernels, correction, self.host, self.step_interval, self.untaught)
 
 
 def _correction(data: Mapping[str, Any]) -> Correction:
@@ -123,7 +129,7 @@ def _factors(data: Sequence[float]) -> Factors:
 
 def _check(loaded: ExternalCalibration) -> None:
     numbers: dict[str, Any] = {**loaded.correction.factors, **loaded.correction.added_ns, **vars(loaded.host)}
-    numbers["client_ms"] = loaded.client_ms
+    numbers["request_ms"] = loaded.request_ms
     for name in (*FACTORS, *ADDED):
         if name not in numbers:
             raise ValueError(f"no value for {name}")

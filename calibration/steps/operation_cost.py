@@ -64,6 +64,7 @@ class OperationCost:
     """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
 
     known_interval  how far off all steps of 9 of 10 runs are, where kernels were measured
+    untaught    what of it no measured run taught; empty where all that matters was
     stages      what prices each stage of a pipeline, in order; empty without one
     """
 
@@ -75,11 +76,13 @@ class OperationCost:
         correction: Correction | None = None,
         host: HostTimes | None = None,
         interval: StepInterval = SURE,
+        untaught: str = "",
     ) -> None:
         self.model, self.deployment, self.kernels = model, deployment, kernels
         self.correction = correction or Correction()
         self.host = host or HostTimes()
         self.known_interval = interval
+        self.untaught = untaught
         scheduler = deployment.scheduler
         self._most_rows = padded(scheduler.max_num_seqs)
         self._most_tokens = max(scheduler.max_num_batched_tokens, self._most_rows)
@@ -144,7 +147,7 @@ class OperationCost:
     def scaled(self, decode: float, prompts: float) -> OperationCost:
         """The same, with what decode steps take and what prompts add so many times as long."""
         correction, host = self.correction.scaled(decode, prompts), self.host.scaled(decode)
-        return type(self)(self.model, self.deployment, self.kernels, correction, host)
+        return type(self)(self.model, self.deployment, self.kernels, correction, host, untaught=self.untaught)
 
     # CostModel
 

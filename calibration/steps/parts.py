@@ -71,20 +71,50 @@ def step_parts(
 def parts_of(operations: list[Operation], kernels: KernelTimes) -> Iterator[tuple[str, Estimate]]:
     """Every operation's time in a step, all its occurrences, under the part it belongs to."""
     for operation in operations:
-        whole = kernels.time(operation)
+        whole = never_slower(operation, kernels)
         for name, ns in _split(operation, whole.ns, kernels):
             occurring = np.where(np.asarray(operation.size) > 0, ns, 0.0)
             yield name, whole._replace(ns=operation.count * occurring)
 
 
+_WIDER: dict[str, tuple[str, ...]] = {
+    "fp8": ("bfloat16",),
+    "fp8_block": ("bfloat16",),
+    "int8": ("bfloat16",),
+    "int4": ("bfloat16",),
+    "mxfp4": ("bfloat16",),
+    "nvfp4": ("bfloat16",),
+}
+_FOUR_BITS = ("mxfp4", "nvfp4")
+
+
+def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
+    """The time of an operation, which in a narrower type is never longer than in a wider one.
+
+    An engine that has the slower kernel would take the other. Where the GPU has no unit for 4 bits, they are computed
+    in 16, and not compared with 8.
+    """
+    found = kernels.time(operation)
+    if not isinstance(operation, Gemm | Experts) or operation.dtype not in _WIDER:
+        return found
+    wider = _WIDER[operation.dtype]
+    if operation.dtype in _FOUR_BITS and kernels.gpu.fp4_flop_per_s:
+        wider = ("fp8", "fp8_block", *wider)
+    for dtype in wider:
+        other = kernels.time(replace(operation, dtype=dtype, width=0.0))
+        slower = np.asarray(found.ns) > other.ns
+        found = Estimate(*(np.where(slower, theirs, own) for own, theirs in zip(found, other, strict=True)))
+    return found
+
+
 def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[str, Any]]:
     """The parts that one occurrence of `operation`, of `ns` nanoseconds, belongs to."""
     if isinstance(operation, Gemm):
-        weights = np.minimum(ns, kernels.time(replace(operation, m=1)).ns)
+        weights = np.minimum(ns, never_slower(replace(operation, m=1), kernels).ns)
         return [("weights", weights), ("compute", ns - weights)]
     if isinstance(operation, Experts):
         full = _SATURATED * operation.experts / operation.topk  # tokens at which nearly every expert is read
-        weights = np.minimum(ns, kernels.time(replace(operation, tokens=full)).ns)
+        weights = np.minimum(ns, never_slower(replace(operation, tokens=full), kernels).ns)
         return [("experts", weights), ("expert compute", ns - weights)]
     if isinstance(operation, PrefillAttention):
         alone = np.minimum(ns, kernels.time(_without_past(operation)).ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -11,6 +12,8 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collectives import COLLECTIVES
 from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.kernels.times import KernelTimes
+from calibration.steps.evidence import Evidence, Origin
+from calibration.steps.evidence_calibration import of_belief, step_shares, transferred
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment
@@ -21,15 +24,20 @@ from serving.deployments.model_catalogue import find_model
 def predicted_cost(gpu: str, deployment: Deployment, calibration: ExternalCalibration | None = None) -> OperationCost:
     """The cost model of `deployment` on `gpu`, by `calibration` or, blind, by what is bundled.
 
-    Raises UserError for a GPU or a model that is not known.
+    Raises UserError for a GPU or a model that is not known, and for a calibration of another GPU or model.
     """
-    known = calibration or blind()
+    known = blind(gpu, deployment)
+    if calibration is not None:
+        then = Deployment.model_validate_json(calibration.deployment)
+        same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
+        there = blind(gpu, then) if same else known
+        known = transferred(calibration, find_gpu(gpu), deployment, known, there)
     return known.cost(find_model(deployment.model), deployment, kernels(gpu))
 
 
 def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
-    """Twelve hexadecimal digits that change when the calibration does, or the kernel tables behind it."""
-    digest = blake2b((calibration or blind()).id.encode(), digest_size=6)
+    """Twelve hexadecimal digits that change when the calibration does, what was learnt, or the kernel tables."""
+    digest = blake2b((calibration.id if calibration else "").encode() + _bundled_bytes(), digest_size=6)
     own = bundled(find_gpu(gpu).name)
     for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
         digest.update(path.read_bytes())
@@ -42,16 +50,26 @@ def kernels(gpu: str) -> KernelTimes:
     return load_kernels(find_gpu(gpu))
 
 
-def blind(without: str = "") -> ExternalCalibration:
-    """The bundled calibration for engines that nothing is known of; its file says what it was learnt from.
+def blind(
+    gpu: str, deployment: Deployment, engine: str = "vllm", without: Callable[[Origin], bool] | None = None
+) -> ExternalCalibration:
+    """What measured runs of other engines teach about `engine` on `gpu`, of which no run is known.
 
-    `without` names a source (a case and a model of `calibration.validation.external`) that must have taught it nothing.
+    `without` picks the origins that must have taught it nothing.
     """
-    known = _blind()
-    return known.get(without, known[""])
+    model, spec = find_model(deployment.model), find_gpu(gpu)
+    known = bundled_evidence()
+    origin = Origin.of(model, spec, deployment, engine)
+    left = known if without is None else known.without(without)
+    return of_belief(left, origin, deployment, step_shares(model, deployment, kernels(gpu)))
 
 
 @cache
-def _blind() -> dict[str, ExternalCalibration]:
-    data = json.loads(files("calibration.steps").joinpath("blind.json").read_text(encoding="utf-8"))
-    return {name: ExternalCalibration.read(entry, f"blind.json {name}") for name, entry in data.items()}
+def bundled_evidence() -> Evidence:
+    """What `calibration.validation.external.teaching` learnt."""
+    return Evidence.read(json.loads(_bundled_bytes()))
+
+
+@cache
+def _bundled_bytes() -> bytes:
+    return files("calibration.steps").joinpath("blind.json").read_bytes()

@@ -22,6 +22,7 @@ class GpuSpec(Settings):
     """One GPU: memory, its bandwidth, dense tensor rates, links and price. What each means stands in `gpus.yaml`."""
 
     name: str
+    generation: str = Field("", description="architecture, as others of it are named; empty: like no other")
     memory_bytes: int = Field(gt=0, description="memory that CUDA reports, less than the label says")
     memory_bytes_per_s: float = Field(gt=0, description="memory bandwidth")
     bf16_flop_per_s: float = Field(gt=0, description="dense 16-bit operations a second, without sparsity")

@@ -58,7 +58,7 @@ class Sure:
 
 
 def predictor(cost: CostModel, interval: tuple[float, float] = (1.0, 1.0), client_ms: float = 0.0) -> Predictor:
-    return lambda case, gpu, deployment: Prediction(Sure(cost, interval), 500, client_ms)
+    return lambda case, gpu, deployment: Prediction(Sure(cost, interval), 500, (0.0, 0.0, client_ms))
 
 
 def case_data(**over: Any) -> dict[str, Any]:

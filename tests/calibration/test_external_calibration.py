@@ -69,7 +69,7 @@ def test_the_ends_of_its_interval_are_faster_and_slower(learnt: ExternalCalibrat
 
 
 def test_decode_steps_and_what_prompts_add_have_ends_of_their_own(learnt: ExternalCalibration, tmp_path: Path) -> None:
-    apart = replace(learnt, interval=(0.9, 1.1), prompt_interval=(0.6, 1.5), client_ms=12.0)
+    apart = replace(learnt, interval=(0.9, 1.1), prompt_interval=(0.6, 1.5), request_ms=12.0)
     apart.save(tmp_path)
     assert ExternalCalibration.load(tmp_path / FILE) == apart and apart.id != learnt.id
     cost = observed(apart.cost(LLAMA, deployment(), Roofline()))
@@ -99,7 +99,7 @@ def test_saved_and_loaded_is_the_same(learnt: ExternalCalibration, tmp_path: Pat
         ({"interval": "x"}, "damaged"),
         ({"prompt_interval": [0.9, 0.95]}, "impossible interval"),
         ({"prompt_interval": [0.9]}, "damaged"),
-        ({"client_ms": -1}, "impossible client_ms"),
+        ({"request_ms": -1}, "impossible request_ms"),
         ({"correction": {"factors": {}, "domain": {}}}, "no value for weights"),
         ({"host": {"step_ns": -1.0, "row_ns": 0.0}}, "impossible step_ns"),
         ({"unknown": 1}, "damaged"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
@@ -39,6 +40,13 @@ TARGET_MISSED = 3
 )
 @click.option("--router", help="How the server spreads requests over them. [default: round-robin]")
 @click.option("--max-error", type=Finite(min=0), help="With --recording: percent that a mean or a rate may be off.")
+@click.option(
+    "--leave-out",
+    "levels",
+    multiple=True,
+    type=click.Choice(["gpu", "engine", "model", "source"]),
+    help="Instead, predict every measured run from those of other GPUs, engines, models or sources; can be repeated.",
+)
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
 @click.option("--out", "-o", type=click.Path(), help="Also write external.json here, for the dashboard's Trust page.")
@@ -47,6 +55,7 @@ def external(
     cases: str | None,
     names: tuple[str, ...],
     recordings: tuple[str, ...],
+    levels: tuple[str, ...],
     style: str,
     page: str | None,
     out: str | None,
@@ -64,11 +73,14 @@ def external(
 
     What a client measures includes HTTP and tokenising. `tokentwin validate front-door` simulates them, too.
 
+    With --leave-out this fits what all cases teach, and prints how far off each GPU, engine, model or source is when it
+    taught nothing. Runs that cannot be simulated are counted by reason.
+
     A case whose file or setting is wrong is named in one line, and the others are scored.
 
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
-    from calibration.validation.external.page import as_dict, markdown
+    from calibration.validation.external.page import as_dict, markdown, section_of
     from calibration.validation.external.scoring import score
     from calibration.validation.external.steps import score_steps
     from serving.errors import UserError
@@ -83,6 +95,11 @@ def external(
             if value is not None:
                 raise UserError(option.removesuffix("_file").replace("_", "-"), value, "needs --recording")
         folder, chosen = Path(data), chosen_cases(data, cases, names, refused)
+    if levels:
+        _print_left_out(chosen, folder, levels, style, page)
+        return
+    if not names:
+        chosen = [case for case in chosen if not case.only_left_out]
     results = []
     for at, case in enumerate(chosen, start=1):
         click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
@@ -97,7 +114,8 @@ def external(
     report |= {"refused": why, "met": report["met"] and not why}
     if page:
         not_scored = "".join(f"- *{name}*: {reason}\n" for name, reason in why.items())
-        write_text("write", Path(page), markdown(results) + (not_scored and f"\n## Not scored\n\n{not_scored}"))
+        text = markdown(results) + (not_scored and f"\n## Not scored\n\n{not_scored}")
+        write_text("write", Path(page), text + section_of(_written(page)))
     if out:
         write_results(Path(out) / "external.json", report)
     if style == "json":
@@ -110,6 +128,32 @@ def external(
         raise SystemExit(2)
     if not all(verdict.met for result in results for verdict in result.verdicts):
         raise SystemExit(TARGET_MISSED)
+
+
+def _written(page: str) -> str:
+    return Path(page).read_text(encoding="utf-8") if Path(page).is_file() else ""
+
+
+def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], style: str, page: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from calibration.validation.external.leave_out import HEADER
+    from calibration.validation.external.page import left_out_section, with_section
+    from calibration.validation.external.teaching import left_out_tables
+
+    tables = left_out_tables(cases, data, levels, lambda said: click.echo(said, err=True))
+    if page:
+        write_text("write", Path(page), with_section(_written(page), left_out_section(tables)))
+    if style == "json":
+        found = {level: [dict(zip(HEADER, row, strict=True)) for row in rows] for level, rows in tables.items()}
+        click.echo(json.dumps(found))
+        return
+    for level, rows in tables.items():
+        table = Table(*HEADER, title=f"left out by {level}", title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
 
 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:

@@ -25,6 +25,8 @@ from traces.rows import Row, csv_rows
 FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
 _APART = 1.05  # rows of one configuration whose times differ by more disagree
 _SLOWER = 1.1  # a row slower than one of higher concurrency by more looks wrong
+_STAGGER_NS = 50_000  # a client's and a server's time to send and to take in a request
+_MOST_REQUESTS, _FEWEST_WAVES = 1280, 3  # more of them take long to simulate, and change little
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
 
@@ -34,7 +36,7 @@ Share = Annotated[float, Field(gt=0, le=2)]
 class Load(Settings):
     """How a closed-loop client made its requests.
 
-    waves       requests in all, as a multiple of the concurrency
+    waves       requests in all, as a multiple of the concurrency; fewer where they would be very many
     lengths     shares of the nominal length that lengths are drawn evenly between
     or_lengths  the same where nobody says, as it may have been instead: queueing, and with it TTFT, is then another
     """
@@ -54,7 +56,8 @@ class Load(Settings):
 class Rule(Settings):
     """For rows whose columns are as in `when`: settings of the deployment, the load, and columns to read as others.
 
-    `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency.
+    `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency. `skip` says why such rows cannot
+    be simulated.
     """
 
     when: dict[str, str] = Field(default_factory=dict)
@@ -63,6 +66,10 @@ class Rule(Settings):
     load: Load | None = None
     seqs_as_concurrency: bool = False
     caution: str = ""
+    skip: str = ""
+
+    def matches(self, row: Row) -> bool:
+        return all(row.text(key) == value for key, value in self.when.items())
 
 
 class SiliconTable(Settings):
@@ -77,11 +84,17 @@ class SiliconTable(Settings):
     def read(self, data: Path) -> list[MeasuredRun]:
         """See `MeasuredFormat`. TTFT is the client's, and taken to be the mean, as is TPOT."""
         path = data / self.file
-        rows = [_Deployed(row, self.rules) for row in csv_rows(path)]
+        rows: list[_Deployed] = []
+        runs: list[MeasuredRun] = []
+        for line in csv_rows(path):
+            why = next((rule.skip for rule in self.rules if rule.skip and rule.matches(line)), "")
+            if why:
+                runs.append(MeasuredRun(line.text("id"), Workload([]), {}, skipped=why))
+            else:
+                rows.append(_Deployed(line, self.rules))
         if not rows:
-            raise UserError("measured.file", str(path), "holds no rows")
+            raise UserError("measured.file", str(path), "holds no rows that can be simulated")
         floors, odd = _floors(rows), _out_of_order(rows)
-        runs = []
         for number, row in enumerate(rows):
             cautions = [*row.cautions, *([odd[number]] if number in odd else [])]
             if any(pct > 100 * (_APART - 1) for pct in floors[number].values()):
@@ -99,7 +112,12 @@ class SiliconTable(Settings):
             figures=row.figures,
             settings=row.settings(),
             gpu=self.systems[system],
-            group={"model": row.text("model_path"), "concurrency": str(row.concurrency)},
+            engine=row.text("backend"),
+            group={
+                "engine": f"{row.text('backend')} on {self.systems[system]}",
+                "model": row.text("model_path"),
+                "concurrency": str(row.concurrency),
+            },
             floor_pct=floor_pct,
             caution=caution,
             by_client=True,
@@ -112,7 +130,7 @@ class _Deployed:
     """A row, read by the rules that match it."""
 
     def __init__(self, row: Row, rules: Sequence[Rule]) -> None:
-        self.rules = [rule for rule in rules if all(row.text(key) == value for key, value in rule.when.items())]
+        self.rules = [rule for rule in rules if rule.matches(row)]
         columns = {key: value for rule in self.rules for key, value in rule.columns.items()}
         self.row = Row(row.path, row.line, {**row.fields, **columns})
         self.cautions = [rule.caution for rule in self.rules if rule.caution]
@@ -165,9 +183,11 @@ class _Deployed:
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         requests = [
             WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))
-            for id_ in range(slots * self.load.waves)
+            for id_ in range(slots * min(self.load.waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES)))
         ]
-        return Workload(requests, name=self.text("id"), concurrency=slots, shares_prefixes=False)
+        return Workload(
+            requests, name=self.text("id"), concurrency=slots, shares_prefixes=False, stagger_ns=_STAGGER_NS
+        )
 
 
 def _length(draw: random.Random, nominal: int, lengths: tuple[float, float]) -> int:

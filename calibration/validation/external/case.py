@@ -14,7 +14,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from calibration.steps.evidence import Origin
 from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.settings import Settings
 from serving.yaml_file import read_yaml
@@ -28,6 +31,7 @@ _SHOWN = (*(f"{name}.{statistic}" for name in LATENCIES for statistic in STATIST
 _CLIENTS_TIMES = "Latencies are a client's: the network and the server's HTTP, tokeniser and detokeniser are in them."
 
 Column = Literal["blind", "anchored"]
+ENGINES = ("vllm", "sglang", "trtllm")
 
 
 class Target(Settings):
@@ -74,6 +78,7 @@ class Case(Settings):
     targets: tuple[Target, ...] = ()
     anchor: Anchor | None = None
     notes: str = ""
+    only_left_out: bool = Field(False, description="so many runs that they are scored if named, or with --leave-out")
 
     @property
     def is_of_steps(self) -> bool:
@@ -94,9 +99,22 @@ class Case(Settings):
         return deployment, "num_blocks" in deployment.scheduler.model_fields_set
 
 
-def source_of(case: Case, deployment: Deployment) -> str:
-    """Runs of one case and one model are a source: what one taught, another of them must not profit from."""
-    return f"{case.name}/{deployment.model}"
+def engine_of(case: Case) -> str:
+    """The engine that ran: vllm unless the case's `engine` begins with another's name."""
+    found = case.engine.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
+    return found if found in ENGINES else "vllm"
+
+
+def of_engine(case: Case, run: MeasuredRun) -> Case:
+    """The case with the engine that the measurement of `run` states, where it does."""
+    return case.model_copy(update={"engine": run.engine}) if run.engine else case
+
+
+def origin_of(case: Case, gpu: str, deployment: Deployment) -> Origin:
+    """Where runs stand among what is measured. Raises UserError for a GPU or a model that is not known."""
+    known, engine = find_gpu(gpu), engine_of(case)
+    source = f"{case.name}/{deployment.model}/{known.name}/{engine}"
+    return Origin.of(find_model(deployment.model), known, deployment, engine, source)
 
 
 def case_of_recordings(

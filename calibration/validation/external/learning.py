@@ -12,9 +12,10 @@ from typing import Any
 
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, factors_of
-from calibration.steps.operation_cost import HostTimes
 from calibration.steps.predict import blind
+from calibration.validation.external.case import engine_of
 from calibration.validation.external.scoring import CaseResult
+from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
@@ -27,16 +28,17 @@ def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
     if case.anchor is None or found is None:
         remedy = "is missing; name the run to learn from, and the figures to reproduce"
         raise UserError(f"{case.name}.anchor", None, remedy)
-    start = blind()
     deployment, _ = case.deployment_of(result.runs[0])
+    gpu = result.runs[0].gpu or case.gpu
+    start = blind(gpu, deployment, engine_of(case))
     return replace(
         start,
-        gpu=result.runs[0].gpu or case.gpu,
+        gpu=find_gpu(gpu).name,
         deployment=deployment.model_dump_json(),
         correction=replace(
             start.correction.scaled(found.decode, found.prefill), source=f"{case.name}, run {case.anchor.run}"
         ),
-        host=HostTimes(start.host.step_ns * found.decode, start.host.row_ns * found.decode),
+        host=start.host.scaled(found.decode),
         **_intervals(result),
         source=f"{case.title}, run {case.anchor.run}; before that {start.source}",
         created=created,

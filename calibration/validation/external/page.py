@@ -5,11 +5,12 @@ Cases of many runs are summed up by group, with every row that looks wrong, or c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from calibration.validation.external.leave_out import HEADER as LEFT_OUT_HEADER
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from traces.measured.run import MeasuredRun
 
@@ -84,6 +85,35 @@ def markdown(results: Sequence[CaseResult]) -> str:
     for result in results:
         parts += list(_section(result))
     return "\n".join(parts).rstrip() + "\n"
+
+
+LeftOut = Mapping[str, Sequence[Sequence[str]]]
+"""Of each level, rows of the table of what was left out (`leave_out.table`)."""
+
+_LEFT_OUT = "\n## How far off groups are that taught nothing\n"
+
+
+def left_out_section(tables: LeftOut) -> str:
+    """The last section of that page, which another command writes."""
+    parts = [
+        _LEFT_OUT,
+        "Every row is predicted by what the other groups taught; its band is as wide as rows of other groups needed.",
+        "Rows that cannot be simulated are left out. This section is written by",
+        "`tokentwin validate external --leave-out gpu --leave-out engine ... --write docs/external.md`.",
+    ]
+    for level, rows in tables.items():
+        parts += [f"\n### By {level}\n", markdown_table(LEFT_OUT_HEADER, rows)]
+    return "\n".join(parts) + "\n"
+
+
+def with_section(page: str, section: str) -> str:
+    """A page with another last section."""
+    return page.partition(_LEFT_OUT)[0] + section
+
+
+def section_of(page: str) -> str:
+    """That section of a page; empty where it has none."""
+    return "".join(page.partition(_LEFT_OUT)[1:])
 
 
 TARGET_HEADER = ("case", "target", "error", "at", "met")

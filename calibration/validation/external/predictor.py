@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from calibration.steps.evidence import Origin
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import blind as bundled
-from calibration.steps.predict import predicted_cost
-from calibration.validation.external.case import Case, source_of
+from calibration.steps.predict import blind as blind_calibration
+from calibration.steps.predict import kernels
+from calibration.validation.external.case import Case, engine_of, origin_of
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
@@ -23,16 +24,17 @@ from serving.deployments.model_catalogue import find_model
 class Prediction(NamedTuple):
     """A new cost model, and the KV blocks that the engine would have where a case does not state them.
 
-    client_ms   what a client adds to TTFT at most, 9 times out of 10
+    request_ms  what a server and a client add to TTFT: least, centre and most, 9 times out of 10
     """
 
     cost: JudgedCost
     num_blocks: int
-    client_ms: float = 0.0
+    request_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 Predictor = Callable[[Case, str, Deployment], Prediction]
-"""Prices steps of engines that were never measured here: a case, for leaving out what its own runs taught, and a GPU.
+"""Prices steps of engines that were never measured here: a case, for its engine and for leaving out what its own runs
+taught, and a GPU.
 
 Raises UserError for an unknown GPU or model.
 """
@@ -40,14 +42,33 @@ Raises UserError for an unknown GPU or model.
 
 def blind(case: Case, gpu: str, deployment: Deployment) -> Prediction:
     """See `Predictor`. Raises UserError, too, when the engine could not have started for want of memory."""
-    source = source_of(case, deployment)
-    capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
-    capacity.check(deployment)
-    cost = observed(_blind(source, gpu, deployment.model_dump_json()))
-    return Prediction(cost, capacity.num_blocks, bundled(without=source).client_ms)
+    return left_out("source")(case, gpu, deployment)
+
+
+def left_out(level: str) -> Predictor:
+    """The blind predictor that has seen no run of the same `level`: source, gpu, engine or model."""
+
+    def predict(case: Case, gpu: str, deployment: Deployment) -> Prediction:
+        capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+        capacity.check(deployment)
+        mine = origin_of(case, gpu, deployment)
+        cost, request_ms = _blind(level, getattr(mine, level), gpu, deployment.model_dump_json(), engine_of(case))
+        return Prediction(observed(cost), capacity.num_blocks, request_ms)
+
+    return predict
 
 
 @cache
-def _blind(source: str, gpu: str, deployment_json: str) -> OperationCost:
+def _blind(
+    level: str, name: str, gpu: str, deployment_json: str, engine: str
+) -> tuple[OperationCost, tuple[float, float, float]]:
     """Tables take time to make, and many runs are of one deployment."""
-    return predicted_cost(gpu, Deployment.model_validate_json(deployment_json), bundled(without=source))
+
+    def is_it(origin: Origin) -> bool:
+        return bool(getattr(origin, level) == name)
+
+    deployment = Deployment.model_validate_json(deployment_json)
+    known = blind_calibration(gpu, deployment, engine, is_it)
+    low, high = known.request_interval
+    cost = known.cost(find_model(deployment.model), deployment, kernels(gpu))
+    return cost, (known.request_ms * low, known.request_ms, known.request_ms * high)

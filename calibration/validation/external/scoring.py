@@ -15,7 +15,7 @@ from statistics import median
 
 from calibration.kernels.times import Coverage
 from calibration.validation.bands import run_metrics
-from calibration.validation.external.case import Case, Target
+from calibration.validation.external.case import Case, Target, of_engine
 from calibration.validation.external.correction import Corrected, Correction, fit_correction
 from calibration.validation.external.predictor import Prediction, Predictor
 from serving.cost_model import CostModel
@@ -154,7 +154,7 @@ class _Ready:
         """The figures as predicted, with or without a correction."""
         cost: CostModel = self.prediction.cost
         if correction is None:
-            return self._figures(self.run, cost)
+            return self._figures(self.run, cost, self._outside_ms[1])
         return self._figures(self.run, Corrected(cost, correction), correction.overhead_ms)
 
     def at_ends(self) -> list[dict[str, float]]:
@@ -163,20 +163,27 @@ class _Ready:
         The interval is that of the steps which the run asks for, so it is simulated at the centre before.
         """
         fast, slow = self.prediction.cost.ends()
-        outside_ms = self.prediction.client_ms if self.run.by_client else 0.0
+        least_ms, _, most_ms = self._outside_ms
         runs = [self.run]
         if self.run.or_workload is not None:
             runs.append(replace(self.run, workload=self.run.or_workload))
-        return [self._figures(run, cost, ms) for run in runs for cost, ms in ((fast, 0.0), (slow, outside_ms))]
+        return [self._figures(run, cost, ms) for run in runs for cost, ms in ((fast, least_ms), (slow, most_ms))]
+
+    @property
+    def _outside_ms(self) -> tuple[float, float, float]:
+        """Milliseconds that are in a client's TTFT and in no simulation: least, centre, most."""
+        return self.prediction.request_ms if self.run.by_client else (0.0, 0.0, 0.0)
 
     def _figures(self, run: MeasuredRun, cost: CostModel, overhead_ms: float = 0.0) -> dict[str, float]:
         return simulated_figures(run, self.deployment, cost, overhead_ms, self.case.replicas, self.case.router)
 
 
 def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
+    if run.skipped:
+        raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
     stated, has_blocks = case.deployment_of(run)
     deployment = with_known_states(stated)
-    prediction = predictor(case, run.gpu or case.gpu, deployment)
+    prediction = predictor(of_engine(case, run), run.gpu or case.gpu, deployment)
     if not has_blocks:
         deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)
     return _Ready(case, run, deployment, prediction)

@@ -19,7 +19,7 @@ from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.predict import blind, kernels
-from calibration.validation.external.case import Case, Target, source_of
+from calibration.validation.external.case import Case, Target, engine_of, origin_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
@@ -46,7 +46,8 @@ def score_steps(case: Case, data: Path) -> CaseResult:
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
     priced = PricedLog(log, find_model(deployment.model), deployment, kernels(case.gpu))
     middle = middle_third(log)
-    known = blind(source_of(case, deployment))
+    mine = origin_of(case, case.gpu, deployment).source
+    known = blind(case.gpu, deployment, engine_of(case), lambda origin: origin.source == mine)
     taught = priced.fit(~middle, f"{case.name}, first and last third")
     columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
     errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}

@@ -1,0 +1,290 @@
+"""What measured runs of engines teach about engines in general, as levels that share strength.
+
+Thirteen numbers say how an engine differs from its kernels. Each number of a configuration is the product of one that
+all engines share and of deviations of its engine, its generation of GPUs, its precision, both of these together, its
+model, and its source. Deviations are drawn towards 1, each level by a spread of its own, so that one that nobody
+measured changes nothing and widens the band by its spread. All of them are one regularised least-squares problem on
+log errors (a linear mixed model), of which every source contributes its normal equations: predictions without a
+source, a GPU, an engine or a model need no further simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.steps.correction import COMPUTE, Correction
+from calibration.steps.operation_cost import HostTimes
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import stored, weights_dtype
+
+Floats = NDArray[np.float64]
+
+
+class Number(NamedTuple):
+    """Prior value of a number (a factor, or nanoseconds), standard deviation of its logarithm, its kernel family."""
+
+    prior: float
+    spread: float
+    family: str
+
+
+NUMBERS: dict[str, Number] = {
+    "weights": Number(1.0, 0.05, "gemm"),
+    "compute": Number(1.1, 0.15, "gemm"),
+    "decode attention": Number(1.0, 0.15, "attention"),
+    "prompt attention": Number(1.0, 0.15, "attention"),
+    "experts": Number(1.0, 0.15, "experts"),
+    "expert compute": Number(1.0, 0.5, "experts"),
+    "elementwise": Number(1.0, 0.3, "elementwise"),
+    "collectives": Number(1.0, 0.3, "collectives"),
+    "step": Number(4e5, 0.8, "host"),
+    "decode row": Number(1.5e4, 0.8, "host"),
+    "host step": Number(1e6, 0.8, "host"),
+    "host row": Number(1e4, 0.8, "host"),
+    "request": Number(1e7, 0.8, "request"),
+}
+_NAMES = tuple(NUMBERS)
+PLACE = {name: place for place, name in enumerate(NUMBERS)}
+PARTS = {name: name for name in _NAMES[:8]} | {"past attention": "prompt attention"}
+"""Of each part of a step, the number that multiplies it."""
+PRIORS = np.array([number.prior for number in NUMBERS.values()])
+_SPREADS = np.array([number.spread for number in NUMBERS.values()])
+_FAMILIES = [number.family for number in NUMBERS.values()]
+_OF_KERNELS = ("gemm", "attention", "experts", "elementwise", "collectives")
+
+NOISE = {"tpot_ms.mean": 0.06, "ttft_ms.mean": 0.15}  # log errors that no level explains
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "engine": (*_OF_KERNELS, "host", "request"),
+    "generation": _OF_KERNELS,
+    "precision": ("gemm", "experts"),
+    "generation and precision": ("gemm", "experts"),
+    "model": (*_OF_KERNELS, "host"),
+    "source": (*_OF_KERNELS, "host", "request"),
+}
+"""Levels, and the kernel families whose numbers they let deviate."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a configuration stands in the hierarchy; an empty name is of nothing that was ever measured.
+
+    gemm, experts   what weights are kept in, of dense layers and of routed experts, if there are any
+    source          who measured it: a case, with the model, the GPU and the engine
+    """
+
+    engine: str
+    gpu: str
+    generation: str
+    model: str
+    gemm: str
+    experts: str
+    source: str = ""
+
+    @classmethod
+    def of(
+        cls, model: ModelSpec, gpu: GpuSpec, deployment: Deployment, engine: str = "vllm", source: str = ""
+    ) -> Origin:
+        """That of an engine of `deployment`."""
+        gemm = _bits(stored(model, deployment, "attention out", model.num_layers)[0].dtype)
+        experts = _bits(weights_dtype(model, deployment)) if model.num_experts else ""
+        return cls(engine, gpu.name, gpu.generation, model.name, gemm, experts, source)
+
+    def effects(self, number: int) -> Iterator[tuple[str, str]]:
+        """Level and name of every deviation that the number has here."""
+        family = _FAMILIES[number]
+        precision = self.gemm if family == "gemm" else self.experts
+        names = {
+            "engine": self.engine,
+            "generation": self.generation,
+            "precision": f"{family} {precision}",
+            "generation and precision": f"{self.generation} {family} {precision}",
+            "model": self.model,
+            "source": self.source,
+        }
+        return ((level, names[level]) for level, families in LEVELS.items() if family in families)
+
+
+def _bits(dtype: str) -> str:
+    return "16 bit" if dtype in ("bfloat16", "float16", "float32") else dtype
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What the rows of one origin say: normal equations in the logarithms of the numbers over their priors.
+
+    information `[numbers, numbers]`, vector `[numbers]`, and the number of rows
+    """
+
+    origin: Origin
+    information: Floats
+    vector: Floats
+    rows: int
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is known of the numbers of one configuration: logarithms over their priors, and their covariance."""
+
+    logs: Floats
+    covariance: Floats
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The numbers: factors, and nanoseconds."""
+        return dict(zip(_NAMES, (PRIORS * np.exp(self.logs)).tolist(), strict=True))
+
+    def correction(self, source: str) -> Correction:
+        """The numbers of steps."""
+        value = self.values
+        factors = dict(Correction().factors)
+        factors.update({name: value[name] for name in factors if name in value})
+        factors.update(dict.fromkeys(COMPUTE, value["compute"]))
+        factors["past attention"] = value["prompt attention"]
+        added = dict(Correction().added_ns) | {name: value[name] for name in ("step", "decode row")}
+        return Correction(factors=factors, added_ns=added, source=source)
+
+    @property
+    def host(self) -> HostTimes:
+        """The numbers of the CPU."""
+        return HostTimes(self.values["host step"], self.values["host row"])
+
+    def variance(self, slopes: Floats) -> Floats:
+        """Of the logarithm of what changes with the logarithms of the numbers by `slopes` `[..., numbers]`."""
+        return np.asarray(np.einsum("...i,ij,...j->...", slopes, self.covariance, slopes))
+
+
+Spreads = Mapping[str, float]
+"""Of each level, the standard deviation of its deviations as a share of that of the number's prior."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that was taught, and how far the deviations of each level spread.
+
+    noise   log error of a figure that no level explains
+    reach   standard deviations within which 9 of 10 rows lay of sources left out in turn, by figure
+    """
+
+    taught: Sequence[Taught]
+    spreads: Spreads
+    noise: Mapping[str, float] = field(default_factory=lambda: dict(NOISE))
+    reach: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(NOISE, 1.645))
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Evidence:
+        """From what `as_dict` gave."""
+        upper = np.triu_indices(len(_NAMES))
+        taught = []
+        for each in data["taught"]:
+            information = np.zeros((len(_NAMES), len(_NAMES)))
+            information[upper] = each["information"]
+            information += np.triu(information, 1).T
+            taught.append(Taught(Origin(**each["origin"]), information, np.array(each["vector"]), each["rows"]))
+        return cls(taught, data["spreads"], data["noise"], data["reach"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, to be written as JSON: of the symmetric information the upper half, row by row."""
+        upper = np.triu_indices(len(_NAMES))
+        taught = [
+            {
+                "origin": asdict(each.origin),
+                "rows": each.rows,
+                "information": [float(f"{x:.5g}") for x in each.information[upper]],
+                "vector": [float(f"{x:.5g}") for x in each.vector],
+            }
+            for each in self.taught
+        ]
+        return {"spreads": self.spreads, "noise": self.noise, "reach": self.reach, "taught": taught}
+
+    def untaught(self, origin: Origin) -> str:
+        """What of a configuration no measured run taught, of what matters to every step; empty where all of it was."""
+        missing = []
+        for level in ("engine", "generation", "generation and precision"):
+            known = {name for each in self.taught for name in _names(each.origin, level)}
+            missing += [name for name in dict.fromkeys(_names(origin, level)) if name not in known]
+        return f"no measured run taught {missing[0] or 'its generation of GPUs'}" if missing else ""
+
+    @cached_property
+    def posterior(self) -> tuple[dict[tuple[str, str, int], int], Floats, Floats]:
+        """Where each effect stands, their means, and their covariance."""
+        places: dict[tuple[str, str, int], int] = {}
+        for each in self.taught:
+            for number in range(len(_NAMES)):
+                for level, name in _effects(each.origin, number):
+                    places.setdefault((level, name, number), len(places))
+        precision = np.diag([1.0 / self._spread(level, number) ** 2 for level, _, number in places])
+        wanted = np.zeros(len(places))
+        for each in self.taught:
+            rows, columns = _design(each.origin, places)
+            np.add.at(precision, (columns[:, None], columns[None, :]), each.information[rows[:, None], rows[None, :]])
+            np.add.at(wanted, columns, each.vector[rows])
+        covariance = np.linalg.inv(precision)
+        return places, covariance @ wanted, covariance
+
+    def belief(self, origin: Origin) -> Belief:
+        """What all of it says of a configuration; deviations that nobody measured have their spread."""
+        places, means, covariance = self.posterior
+        rows, columns = _design(origin, places)
+        design = np.zeros((len(_NAMES), len(places)))
+        design[rows, columns] = 1.0
+        unseen = [
+            sum(
+                self._spread(level, number) ** 2
+                for level, name in _effects(origin, number)
+                if (level, name, number) not in places
+            )
+            for number in range(len(_NAMES))
+        ]
+        return Belief(design @ means, design @ covariance @ design.T + np.diag(unseen))
+
+    def without(self, left_out: Callable[[Origin], bool]) -> Evidence:
+        """What the other origins taught."""
+        return Evidence([each for each in self.taught if not left_out(each.origin)], self.spreads)
+
+    def _spread(self, level: str, number: int) -> float:
+        return float(_SPREADS[number]) * (1.0 if level == "all" else self.spreads[level])
+
+    @property
+    def log_evidence(self) -> float:
+        """Logarithm of the probability of what was taught under these spreads, but for a constant."""
+        places, means, covariance = self.posterior
+        _, log_det = np.linalg.slogdet(covariance)
+        prior = sum(np.log(self._spread(level, number)) for level, _, number in places)
+        wanted = np.zeros(len(places))
+        for each in self.taught:
+            rows, columns = _design(each.origin, places)
+            np.add.at(wanted, columns, each.vector[rows])
+        return float(0.5 * log_det - prior + 0.5 * wanted @ means)
+
+
+def _names(origin: Origin, level: str) -> Iterator[str]:
+    """Of the numbers that the model has."""
+    for number, family in enumerate(_FAMILIES):
+        if family != "experts" or origin.experts:
+            yield from (name for found, name in origin.effects(number) if found == level)
+
+
+def _effects(origin: Origin, number: int) -> Iterator[tuple[str, str]]:
+    yield "all", ""
+    yield from origin.effects(number)
+
+
+def _design(origin: Origin, places: Mapping[tuple[str, str, int], int]) -> tuple[Any, Any]:
+    """Rows (numbers) and columns (effects) at which the design of an origin has a 1."""
+    found = [
+        (number, places[level, name, number])
+        for number in range(len(_NAMES))
+        for level, name in _effects(origin, number)
+        if (level, name, number) in places
+    ]
+    rows, columns = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return rows, columns

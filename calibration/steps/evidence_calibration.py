@@ -1,0 +1,132 @@
+"""From evidence to the calibration of a configuration, and from one configuration's calibration to another's.
+
+The band of a configuration is that of the numbers behind its steps, as the levels know them, times as many standard
+deviations as sources left out in turn needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import KernelTimes
+from calibration.operations import StepSizes
+from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Evidence, Origin
+from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.interval import REACH, factors_of, widened
+from calibration.steps.operation_cost import HostTimes
+from calibration.steps.parts import step_parts
+from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
+
+Floats = NDArray[np.float64]
+
+_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # of the steps by which a configuration is judged
+
+
+def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> Floats:
+    """Nanoseconds of each number's part, at its prior, in a decode step and in what a prompt adds `[2, numbers]`."""
+    rows = float(min(_ROWS, deployment.scheduler.max_num_seqs))
+    decode = StepSizes(decode_rows=rows, decode_context=rows * _CONTEXT, sampled_rows=rows)
+    pairs = _CHUNK * (_CHUNK + 1) / 2
+    prompt = StepSizes(prefill_rows=1.0, prefill_tokens=float(_CHUNK), prefill_pairs=pairs, sampled_rows=1.0)
+    found = np.zeros((2, len(NUMBERS)))
+    for at, sizes in enumerate((decode, prompt)):
+        for part, ns in step_parts(model, deployment, kernels, sizes).items():
+            if part in PARTS:
+                found[at, PLACE[PARTS[part]]] += float(ns)
+        of_loop = {"step": 1.0, "host step": 0.0 if deployment.scheduler.async_scheduling else 1.0}
+        of_loop |= {"decode row": rows * (at == 0), "host row": of_loop["host step"] * rows * (at == 0)}
+        for name, count in of_loop.items():
+            found[at, PLACE[name]] = count
+    return found * PRIORS
+
+
+def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares: Floats) -> ExternalCalibration:
+    """What the evidence says of one configuration, of which `shares` are `step_shares`."""
+    belief = evidence.belief(origin)
+    decode, prompts = (
+        factors_of(evidence.reach[figure] * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
+        for figure, slopes in zip(("tpot_ms.mean", "ttft_ms.mean"), _slopes(belief, shares), strict=True)
+    )
+    at = PLACE["request"]
+    return ExternalCalibration(
+        gpu="",
+        deployment=deployment.model_dump_json(),
+        correction=belief.correction("measured runs of other engines"),
+        host=belief.host,
+        interval=decode,
+        prompt_interval=prompts,
+        request_ms=belief.values["request"] / 1e6,
+        request_interval=factors_of(REACH * sqrt(float(belief.covariance[at, at]))),
+        untaught=evidence.untaught(origin),
+        source=f"{len(evidence.taught)} groups of measured runs",
+        created="",
+    )
+
+
+def _slopes(belief: Belief, shares: Floats) -> Floats:
+    times = shares * np.exp(belief.logs)
+    return np.asarray(times / times.sum(axis=1, keepdims=True))
+
+
+def transferred(
+    learnt: ExternalCalibration,
+    gpu: GpuSpec,
+    deployment: Deployment,
+    here: ExternalCalibration,
+    there: ExternalCalibration,
+) -> ExternalCalibration:
+    """A calibration as it may be used for `deployment` on `gpu`: as it is where it was learnt, of which it is sure.
+
+    At another parallel split, precision or loop its numbers are those that are known blind `here`, times by how much it
+    differed from what was known blind `there`, where it was learnt. Its interval is then no narrower than the blind
+    one. Raises UserError on another GPU and for another model, whose kernels are others.
+    """
+    then = parse(Deployment, json.loads(learnt.deployment), where="calibration.deployment")
+    for field, was, now in (("gpu", learnt.gpu, gpu.name), ("model", then.model, deployment.model)):
+        if was != now:
+            remedy = f"is not what the calibration was learnt on ({was}); calibrate on it, or leave the calibration out"
+            raise UserError(field, now, remedy)
+    longest = deployment.scheduler.max_model_len  # which changes no time
+    if then.rescheduled(max_model_len=longest).timing() == deployment.timing():
+        return learnt
+
+    def moved(which: Callable[[ExternalCalibration], Mapping[str, float]]) -> dict[str, float]:
+        blind, own = which(here), which(learnt)
+        return {
+            name: value * blind[name] / base if (base := which(there)[name]) > 0 else value
+            for name, value in own.items()
+        }
+
+    correction = replace(
+        learnt.correction,
+        factors=moved(lambda c: c.correction.factors),
+        added_ns=moved(lambda c: c.correction.added_ns),
+        domain={},
+    )
+    host = HostTimes(**moved(lambda c: vars(c.host)))
+    intervals = (
+        widened(mine, max(abs(log(end)) for end in blind))
+        for mine, blind in zip(learnt.step_interval, here.step_interval, strict=True)
+    )
+    decode, prompts = intervals
+    untaught = f"it was learnt as {_differing(then, deployment)}"
+    return replace(
+        learnt, correction=correction, host=host, interval=decode, prompt_interval=prompts, untaught=untaught
+    )
+
+
+def _differing(then: Deployment, now: Deployment) -> str:
+    """The first setting that decides over times and is another now, as it was."""
+    before, after = then.model_dump(), now.model_dump()
+    names = (name for name in before if name != "scheduler" and before[name] != after[name])
+    name = next(names, "scheduler")
+    return f"{name} {before[name]}" if name != "scheduler" else "an engine of another loop"

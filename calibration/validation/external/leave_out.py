@@ -1,0 +1,137 @@
+"""How far off rows are of groups that taught nothing: a GPU, an engine, a model or a source left out in turn.
+
+Every row is predicted by a fit that never saw its group, and its band is as wide as the other groups were missed by
+their own such fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.steps.evidence import NOISE, Evidence, Origin
+from calibration.steps.interval import REACH
+from calibration.validation.external.lessons import FIGURES, Lesson
+
+Floats = NDArray[np.float64]
+
+GROUPS: Mapping[str, Callable[[Origin], str]] = {
+    "gpu": lambda origin: origin.gpu,
+    "engine": lambda origin: origin.engine,
+    "model": lambda origin: origin.model,
+    "source": lambda origin: origin.source,
+}
+MANY = 30  # rows of a GPU under an engine, from which they are shown apart
+COVERAGE = 0.9
+_LEAST_REACH = 1.0  # standard deviations
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A figure of a row, predicted by what the other groups taught.
+
+    error       logarithm of predicted over measured
+    sigma       standard deviation that the other groups give it
+    reach       of the band, in the logarithm
+    """
+
+    lesson: Lesson
+    figure: str
+    group: str
+    error: float
+    sigma: float
+    reach: float = 0.0
+
+    @property
+    def predicted(self) -> float:
+        """In milliseconds, like what was measured."""
+        return float(np.exp(self.error)) * self.lesson.run.figures[self.figure]
+
+    @property
+    def off(self) -> float:
+        """Absolute error, as a share of what was measured."""
+        return abs(float(np.expm1(self.error)))
+
+    @property
+    def covered(self) -> bool:
+        return abs(self.error) <= self.reach
+
+
+def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Scored]:
+    """Every figure of the lessons, the group that it belongs to `by` left out."""
+    group = GROUPS[by]
+    left: dict[str, Evidence] = {}
+    logs: dict[Origin, tuple[Floats, Floats]] = {}
+    found: list[Scored] = []
+    for lesson in lessons:
+        name = group(lesson.origin)
+        if name not in left:
+            left[name] = evidence.without(lambda origin, name=name: group(origin) == name)  # type: ignore[misc]
+        if lesson.origin not in logs:
+            belief = left[name].belief(lesson.origin)
+            logs[lesson.origin] = belief.logs, belief.covariance
+        at, covariance = logs[lesson.origin]
+        predicted, slopes = lesson.predicted(at)
+        errors = np.log(predicted / lesson.measured)
+        for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
+            sigma = float(np.sqrt(slope @ covariance @ slope + NOISE[figure] ** 2))
+            found.append(Scored(lesson, figure, name, error, sigma))
+    return list(_reaching(found))
+
+
+def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
+    """With bands: each group's as many standard deviations wide as 9 of 10 rows of the other groups needed."""
+    needed: dict[tuple[str, str], float] = {}
+    for each in scored:
+        key = each.figure, each.group
+        if key not in needed:
+            needed[key] = quantile([s for s in scored if s.figure == each.figure and s.group != each.group])
+        yield replace(each, reach=each.sigma * needed[key])
+
+
+def quantile(scored: Sequence[Scored]) -> float:
+    """How many standard deviations 9 of 10 figures are off at most, a source weighing as the root of its rows.
+
+    Those of a caution do not count.
+    """
+    scored = [each for each in scored if not each.lesson.run.caution]
+    if not scored:
+        return REACH
+    counts: dict[str, int] = {}
+    for each in scored:
+        counts[each.lesson.origin.source] = counts.get(each.lesson.origin.source, 0) + 1
+    misses = np.array([abs(each.error) / each.sigma for each in scored])
+    weight = np.array([counts[each.lesson.origin.source] ** -0.5 for each in scored])
+    order = np.argsort(misses)
+    share = np.cumsum(weight[order]) / weight.sum()
+    return max(float(misses[order][np.searchsorted(share, COVERAGE)]), _LEAST_REACH)
+
+
+HEADER = ("left out", "rows", "TPOT, median error", "TTFT, median error", "TPOT in band", "TTFT in band")
+
+
+def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
+    """Cells under `HEADER`: all rows, each group, and GPUs under an engine with many rows."""
+    yield _cells("all", scored)
+    yield _cells("all that no caution is about", [s for s in scored if not s.lesson.run.caution])
+    yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
+    for name in sorted({s.group for s in scored}):
+        yield _cells(name, [s for s in scored if s.group == name])
+    for gpu, engine in sorted({(s.lesson.origin.gpu, s.lesson.origin.engine) for s in scored}):
+        mine = [s for s in scored if (s.lesson.origin.gpu, s.lesson.origin.engine) == (gpu, engine)]
+        if sum(s.figure == FIGURES[0] for s in mine) >= MANY:
+            yield _cells(f"of these, {gpu} under {engine}", mine)
+
+
+def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
+    of = {figure: [s for s in scored if s.figure == figure] for figure in FIGURES}
+    errors = (
+        f"{100 * float(np.median([s.off for s in of[figure]])):.1f} %" if of[figure] else "" for figure in FIGURES
+    )
+    within = (
+        f"{100 * float(np.mean([s.covered for s in of[figure]])):.0f} %" if of[figure] else "" for figure in FIGURES
+    )
+    return name, str(max(len(each) for each in of.values())), *errors, *within

@@ -1,0 +1,171 @@
+"""Measured runs, ready to teach: their figures as functions of the numbers of `calibration.steps.evidence`.
+
+A closed loop's figures are sums over steps (`schedule`), so that their slopes are exact and take no simulation. Those
+of other runs are simulated, at the numbers and a little beside each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.operations import StepSizes
+from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import step_parts
+from calibration.steps.predict import kernels
+from calibration.validation.external.case import Case, of_engine, origin_of
+from calibration.validation.external.schedule import Schedule, is_plain_loop, schedule
+from calibration.validation.external.scoring import simulated_figures
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_groups import with_known_states
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from traces.measured.run import MeasuredRun
+
+Floats = NDArray[np.float64]
+
+FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
+_STEP = 0.1  # of a logarithm, for the slopes of what is simulated
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One measured run: where it stands, what was observed, and how to predict that."""
+
+    origin: Origin
+    case: Case
+    run: MeasuredRun
+    gpu: str
+    deployment: Deployment
+    _kept: dict[str, Floats] = field(default_factory=dict, compare=False)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What was measured of it, of `FIGURES`."""
+        return tuple(name for name in FIGURES if self.run.figures.get(name, 0) > 0)
+
+    @property
+    def measured(self) -> Floats:
+        """In milliseconds."""
+        return np.array([self.run.figures[name] for name in self.figures])
+
+    def predicted(self, logs: Floats) -> tuple[Floats, Floats]:
+        """Milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`, at numbers `logs`."""
+        if self._is_summed:
+            return self._summed.predicted(logs, self.figures, self.run.by_client)
+        at = self._simulated(logs)
+        if "slopes" not in self._kept:  # they take many simulations, and change little
+            beside = [self._simulated(logs + _STEP * unit) for unit in np.eye(len(logs))]
+            self._kept["slopes"] = np.log(np.array(beside) / at).T / _STEP
+        return at, self._kept["slopes"]
+
+    @cached_property
+    def _is_summed(self) -> bool:
+        return self.case.replicas == 1 and is_plain_loop(self.run.workload)
+
+    @cached_property
+    def _summed(self) -> _Priced:
+        model = find_model(self.deployment.model)
+        return _Priced.of(schedule(self.run.workload, self.deployment), self, model.name)
+
+    def _simulated(self, logs: Floats) -> Floats:
+        belief = Belief(logs, np.zeros((len(logs), len(logs))))
+        model = find_model(self.deployment.model)
+        cost = OperationCost(model, self.deployment, kernels(self.gpu), belief.correction(""), belief.host)
+        outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
+        found = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
+        return np.array([found[name] for name in self.figures])
+
+
+class _Priced:
+    """A closed loop's kinds of steps, with the nanoseconds that each number stands for in them."""
+
+    def __init__(self, gpu_ns: Floats, cpu_ns: Floats, weights: dict[str, Floats], overlapped: bool) -> None:
+        self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
+
+    @classmethod
+    def of(cls, steps: Schedule, lesson: Lesson, model: str) -> _Priced:
+        deployment, sizes = lesson.deployment, steps.sizes
+        kinds = len(steps.dense)
+        gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
+        spec, times = find_model(deployment.model), kernels(lesson.gpu)
+        dense = StepSizes(prefill_tokens=steps.dense, sampled_rows=sizes.sampled_rows)
+        attention = ("decode attention", "prompt attention", "past attention")
+        for found, taken in (
+            (step_parts(spec, deployment, times, dense), False),
+            (step_parts(spec, deployment, times, sizes), True),
+        ):
+            for part, ns in found.items():
+                if part in PARTS and (part in attention) == taken:
+                    gpu_ns[:, PLACE[PARTS[part]]] += ns
+        rows = np.asarray(sizes.decode_rows + sizes.prefill_rows)
+        gpu_ns[:, PLACE["step"]] = PRIORS[PLACE["step"]]
+        gpu_ns[:, PLACE["decode row"]] = PRIORS[PLACE["decode row"]] * sizes.decode_rows
+        cpu_ns[:, PLACE["host step"]] = PRIORS[PLACE["host step"]]
+        cpu_ns[:, PLACE["host row"]] = PRIORS[PLACE["host row"]] * rows
+        for place in set(map(PLACE.__getitem__, PARTS.values())):
+            gpu_ns[:, place] *= PRIORS[place]
+        weights = {"tpot_ms.mean": steps.tpot, "ttft_ms.mean": steps.ttft}
+        return cls(gpu_ns, cpu_ns, weights, deployment.scheduler.async_scheduling)
+
+    def predicted(self, logs: Floats, figures: Sequence[str], by_client: bool) -> tuple[Floats, Floats]:
+        """See `Lesson.predicted`."""
+        values = np.exp(logs)
+        gpu, cpu = self._gpu_ns * values, self._cpu_ns * values
+        if self._overlapped:
+            hidden = gpu.sum(axis=1) >= cpu.sum(axis=1)
+            steps = np.where(hidden[:, None], gpu, cpu)
+        else:
+            steps = gpu + cpu
+        by_number = np.array([self._weights[name] @ steps for name in figures])
+        if by_client:
+            request = PLACE["request"]
+            for row, name in zip(by_number, figures, strict=True):
+                row[request] = PRIORS[request] * values[request] * name.startswith("ttft")
+        whole = by_number.sum(axis=1)
+        return whole / 1e6, by_number / whole[:, None]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A measured run that cannot be represented, and why."""
+
+    run: str
+    why: str
+
+
+def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
+    """The runs of a case that can be predicted, and those that cannot. Raises UserError for a file that is wrong."""
+    found, skipped = [], []
+    for run in case.format.read(data):
+        if run.skipped:
+            skipped.append(Skipped(run.name, run.skipped))
+            continue
+        try:
+            found.append(_lesson(case, run))
+        except UserError as error:
+            skipped.append(Skipped(run.name, str(error)))
+    return found, skipped
+
+
+def _lesson(case: Case, run: MeasuredRun) -> Lesson:
+    told, stated = case.deployment_of(run)
+    deployment = with_known_states(told)
+    gpu = run.gpu or case.gpu
+    model = find_model(deployment.model)
+    if not stated:
+        capacity = kv_capacity(model, find_gpu(gpu), deployment)
+        capacity.check(deployment)
+        deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
+    lesson = Lesson(origin_of(of_engine(case, run), gpu, deployment), case, run, gpu, deployment)
+    if lesson._is_summed:
+        _ = lesson._summed  # what is refused is refused here
+    return lesson

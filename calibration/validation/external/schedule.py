@@ -1,0 +1,164 @@
+"""The steps of a closed loop, which do not depend on how long they take.
+
+A client of a closed loop sends when an answer is there, so that whatever steps cost, the same ones follow one another:
+a run is simulated once, with all steps alike, and its TTFT and TPOT are then sums over steps of their times. What a
+number of a cost model does to them needs no further simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.operations import StepSizes
+from serving.deployments.config import Deployment
+from serving.deployments.decode_buckets import DECODE_BUCKETS
+from serving.errors import UserError
+from serving.step_plan import StepPlan
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+
+Floats = NDArray[np.float64]
+
+_UNIT_NS = 1_000_000  # longer than all requests of a client are apart, each of which is staggered by 1
+_NOTED = ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context")
+_GRAPH_TOKENS = 512  # as `calibration.steps.operation_cost` has it
+_FINE = 4.0  # bins of a size in a factor of two
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Kinds of steps of a run, and how often each lies in what was waited for.
+
+    sizes   mean sizes of each kind `[kinds]`
+    dense   tokens that its dense operations run, padded as CUDA graphs do
+    ttft    of each kind, how many are in the time to first token of a request, on average `[kinds]`
+    tpot    likewise of a token after the first
+    """
+
+    sizes: StepSizes
+    dense: Floats
+    ttft: Floats
+    tpot: Floats
+
+
+class _Counting:
+    """A cost model by which every step takes a unit of time, and which notes what is in it."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[int, ...]] = []  # _NOTED, sampled rows, and how many steps like it
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return 0
+
+    def step_ns(self, plan: StepPlan) -> int:
+        self.noted.append((*(getattr(plan, name) for name in _NOTED), plan.sampled_rows, 1))
+        return _UNIT_NS
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        if steps > 1:
+            self.noted.append((0, 0, 0, 0, rows, context + rows * (steps - 1) // 2, rows, steps))
+        else:
+            self.noted.append((0, 0, 0, 0, rows, context, rows, 1))
+        return [_UNIT_NS] * steps
+
+
+def is_plain_loop(workload: Workload) -> bool:
+    """Whether its clients do nothing but wait for answers, and share no prefixes."""
+    waits = workload.concurrency is not None and not workload.shares_prefixes
+    return waits and all(request.arrival_ns == 0 for request in workload.requests)
+
+
+def schedule(workload: Workload, deployment: Deployment) -> Schedule:
+    """The steps with which an engine of `deployment` serves `workload`, a closed loop without shared prefixes.
+
+    Raises UserError when the engine would turn requests away.
+    """
+    if workload.concurrency is None or not is_plain_loop(workload):
+        raise ValueError("only the steps of a closed loop do not depend on how long they take")
+    sent = tuple((request.prompt_len, request.output_len) for request in workload.requests)
+    scheduler = deployment.scheduler
+    longest = max(prompt + outputs for prompt, outputs in sent)
+    enough = workload.concurrency * (longest // scheduler.block_size + 2) + 1  # more KV blocks change nothing
+    plain = Deployment(policy=deployment.policy).model_copy(
+        update={"scheduler": scheduler.model_copy(update={"num_blocks": min(scheduler.num_blocks, enough)})}
+    )
+    return _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
+
+
+@cache
+def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bool, deployment_json: str) -> Schedule:
+    """Many measured runs differ by model and GPU alone."""
+    deployment = Deployment.model_validate_json(deployment_json)
+    requests = [WorkloadRequest(at, 0, ((PRIVATE, prompt),), outputs) for at, (prompt, outputs) in enumerate(sent)]
+    workload = Workload(requests, concurrency=concurrency, shares_prefixes=False, stagger_ns=int(staggered))
+    cost = _Counting()
+    sink = TableSink()
+    Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, steps=False).run(workload)
+    table = sink.requests
+    rejected = table.num_rows - table["finish_ns"].drop_null().length()
+    if rejected:
+        remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"
+        raise UserError(workload.name, f"max_model_len {deployment.scheduler.max_model_len}", remedy)
+    noted = np.array(cost.noted, dtype=np.float64)
+    count = noted[:, -1].astype(np.int64)
+    ends = np.cumsum(count)
+    arrival, first, finish = (
+        table[name].to_numpy().astype(np.float64) / _UNIT_NS for name in ("arrival_ns", "first_token_ns", "finish_ns")
+    )
+    outputs = table["output_tokens"].to_numpy()
+    if ends[-1] != round(float(finish.max())):
+        raise ValueError(f"{ends[-1]} steps were priced, and {finish.max():g} taken")
+    waiting = _during(arrival, first, np.ones_like(first), ends[-1]) / len(first)
+    several = outputs > 1
+    per_token = 1.0 / (outputs[several] - 1.0)
+    decoding = _during(first[several], finish[several], per_token, ends[-1]) / max(int(several.sum()), 1)
+    starts = ends - count
+    return _by_kind(noted[:, :-1], *(np.add.reduceat(weights, starts) for weights in (waiting, decoding)))
+
+
+def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:
+    """For each step, the sum of the weights of the requests that it is in, from `start` to `end`."""
+    change = np.zeros(steps + 1)
+    np.add.at(change, np.rint(start).astype(np.int64), weight)
+    np.add.at(change, np.rint(end).astype(np.int64), -weight)
+    return np.asarray(np.cumsum(change)[:-1])
+
+
+def _by_kind(noted: Floats, waiting: Floats, decoding: Floats) -> Schedule:
+    """Steps of about the same sizes as one kind, with the mean of their sizes."""
+    sizes = dict(zip((*_NOTED, "sampled_rows"), noted.T, strict=True))
+    tokens = sizes["prefill_tokens"] + sizes["decode_rows"]
+    dense = padded(tokens)
+    coarse = [
+        np.rint(_FINE * np.log2(1.0 + sizes[name])) for name in sizes if name not in ("decode_rows", "sampled_rows")
+    ]
+    rows = np.where(tokens <= _GRAPH_TOKENS, dense, np.rint(4 * _FINE * np.log2(tokens)))
+    keys = np.column_stack([*coarse, rows, np.rint(2 * _FINE * np.log2(1.0 + sizes["decode_rows"]))])
+    _, kind = np.unique(keys, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    weight = waiting / max(waiting.sum(), 1e-12) + decoding / max(decoding.sum(), 1e-12)
+    whole = np.bincount(kind, weight)
+    used = whole > 0
+
+    def mean(values: Floats) -> Floats:
+        return np.asarray(np.bincount(kind, weight * values)[used] / whole[used])
+
+    return Schedule(
+        StepSizes(**{name: mean(values) for name, values in sizes.items()}, draft_tokens=np.zeros(int(used.sum()))),
+        mean(dense),
+        np.asarray(np.bincount(kind, waiting)[used], dtype=np.float64),
+        np.asarray(np.bincount(kind, decoding)[used], dtype=np.float64),
+    )
+
+
+def padded(tokens: Floats) -> Floats:
+    """Tokens that a step of so many runs through its layers, as a CUDA graph where it is small enough."""
+    buckets = np.array(DECODE_BUCKETS, dtype=np.float64)
+    small = np.minimum(tokens, _GRAPH_TOKENS)
+    return np.where(tokens <= _GRAPH_TOKENS, buckets[np.searchsorted(buckets, small)], tokens)

@@ -1,0 +1,217 @@
+"""Levels that share strength: what one configuration teaches another, and how far off what nothing taught may be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.kernels.times import Coverage
+from calibration.operations import Experts, Gemm
+from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Origin, Taught
+from calibration.steps.evidence_calibration import transferred
+from calibration.steps.interval import StepInterval, factors_of, widened
+from calibration.steps.observed import observed
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import never_slower
+from calibration.steps.predict import blind, kernels, predicted_cost
+from calibration.validation.external.case import Case
+from calibration.validation.external.leave_out import HEADER, leave_out, table
+from calibration.validation.external.lessons import Lesson
+from calibration.validation.external.scoring import simulated_figures
+from dashboard.bundled import EXTERNAL_SAMPLE
+from dashboard.trust_page.external_results import covered, load_external
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from serving.step_plan import StepPlan
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from tests.budget import examples
+from traces.measured.run import MeasuredRun
+
+COUNT = len(NUMBERS)
+SPREADS = dict.fromkeys(LEVELS, 0.5)
+HERE = Origin("vllm", "H100", "Hopper", "a", "fp8", "", "a/H100/vllm")
+ELSEWHERE = Origin("sglang", "B200", "Blackwell", "b", "nvfp4", "nvfp4", "b/B200/sglang")
+
+
+def taught(origin: Origin, logs: np.ndarray, certain: float = 1e4) -> Taught:
+    """As many rows as it takes to know all numbers of an origin."""
+    return Taught(origin, certain * np.eye(COUNT), certain * logs, 30)
+
+
+def test_what_nobody_measured_has_its_prior_and_all_of_its_spread() -> None:
+    belief = Evidence([], SPREADS).belief(ELSEWHERE)
+    assert np.array_equal(belief.logs, np.zeros(COUNT))
+    place = PLACE["expert compute"]  # of every level
+    spread = NUMBERS["expert compute"].spread
+    assert belief.covariance[place, place] == pytest.approx(spread**2 * (1 + 0.25 * len(LEVELS)))
+
+
+@examples(0.3)
+@given(st.integers(0, 1000))
+def test_a_level_that_taught_narrows_the_band_and_one_that_did_not_widens_it(seed: int) -> None:
+    logs = 0.3 * np.random.default_rng(seed).standard_normal(COUNT)
+    evidence = Evidence([taught(HERE, logs)], SPREADS)
+    slopes = np.random.default_rng(seed).dirichlet(np.ones(COUNT))
+    other_gpu = replace(HERE, gpu="B200", generation="Blackwell")
+    steps = (
+        HERE,
+        replace(HERE, source=""),
+        replace(HERE, source="", model="c"),
+        replace(other_gpu, source=""),
+        ELSEWHERE,
+    )
+    found = [float(evidence.belief(origin).variance(slopes)) for origin in steps]
+    assert found[0] < found[1] < found[2] < found[4] and found[1] < found[3] < found[4]
+    assert float(Evidence([], SPREADS).belief(HERE).variance(slopes)) > found[4]
+    assert evidence.belief(HERE).logs == pytest.approx(logs, abs=0.02)
+    shared = evidence.belief(ELSEWHERE).logs
+    assert np.all(np.sign(shared) == np.sign(logs)) and np.all(np.abs(shared) < np.abs(logs))
+
+
+@examples(0.3)
+@given(st.floats(-2, 2), st.sampled_from(["gpu", "engine", "model", "source"]))
+def test_what_is_left_out_leaves_no_trace(off: float, level: str) -> None:
+    there = taught(ELSEWHERE, np.full(COUNT, 0.2))
+    left = [
+        Evidence([taught(HERE, np.full(COUNT, logs)), there], SPREADS).without(
+            lambda origin: getattr(origin, level) == getattr(HERE, level)
+        )
+        for logs in (0.1, off)
+    ]
+    first, second = (each.belief(HERE) for each in left)
+    assert np.array_equal(first.logs, second.logs) and np.array_equal(first.covariance, second.covariance)
+
+
+def test_evidence_is_kept_in_a_file() -> None:
+    known = Evidence([taught(HERE, np.linspace(-0.3, 0.4, COUNT)), taught(ELSEWHERE, np.ones(COUNT))], SPREADS)
+    again = Evidence.read(json.loads(json.dumps(known.as_dict())))
+    assert again.belief(HERE).logs == pytest.approx(known.belief(HERE).logs, abs=1e-4)
+    assert again.untaught(HERE) == known.untaught(HERE) == ""
+    assert "fp8" in known.untaught(replace(HERE, generation="Blackwell"))
+    assert "engine" not in known.untaught(replace(HERE, engine="other")) and "other" in known.untaught(
+        replace(HERE, engine="other")
+    )
+
+
+# Measured runs
+
+
+def lesson(concurrency: int, prompt: int, outputs: int, overlapped: bool, spread: int = 0) -> Lesson:
+    requests = [
+        WorkloadRequest(at, 0, ((PRIVATE, prompt - at % (spread + 1)),), outputs - at % (spread + 1))
+        for at in range(4 * concurrency)
+    ]
+    loop = Workload(requests, concurrency=concurrency, shares_prefixes=False)
+    scheduler = {"max_num_batched_tokens": 2048, "max_model_len": 8192, "num_blocks": 4000, "max_num_seqs": 64}
+    deployment = Deployment.model_validate(
+        {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {**scheduler, "async_scheduling": overlapped}}
+    )
+    run = MeasuredRun("made up", loop, {"tpot_ms.mean": 9.0, "ttft_ms.mean": 80.0}, by_client=True)
+    case = Case.model_validate(
+        {"name": "c", "title": "", "source": "", "engine": "vLLM 1", "gpu": "H100", "deployment": {}, "shown": [],
+         "measured": {"format": "silicon-table", "file": "none", "systems": {}}}
+    )  # fmt: skip
+    return Lesson(HERE, case, run, "H100", deployment)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize(("concurrency", "prompt", "outputs", "spread"), [(1, 900, 40, 0), (12, 1500, 60, 31)])
+def test_a_closed_loops_figures_are_those_of_the_simulator(
+    concurrency: int, prompt: int, outputs: int, spread: int, overlapped: bool
+) -> None:
+    """Sums over steps of one simulation, against simulations of their own: figures, and their slopes.
+
+    An overlapped loop that was idle plans its first step in plain sight, which the sums leave out.
+    """
+    one = lesson(concurrency, prompt, outputs, overlapped, spread)
+    logs = np.linspace(-0.2, 0.3, COUNT)
+    belief = Belief(logs, np.zeros((COUNT, COUNT)))
+    model = find_model("Llama-3.1-8B")
+    cost = OperationCost(model, one.deployment, kernels("H100"), belief.correction(""), belief.host)
+    simulated = simulated_figures(one.run, one.deployment, cost, belief.values["request"] / 1e6)
+    found, slopes = one.predicted(logs)
+    assert found == pytest.approx([simulated[name] for name in one.figures], rel=0.05 if overlapped else 0.01)
+    for place in range(COUNT):
+        beside = logs + 1e-4 * np.eye(COUNT)[place]
+        assert np.log(one.predicted(beside)[0] / found) / 1e-4 == pytest.approx(slopes[:, place], abs=1e-3)
+
+
+def test_left_out_groups_have_a_table() -> None:
+    one = lesson(2, 400, 20, True)
+    other = replace(one, origin=ELSEWHERE)
+    evidence = Evidence([taught(HERE, np.zeros(COUNT)), taught(ELSEWHERE, np.ones(COUNT))], SPREADS)
+    scored = leave_out([one, other], evidence, "gpu")
+    alone = Evidence([taught(ELSEWHERE, np.ones(COUNT))], SPREADS).belief(HERE)
+    assert [s.predicted for s in scored[:2]] == pytest.approx(one.predicted(alone.logs)[0])
+    assert all(s.covered == (abs(s.error) <= s.reach) and s.reach >= s.sigma for s in scored)
+    rows = list(table(scored))
+    assert {len(row) for row in rows} == {len(HEADER)} and [row[0] for row in rows][-2:] == ["B200", "H100"]
+
+
+# Predictions
+
+
+@pytest.mark.parametrize("gpu", ["H100", "B200"])
+@examples(0.5)
+@given(
+    st.sampled_from(["fp8", "fp8_block", "int4", "int8", "mxfp4", "nvfp4"]),
+    st.integers(0, 14), st.sampled_from([1024, 4096, 14336]), st.sampled_from([2048, 8192]),
+)  # fmt: skip
+def test_less_precision_is_never_slower_at_equal_shape(gpu: str, dtype: str, size: int, n: int, k: int) -> None:
+    times = kernels(gpu)
+    for make in (
+        lambda kind: Gemm("", 2.0**size, n, k, kind),
+        lambda kind: Experts("", 2.0**size, k, n, 4, 64, 1, 1, kind),
+    ):
+        wide = never_slower(make("bfloat16"), times).ns
+        narrow = never_slower(make(dtype), times).ns
+        assert narrow <= wide * (1 + 1e-9)
+        if dtype in ("mxfp4", "nvfp4") and find_gpu(gpu).fp4_flop_per_s:
+            assert narrow <= never_slower(make("fp8"), times).ns * (1 + 1e-9)
+
+
+def deployment(**over: object) -> Deployment:
+    return Deployment.model_validate({"model": "Llama-3.1-8B", "device": "cuda", **over})
+
+
+def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
+    learnt = replace(blind("H100", deployment()), gpu="H100", interval=(0.97, 1.03), prompt_interval=(0.97, 1.03))
+    plan = StepPlan.of(decode_rows=8, decode_context=8000, decode_squares=8_000_000, sampled_rows=8)
+    same, split = (predicted_cost("H100", deployment(tensor_parallel_size=tp), learnt) for tp in (1, 4))
+    assert same.known_interval == learnt.step_interval
+    plain = predicted_cost("H100", deployment(tensor_parallel_size=4))
+    assert split.step_ns(plan) == pytest.approx(plain.step_ns(plan), rel=1e-3)  # it learnt nothing that was not known
+    low, high = split.known_interval.decode
+    assert low < plain.known_interval.decode[0] and high > plain.known_interval.decode[1]
+    judged = observed(split)
+    judged.step_ns(plan)
+    assert judged.provenance() == (Coverage.EXTRAPOLATED, "it was learnt as tensor_parallel_size 1")
+    for gpu, model in (("B200", "Llama-3.1-8B"), ("H100", "Qwen3-8B")):
+        with pytest.raises(UserError, match="is not what the calibration was learnt on"):
+            transferred(learnt, find_gpu(gpu), deployment(model=model), learnt, learnt)
+
+
+@given(st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1))
+def test_a_step_is_as_sure_as_what_it_is_made_of(reach_: float, further: float, share: float) -> None:
+    interval = StepInterval(factors_of(reach_), factors_of(2 * reach_))
+    low, high = interval.of_step(share)
+    assert interval.prompts[0] <= low <= interval.decode[0] <= 1 <= interval.decode[1] <= high * (1 + 1e-12)
+    wide = widened((low, high), further)
+    assert wide[0] <= low * (1 + 1e-12) and wide[1] >= high * (1 - 1e-12)
+
+
+def test_the_bundled_intervals_are_taught_by_the_others_and_hold_what_they_say() -> None:
+    """Rung 5 of published engines: about nine in ten, of which some rows are known to be wrong."""
+    external = load_external(EXTERNAL_SAMPLE)
+    assert 0.8 <= covered(external) / len(external.rows) <= 0.97
+    assert len(external.rows) > 500
+    for row in (row for case in external.cases for row in case.rows):
+        json.dumps([row.low, row.high], allow_nan=False)
+        assert row.low <= row.blind <= row.high
