@@ -89,7 +89,8 @@ class Calibration:
     @property
     def pads(self) -> bool:
         """Whether it is of an engine that runs mixed steps as graphs."""
-        return pads_mixed_steps(parse(Deployment, json.loads(self.deployment), where="calibration.deployment"))
+        stated = json.loads(self.deployment or "{}")
+        return pads_mixed_steps(parse(Deployment, stated, where="calibration.deployment"))
 
     @property
     def features(self) -> dict[str, str]:
