@@ -31,18 +31,16 @@ def decisions(
     from calibration.validation.decisions.questions import groups
     from calibration.validation.decisions.scoring import decided
     from calibration.validation.external.predictor import blind
+    from planning.progress import telling
     from serving.errors import UserError
     from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
-
-    def tell(told: str) -> None:
-        click.echo(f"\r\033[K{told[:100]}", err=True, nl=False)
 
     wrong: dict[str, UserError] = {}
     chosen = chosen_cases(data, cases, names, wrong)
     if wrong:
         raise next(iter(wrong.values()))
-    found, left_out = configurations(chosen, Path(data), blind, tell)
-    click.echo("\r\033[K", err=True, nl=False)
+    with telling() as tell:
+        found, left_out = configurations(chosen, Path(data), blind, tell)
     asked = groups(found)
     try:
         result = decided(asked)

@@ -67,15 +67,18 @@ class Found(NamedTuple):
 
 
 def configurations(
-    cases: Sequence[Case], data: Path, predictor: Predictor, tell: Callable[[str], None] = lambda told: None
+    cases: Sequence[Case],
+    data: Path,
+    predictor: Predictor,
+    tell: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Found:
     """What the tables under `data` measured and a case describes. Raises UserError where that is nothing."""
     used, left_out, described = [], Counter[str](), set()
-    for case in cases:
-        if case.measured.get("format") != "silicon-table":
-            continue
-        for run in case.format.read(data):
-            tell(f"{case.name}: {run.name}")
+    tables = [case for case in cases if case.measured.get("format") == "silicon-table"]
+    for number, case in enumerate(tables):
+        runs = list(case.format.read(data))
+        for at, run in enumerate(runs):
+            tell(case.name, (number + at / len(runs)) / len(tables))
             described.add(run.name)
             if run.caution:
                 left_out["its case warns of the measurement itself"] += 1
