@@ -141,7 +141,7 @@ class SpeculativeConfig(Settings):
     @property
     def num_hash_lookahead_tokens(self) -> int:
         """Tokens after a full block that must be known, and equal, for it to be found as part of a prefix."""
-        return 1 if self.method == "eagle" else 0
+        return 1 if self.method in ("eagle", "mtp") else 0
 
     @property
     def draft_slots(self) -> int:

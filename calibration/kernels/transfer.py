@@ -30,6 +30,7 @@ _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left
     Elementwise: 0.4,
 }
 _UNTABLED_SIGMA = 0.7  # of what no GPU has tables
+_LEAST_NS = 1e-6  # below any time, so that nothing has a logarithm
 
 
 @dataclass
@@ -48,7 +49,8 @@ class TransferredKernels:
     def time(self, operation: Operation) -> Estimate:
         if isinstance(operation, Collective):
             return collectives_of(self.gpu).time(operation)
-        logs = np.array([np.log(donor.time(operation).ns) for donor in self.donors])
-        ns = np.exp(logs.mean(axis=0))
+        times = np.array([donor.time(operation).ns for donor in self.donors])
+        logs = np.log(np.maximum(times, _LEAST_NS))
+        ns = np.where(times.any(axis=0), np.exp(logs.mean(axis=0)), 0.0)  # nothing takes no time
         sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), logs.std(axis=0))
         return Estimate(ns, sigma, np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))
