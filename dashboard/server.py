@@ -1,0 +1,40 @@
+"""The dashboard's server: Streamlit's, behind a `Door`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+
+from starlette.middleware import Middleware
+from streamlit.starlette import App
+
+from dashboard.door import Door
+from dashboard.uploads import MOST_MB
+
+APP = Path(__file__).with_name("app.py")
+
+
+def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str]) -> None:
+    """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to."""
+    served = [host, socket.gethostname(), *names]
+    app = App(APP, middleware=[Middleware(Door, names=served, password=password)])
+    # A visitor of a server that has just started waits for what pages import: it begins before they come.
+    Thread(target=_import_pages, daemon=True).start()
+    sys.argv = [str(APP), str(runs.resolve())]  # Streamlit finds its themes beside the first, and gives it the rest
+    app.run(
+        config={
+            "server.address": host,
+            "server.port": port,
+            "server.headless": True,
+            "server.maxUploadSize": MOST_MB,
+            "browser.gatherUsageStats": False,
+            "logger.hideWelcomeMessage": True,  # with which it asks the internet for the address of this machine
+        }
+    )
+
+
+def _import_pages() -> None:
+    import dashboard.pages  # noqa: F401
