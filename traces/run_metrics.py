@@ -10,7 +10,7 @@ requests; everything else stays in the denominator of SLO attainment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
+from traces.fairness import jain_index
 from traces.numeric_columns import Floats, has_value, known, known_or_zero, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
 from traces.slo import check_slo
 from traces.step_metrics import COLUMNS, RARE_COLUMNS, STEP_METRICS, StepMetrics
+from traces.step_work import StepWork
+from traces.token_gaps import gaps_ms
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # of an API server and its clients
@@ -55,7 +59,8 @@ class RunMetrics:
     """The metrics of one run.
 
     `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all. `gpus` is how many
-    were provisioned. Metrics that the tables cannot tell are None (scalars) or empty (distributions).
+    were provisioned, `work` what their steps compute. What the tables cannot tell is None (scalars) or empty
+    (distributions).
     """
 
     def __init__(
@@ -66,10 +71,11 @@ class RunMetrics:
         slo: Mapping[str, float] | None = None,
         gpus: int | None = None,
         token_times: Callable[[], pa.ChunkedArray] | None = None,
+        work: StepWork | None = None,
     ) -> None:
         self._requests = requests
         self._run = dict(run or {})
-        self._steps = StepMetrics(steps, self._run.get("num_blocks"))
+        self._steps = StepMetrics(steps, self._run.get("num_blocks"), work)
         self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
         self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
@@ -79,16 +85,18 @@ class RunMetrics:
         self._distributions: dict[str, Distribution] = {}
 
     @classmethod
-    def of(cls, recording: Recording, slo: Mapping[str, float] | None = None) -> RunMetrics:
-        """The metrics of a recording; list columns are read only if a metric needs them."""
-        served = recording.filled("requests", _SERVED_COLUMNS)
-        requests = recording.table("requests", [*_REQUEST_COLUMNS, *served])
+    def of(
+        cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
+    ) -> RunMetrics:
+        """The metrics of a recording; list columns are read only if a metric needs them.
+
+        `peak` is what MFU and MBU are of, if it is not the catalogued GPU that the run names.
+        """
+        columns = [*_REQUEST_COLUMNS, *recording.filled("requests", _SERVED_COLUMNS)]
+        requests = recording.table("requests", columns)
         steps = recording.table("steps", [*COLUMNS, *recording.filled("steps", RARE_COLUMNS)])
-
-        def token_times() -> pa.ChunkedArray:
-            return recording.table("requests", ["token_times_ns"]).column(0)
-
-        return cls(requests, steps, recording.run, slo, token_times=token_times)
+        times, work = partial(_token_times, recording), StepWork.of(recording.run, peak)
+        return cls(requests, steps, recording.run, slo, None, times, work)
 
     # Requests
 
@@ -152,16 +160,7 @@ class RunMetrics:
             times = self._token_times()
         else:
             return np.empty(0)
-        gaps = [np.empty(0)]
-        kept = times.filter(pa.array(self.finished)).drop_null()
-        for chunk in kept.chunks:
-            flat = chunk.flatten().to_numpy(zero_copy_only=False)
-            ends = np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))[:-1]
-            gap = np.diff(flat)
-            inside = np.ones(len(gap), dtype=bool)
-            inside[ends[(ends > 0) & (ends < len(flat))] - 1] = False
-            gaps.append(gap[inside] / 1e6)
-        return np.concatenate(gaps)
+        return gaps_ms(times.filter(pa.array(self.finished)).drop_null())
 
     def _request(self, name: str) -> Floats:
         if name in _SERVED_COLUMNS and name not in self._requests.column_names:
@@ -176,10 +175,9 @@ class RunMetrics:
             raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
         values, weights = self.values(name), self.values("step_ms")
         filled = ~(np.isnan(values) | np.isnan(weights))
-        if not filled.any():
+        values, weights = values[filled], weights[filled]
+        if not len(values):
             return None
-        if not filled.all():
-            values, weights = values[filled], weights[filled]
         return float(np.average(values, weights=weights if weights.sum() > 0 else None))
 
     # The run
@@ -195,9 +193,8 @@ class RunMetrics:
     @property
     def window_s(self) -> float | None:
         """Length of the measurement window in seconds; None when it is empty."""
-        if self.window_ns is None or self.window_ns[1] <= self.window_ns[0]:
-            return None
-        return (self.window_ns[1] - self.window_ns[0]) / 1e9
+        first, last = self.window_ns or (0, 0)
+        return (last - first) / 1e9 if last > first else None
 
     def meets_slo(self) -> NDArray[np.bool_]:
         """Which requests finished and met every bound; TPOT binds only from the second token on."""
@@ -239,6 +236,8 @@ class RunMetrics:
             "concurrency_peak": concurrency_peak,
             "busy": self.busy(),
             "pipeline_bubble": self._steps.pipeline_bubble(),
+            "mfu": self._used("mfu"),
+            "mbu": self._used("mbu"),
             "live_replicas": self._replicas if self._lives else None,
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "cost_usd": self._cost_usd,
@@ -265,17 +264,12 @@ class RunMetrics:
         return None if len(values) and np.isnan(values).all() else int(np.nansum(values))
 
     def jain_fairness(self) -> float | None:
-        """Jain's index of the tenants' service up to the last arrival (Jain, Chiu and Hawe 1984)."""
-        if "tenant" not in self._requests.column_names:
-            return None
-        names = pc.fill_null(self._requests.column("tenant"), "").combine_chunks()
-        tenants = pc.dictionary_encode(names)
-        if len(tenants.dictionary) < 2:
+        """Jain's index of the tenants' service up to the last arrival."""
+        if "tenant" not in self._requests.column_names or not self._requests.num_rows:
             return None
         served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
         tokens = np.where(served, self._request("prompt_tokens") + self._request("output_tokens"), 0.0)
-        service = np.bincount(tenants.indices.to_numpy(), weights=tokens, minlength=len(tenants.dictionary))
-        return over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
+        return jain_index(pc.fill_null(self._requests.column("tenant"), ""), tokens)
 
     def statuses(self) -> dict[str, int]:
         """How many requests ended in each status."""
@@ -287,6 +281,11 @@ class RunMetrics:
         if not len(self.values("step_ms")) or self.window_s is None:
             return None
         return float(known(self._steps.under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
+
+    def _used(self, name: str) -> float | None:
+        """MFU or MBU over the measurement window, all GPUs there were: waiting for requests counts as unused."""
+        used = known(self._steps.used_s(name))
+        return over(float(used.sum()), self.window_s and self.window_s * self._replicas) if len(used) else None
 
     @cached_property
     def _admitted(self) -> NDArray[np.bool_]:
@@ -380,8 +379,6 @@ class RunMetrics:
         stays = float((ends - arrivals)[inside].sum())
         return float(waits[inside].sum()) / stays if stays > 0 else 0.0
 
-    # The fleet
-
     @cached_property
     def _cost_usd(self) -> float | None:
         prices = self._run.get("usd_per_gpu_hour")
@@ -393,6 +390,10 @@ class RunMetrics:
         if self._lives and self._duration_ns:
             return serving_ns(self._lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)
+
+
+def _token_times(recording: Recording) -> pa.ChunkedArray:
+    return recording.table("requests", ["token_times_ns"]).column(0)
 
 
 def _per_mtok(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:

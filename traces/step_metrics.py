@@ -11,21 +11,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from traces.numeric_columns import Floats, has_value, known_or_zero, stored
+from traces.numeric_columns import Floats, has_value, known_or_zero, ratio, stored
+from traces.step_work import WORK_COLUMNS, StepWork
 
-STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure")
+STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure", "mfu", "mbu")
 COLUMNS = [
     "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
-    "waiting_blocks",
+    "waiting_blocks", "prefill_rows", *WORK_COLUMNS,
 ]  # fmt: skip
 RARE_COLUMNS = ["stages_ns", "draft_tokens"]  # of most runs null throughout
 
 
 class StepMetrics:
-    """Of the table `steps`, with `COLUMNS` and whichever of `RARE_COLUMNS`; without a table, of no step."""
+    """Of the table `steps`, with `COLUMNS` and whichever of `RARE_COLUMNS`; without a table, of no step.
 
-    def __init__(self, steps: pa.Table | None, num_blocks: int | None) -> None:
+    Without `work`, MFU and MBU are not known.
+    """
+
+    def __init__(self, steps: pa.Table | None, num_blocks: int | None, work: StepWork | None = None) -> None:
         self._steps = steps
+        self._work = work
         self._num_blocks = float(num_blocks or math.nan)
 
     def values(self, name: str) -> Floats:
@@ -45,8 +50,21 @@ class StepMetrics:
             case "kv_pressure":
                 demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
                 return np.divide(demanded, self._num_blocks, out=demanded)
+            case "mfu" | "mbu":
+                return ratio(self.used_s(name), self.under_way_ms / 1e3)
             case _:
                 return of(name).astype(np.float64, copy=False)
+
+    def used_s(self, name: str) -> Floats:
+        """Of each step, the seconds that all GPUs would take for it at their peak: of FLOPs (`mfu`) or memory (`mbu`).
+
+        NaN where the work or the peak is not known.
+        """
+        if self._steps is None or self._work is None:
+            return np.full(0 if self._steps is None else self._steps.num_rows, math.nan)
+        if name == "mfu":
+            return self._work.flops(self._steps) / self._work.flop_per_s
+        return self._work.moved_bytes(self._steps) / self._work.bytes_per_s
 
     @cached_property
     def _step_ms(self) -> Floats:

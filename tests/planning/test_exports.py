@@ -79,7 +79,9 @@ def test_parquet_holds_the_recording_and_its_metrics(run, table):
     assert read.select(recorded.column_names).equals(recorded)
     more = set(read.column_names) - set(recorded.column_names)
     assert more == (
-        set(REQUEST_METRICS) if table == "requests" else {"step_ms", "batch_tokens", "kv_usage", "kv_pressure"}
+        set(REQUEST_METRICS)
+        if table == "requests"
+        else {"step_ms", "batch_tokens", "kv_usage", "kv_pressure", "mfu", "mbu"}
     )
     for name in more:
         np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.of(run.recording).values(name))

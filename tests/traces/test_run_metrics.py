@@ -202,7 +202,7 @@ def test_every_name_is_in_the_registry():
     with pytest.raises(UserError, match="is not a known"):
         RunMetrics(requests_table([ONE])).values("speed")
     with pytest.raises(UserError, match="is not a known"):
-        RunMetrics(requests_table([ONE])).values("mfu")
+        RunMetrics(requests_table([ONE])).values("busy")
 
 
 # Identities and queueing theory
