@@ -30,7 +30,7 @@ from dashboard.sweeps_page.charts import (
     shown,
     some,
 )
-from dashboard.sweeps_page.query import ROWS, SECONDS, query
+from dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
 from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, switch
 from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.dataset import ABOUT
@@ -43,6 +43,7 @@ _SAMPLES = Path(__file__).parents[1] / "samples"
 _MOST = len(SERIES)
 _LISTED = 30  # values of a parameter up to which they are listed one by one
 _NONE = "nothing"
+_ASKED = "sweeps_asked"  # key of `st.session_state`: the queries that somebody here pressed Run for
 
 
 @in_url
@@ -172,17 +173,22 @@ def _sql(directory: Path, found: SweepResults, y: str) -> None:
         sql = st.text_area("Query", query_text or suggested, height=120, label_visibility="collapsed", key=key)
         if st.form_submit_button("Run", icon=":material/play_arrow:"):
             query_text = sql
+            st.session_state.setdefault(_ASKED, set()).add(sql)
     if not query_text:
         return
     keep("sql", query_text)
+    if query_text not in st.session_state.get(_ASKED, ()):
+        st.info("This query came with the link. Read it, then press Run.", icon=":material/link:")
+        return
     try:
         answer = _answer(directory, query_text)
     except UserError as error:
         mistake(error.remedy)
         return
     table(_plain(answer), placeholder=None)
-    cut = f"the first {ROWS:,} rows" if answer.num_rows == ROWS else f"{answer.num_rows:,} rows"
-    st.caption(cut if answer.num_rows != 1 else "1 row")
+    rows = "1 row" if answer.num_rows == 1 else f"{answer.num_rows:,} rows"
+    cut = f"the first {rows}: an answer is cut at {MOST_MB} MB" if cut_short(answer) else rows
+    st.caption(f"the first {rows}" if answer.num_rows == ROWS else cut)
 
 
 @st.cache_data(max_entries=32, show_spinner="Running the query", hash_funcs=BY_FILES)

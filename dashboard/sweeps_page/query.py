@@ -16,6 +16,7 @@ import pyarrow as pa
 from serving.errors import UserError
 
 ROWS = 1000
+MOST_MB = 5  # of an answer: a browser that gets a hundred stands still
 SECONDS = 5
 MEMORY_MIB = 3072  # of address space, most of it never used
 LONGEST = 10_000  # characters of a query
@@ -25,7 +26,7 @@ _PROCESS = Path(__file__).with_name("query_process.py")
 
 
 def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -> pa.Table:
-    """The first `rows` rows of the answer to `sql`, which sees `table` as `runs`.
+    """The first `rows` rows, or `MOST_MB`, of the answer to `sql`, which sees `table` as `runs`.
 
     Raises UserError, one line, for a query that is wrong, wants more than to read, or takes more than its share.
     """
@@ -33,7 +34,7 @@ def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -
         raise UserError("query", sql, "is empty; for example: select * from runs")
     if len(sql) > LONGEST:
         raise UserError("query", sql, f"is longer than {LONGEST:,} characters")
-    limits = {"sql": sql, "rows": rows, "seconds": seconds, "memory_mib": MEMORY_MIB}
+    limits = {"sql": sql, "rows": rows, "bytes": MOST_MB * 10**6, "seconds": seconds, "memory_mib": MEMORY_MIB}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -58,3 +59,8 @@ def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -
         raise UserError("query", sql, lines[-1])
     answer: pa.Table = pa.ipc.open_stream(done.stdout).read_all()
     return answer
+
+
+def cut_short(answer: pa.Table) -> bool:
+    """Whether the answer had more rows than `MOST_MB` hold."""
+    return b"cut" in (answer.schema.metadata or {})

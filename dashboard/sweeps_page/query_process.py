@@ -9,6 +9,7 @@ import json
 import resource
 import signal
 import sys
+from bisect import bisect_right
 
 import duckdb
 import pyarrow as pa
@@ -19,10 +20,15 @@ _MIB = 1 << 20
 _DUCKDB_MIB = 512
 
 
-def main() -> int:
-    """Standard input: a line of JSON (`sql`, `rows`, `seconds`, `memory_mib`), then the table as an Arrow stream.
+class _TooLarge(Exception):
+    pass
 
-    Standard output: the first rows of the answer as an Arrow stream. Exit status 1: one line on standard error.
+
+def main() -> int:
+    """Standard input: a line of JSON, then the table as an Arrow stream.
+
+    The JSON has `sql`, `rows`, `bytes`, `seconds` and `memory_mib`. Standard output: the first rows of the answer as an
+    Arrow stream, at most so many, and of at most so many bytes. Exit status 1: one line on standard error.
     """
     limits = json.loads(sys.stdin.buffer.readline())
     given = pa.ipc.open_stream(sys.stdin.buffer).read_all()
@@ -35,11 +41,11 @@ def main() -> int:
         resource.setrlimit(limit, (most, most))
     signal.setitimer(signal.ITIMER_REAL, limits["seconds"])  # ends the process; starting it took its own time
     try:
-        answer = _answer(given, limits["sql"], limits["rows"])
+        answer = _first(_answer(given, limits["sql"], limits["rows"]), limits["bytes"])
     except MemoryError:
         print("needs too much memory", file=sys.stderr)
         return 1
-    except (duckdb.Error, pa.ArrowException) as error:
+    except (duckdb.Error, pa.ArrowException, _TooLarge) as error:
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 1
     with pa.ipc.new_stream(sys.stdout.buffer, answer.schema) as out:
@@ -70,6 +76,16 @@ def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
     if relation is None:
         raise duckdb.NotSupportedError("has no rows to show")
     return relation.limit(rows).to_arrow_table()
+
+
+def _first(answer: pa.Table, most_bytes: int) -> pa.Table:
+    """As many of the first rows as have so many bytes; the metadata says that there were more."""
+    if answer.nbytes <= most_bytes:
+        return answer
+    rows = bisect_right(range(1, answer.num_rows + 1), most_bytes, key=lambda rows: answer.slice(0, rows).nbytes)
+    if not rows:
+        raise _TooLarge(f"one row is larger than {most_bytes / 1e6:g} MB")
+    return answer.slice(0, rows).replace_schema_metadata({b"cut": b"1"})
 
 
 if __name__ == "__main__":

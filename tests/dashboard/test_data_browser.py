@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-def test_a_download_is_the_export_and_the_link_of_a_query_shows_it_again(server, page, tmp_path):
+def test_a_download_is_the_export_and_the_query_of_a_link_waits_for_a_click(server, page, tmp_path):
     page.goto(f"{server}/sweeps")
     settle(page, 1)
     page.get_by_test_id("stPopoverButton").click()
@@ -27,6 +27,8 @@ def test_a_download_is_the_export_and_the_link_of_a_query_shows_it_again(server,
     page.get_by_text("1 row", exact=True).wait_for()
     page.wait_for_url("**sql=**")
     page.reload()
+    page.get_by_text("This query came with the link").wait_for()
+    page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("1 row", exact=True).wait_for()
 
 

@@ -144,12 +144,14 @@ def test_a_query_is_answered_and_stays_in_the_url(tmp_path):
     assert app.dataframe[-1].value.to_dict("list") == {"gpu": ["H100", "L40S"], "best": [20, 1]}
     assert parameter(app, "sql") == sql
     again = sweeps(tmp_path, sql="select sum(rate) as s from runs")
+    assert "came with the link" in again.info[-1].value and len(again.dataframe) == len(app.dataframe) - 1
+    again.button[0].click().run()
     assert again.dataframe[-1].value["s"].tolist() == [756.0]
 
 
 @pytest.mark.parametrize("sql", ["select", "select * from read_csv('/etc/passwd')", "attach 'x.db'"])
 def test_a_query_that_cannot_be_is_one_line(tmp_path, sql):
-    assert one_line(sweeps(tmp_path, sql=sql))
+    assert one_line(sweeps(tmp_path, sql=sql).button[0].click().run())
 
 
 @pytest.mark.parametrize(

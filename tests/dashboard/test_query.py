@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from dashboard.sweeps_page.query import LONGEST, query
+from dashboard.sweeps_page.query import LONGEST, cut_short, query
 from serving.errors import UserError
 
 RUNS = pa.table({"gpu": ["H100", "L40S"] * 50, "rate": list(range(100)), "ttft_ms_p99": [0.5 * i for i in range(100)]})
@@ -26,6 +26,15 @@ def test_what_only_reads_is_allowed(sql):
 
 def test_an_endless_answer_is_cut_at_its_row_limit():
     assert query(RUNS, "select * from range(1000000000000)", rows=10)["range"].to_pylist() == list(range(10))
+
+
+def test_a_large_answer_is_cut_at_five_megabytes():
+    answer = query(RUNS, "select rate, repeat('x', 100_000) as x from runs order by rate")
+    assert cut_short(answer) and 4e6 < answer.nbytes <= 5e6
+    assert answer["rate"].to_pylist() == list(range(answer.num_rows))
+    assert not cut_short(query(RUNS, "select rate, repeat('x', 40_000) as x from runs"))
+    with pytest.raises(UserError, match="one row is larger than 5 MB"):
+        query(RUNS, "select repeat('x', 6_000_000) as x")
 
 
 @pytest.fixture(scope="module")
