@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,10 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.request import Request
 from serving.speculative import SpeculativeConfig
+from serving.workload import Workload
 from traces.recording import Recording
 
 DRAFT_COLUMNS = ("row_accepted", "row_proposed")
-_MOST_KINDS = 8
-_FEWEST_OF_A_KIND = 3
 
 Numbers = NDArray[np.float64]
 
@@ -47,46 +46,38 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
     """`config` with the proposals and acceptances of `runs`, for the simulator, in place of its own.
 
     Every place of a draft then yields as many tokens as it did, on average: its share of acceptances is that of the
-    drafts that were long enough. Requests that draft alike are kinds of their own: see `_kinds`. Raises UserError where
-    nothing was drafted.
+    drafts that were long enough. A text that repeats itself goes on doing so, and so the rates are also counted apart
+    for steps after steps that accepted no, some and all drafts. Raises UserError where nothing was drafted.
     """
-    drafted = [_Drafted.of(run.table("steps", ("row_ids", "row_tokens", *DRAFT_COLUMNS))) for run in runs]
-    whole, places = _Drafted.together(drafted), config.num_speculative_tokens
-    if not whole.proposes.any():
+    drafted = _Drafted(*np.concatenate([_Drafted.of(run) for run in runs], axis=1))
+    places = config.num_speculative_tokens
+    if not drafted.proposed.any():
         remedy = "has no drafts of the real engine; record a run with scheduler.speculative"
         raise UserError("recording", runs[0].run["run_id"], remedy)
-    accepted, proposed = whole.shares(places)
+    sort = np.where(drafted.before == places, 2, np.minimum(drafted.before, 1))
+    after = [drafted.take(sort == number) for number in range(3)]
     stated = {
+        **drafted.rates(places),
         "acceptance_rate": None,
-        "synthetic_acceptance_rates": accepted,
-        "proposal_rates": proposed,
-        "request_kinds": _kinds(drafted, places),
+        "rates_after": [(part if len(part.request) else drafted).rates(places) for part in after],
     }
     return SpeculativeConfig(**{**config.model_dump(), **stated})
 
 
-def _kinds(drafted: Sequence[_Drafted], places: int) -> list[dict[str, Any]]:
-    """Kinds of requests, by how much is accepted of what they draft; none where there are too few to tell.
+def with_drafts(workload: Workload, run: Recording) -> Workload:
+    """`workload` with what became of the drafts of its requests in `run`: it follows from texts, as output lengths do.
 
-    Requests are ranked by one half of their steps, every other one, and counted by the other half, then the other way
-    round. What is only luck in one half is not in the other, so that kinds differ by as much as requests do.
+    Unchanged where the run drafted nothing.
     """
-    halves: list[list[_Drafted]] = []  # of each request
-    for run in drafted:
-        for request in np.unique(run.request[run.verifies | run.proposes]):
-            mine = run.take(run.request == request)
-            turn = np.arange(len(mine.request)) % 2
-            halves.append([mine.take(turn == half) for half in (0, 1)])
-    count = min(_MOST_KINDS, len(halves) // _FEWEST_OF_A_KIND)
-    if count < 2:
-        return []
-    members: list[list[_Drafted]] = [[] for _ in range(count)]
-    for half in (0, 1):
-        ranked = sorted(range(len(halves)), key=lambda place: (halves[place][half].yields, place))
-        for rank, place in enumerate(ranked):
-            members[rank * count // len(ranked)].append(halves[place][1 - half])
-    shares = [_Drafted.together(kind).shares(places) for kind in members]
-    return [{"synthetic_acceptance_rates": accepted, "proposal_rates": proposed} for accepted, proposed in shares]
+    drafted = _Drafted.of(run)
+    if not drafted.proposed.any():
+        return workload
+    told: dict[int, dict[int, tuple[bool, ...]]] = {}
+    for request, place, proposed, _, accepted, _ in np.array(drafted, dtype=int).T.tolist():
+        flags = tuple(token < accepted for token in range(proposed))
+        told.setdefault(request, {}).update((place + token, flags[token:]) for token in range(accepted + 1))
+    requests = [replace(request, drafted=told.get(request.id, {})) for request in workload.requests]
+    return replace(workload, requests=requests)
 
 
 def as_accepted(deployment: Deployment, runs: Sequence[Recording]) -> Deployment:
@@ -96,48 +87,49 @@ def as_accepted(deployment: Deployment, runs: Sequence[Recording]) -> Deployment
 
 
 class _Drafted(NamedTuple):
-    """Rows of steps, one after the other: whose, the tokens they proposed, verified and accepted; NaN for none."""
+    """Drafts, one for each step that sampled for a request that went on.
+
+    request   whose
+    place     output tokens it then had
+    proposed  tokens of the draft; 0 where there was none
+    verified  of those, how many its next step verified
+    accepted  of those, how many were accepted
+    before    tokens of the draft before that were accepted
+    """
 
     request: Numbers
+    place: Numbers
     proposed: Numbers
     verified: Numbers
     accepted: Numbers
+    before: Numbers
 
     @classmethod
-    def of(cls, steps: pa.Table) -> _Drafted:
-        ids, tokens, accepted, proposed = (_flat(steps, name) for name in ("row_ids", "row_tokens", *DRAFT_COLUMNS))
-        return cls(ids, proposed, np.where(np.isnan(accepted), np.nan, tokens - 1), accepted)
-
-    @classmethod
-    def together(cls, parts: Sequence[_Drafted]) -> _Drafted:
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    def of(cls, run: Recording) -> _Drafted:
+        steps = run.table("steps", ("row_ids", "row_tokens", *DRAFT_COLUMNS))
+        rows = np.array([_flat(steps, name) for name in ("row_ids", "row_tokens", *DRAFT_COLUMNS)])
+        rows = rows[:, ~np.isnan(rows[2:]).all(axis=0)]  # those that sample
+        ids, tokens, accepted, proposed = np.nan_to_num(rows[:, np.argsort(rows[0], kind="stable")])
+        outputs = np.cumsum(accepted + 1)
+        first = np.searchsorted(ids, ids)
+        place = outputs - (outputs - accepted - 1)[first]
+        goes_on = np.flatnonzero(ids[:-1] == ids[1:])
+        after, proposed = goes_on + 1, proposed[goes_on]
+        verified = np.minimum(tokens[after] - 1, proposed)  # the overlapped loop pads its rows
+        return cls(ids[goes_on], place[goes_on], proposed, verified, accepted[after], accepted[goes_on])
 
     def take(self, rows: np.ndarray[Any, Any]) -> _Drafted:
         return _Drafted(*(column[rows] for column in self))
 
-    @property
-    def verifies(self) -> np.ndarray[Any, Any]:
-        return ~np.isnan(self.accepted)
-
-    @property
-    def proposes(self) -> np.ndarray[Any, Any]:
-        return ~np.isnan(self.proposed)
-
-    @property
-    def yields(self) -> float:
-        """Accepted tokens of a step that could propose some."""
-        return float(np.nansum(self.accepted)) / max(int(self.proposes.sum()), 1)
-
-    def shares(self, places: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """For each place: of drafts that reach it, how many are accepted up to there; of steps, how many reach it."""
-        verified, accepted = self.verified[self.verifies], self.accepted[self.verifies]
-        proposed = self.proposed[self.proposes]
-        reached = range(1, places + 1)
-        kept = [(accepted >= place).sum() / max((verified >= place).sum(), 1) for place in reached]
-        found = [(proposed >= place).sum() / max(len(proposed), 1) for place in reached]
-        return tuple(accumulate((round(float(share), 6) for share in kept), min)), tuple(
-            round(float(share), 6) for share in found
-        )
+    def rates(self, places: int) -> dict[str, tuple[float, ...]]:
+        """For each place: of steps, how many propose up to there; of drafts verified up to there, how many hold."""
+        reached = np.arange(1, places + 1)[:, None]
+        found = (self.proposed >= reached).mean(axis=1)
+        kept = (self.accepted >= reached).sum(axis=1) / np.maximum((self.verified >= reached).sum(axis=1), 1)
+        return {
+            "proposal_rates": tuple(np.round(found, 6).tolist()),
+            "synthetic_acceptance_rates": tuple(np.round(np.minimum.accumulate(kept), 6).tolist()),
+        }
 
 
 def _flat(steps: pa.Table, name: str) -> Numbers:

@@ -47,15 +47,15 @@ class Request:
     stale         of those, the ones scheduled before a preemption
     cached        tokens found in the prefix cache, or loaded, at the last admission
     proposed      draft tokens that its next step can verify
+    accepted_last how many its last step accepted
     decoding      whether its last step sampled for it; kept with drafts alone
     """
 
     __slots__ = (
-        "_computed", "_in_flight", "_known", "_placeholders", "accepted_tokens", "admitted", "arrived", "blocks",
-        "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit", "hashed", "held", "id",
-        "joined",
-        "keys", "loading", "max_len", "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed",
-        "sampled_in", "stale", "status",
+        "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted",
+        "arrived", "blocks", "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit",
+        "hashed", "held", "id", "joined", "keys", "loading", "max_len", "preemptions", "priority",
+        "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "stale", "status",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
@@ -89,6 +89,7 @@ class Request:
         self.drafts = 0  # steps that verified draft tokens of it
         self.draft_tokens = 0  # those, of which
         self.accepted_tokens = 0
+        self.accepted_last = 0
         self.sampled_in: list[tuple[int, int]] = []  # (first step, how many steps in a row) that sampled for it
 
     @property

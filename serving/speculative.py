@@ -22,11 +22,11 @@ _COIN = 1 << 64
 _NGRAM = 5  # tokens: vLLM's default
 
 
-class RequestKind(Settings):
-    """One kind of request among equally many of every other: some repeat themselves and draft well, others never."""
+class DraftRates(Settings):
+    """Rates of the steps of a request that come after steps of one sort."""
 
-    proposal_rates: tuple[float, ...] = Field(description="as of all requests, of this kind")
-    synthetic_acceptance_rates: tuple[float, ...] = Field(description="as of all requests, of this kind")
+    proposal_rates: tuple[float, ...] = Field(description="as of all steps, of these")
+    synthetic_acceptance_rates: tuple[float, ...] = Field(description="as of all steps, of these")
 
 
 class SpeculativeConfig(Settings):
@@ -54,10 +54,10 @@ class SpeculativeConfig(Settings):
         None,
         description="the share of steps in which a decoding request has a draft that reaches each position; null: all",
     )
-    request_kinds: tuple[RequestKind, ...] = Field(
-        (),
-        description="kinds of requests, equally many of each, with rates of their own, as they were recorded; empty: "
-        "all are alike",
+    rates_after: tuple[DraftRates, DraftRates, DraftRates] | None = Field(
+        None,
+        description="rates, as they were recorded, of a request whose step before accepted none, some or all of "
+        "num_speculative_tokens; null: all steps are alike",
     )
     seed: int = Field(0, description="seed of the acceptances")
     model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
@@ -82,7 +82,7 @@ class SpeculativeConfig(Settings):
         if self.acceptance_rate is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("give either acceptance_rate or synthetic_acceptance_rates")
         names = ("synthetic_acceptance_rates", "proposal_rates")
-        for name, rates in ((name, getattr(one, name)) for one in (self, *self.request_kinds) for name in names):
+        for name, rates in ((name, getattr(one, name)) for one in (self, *(self.rates_after or ())) for name in names):
             if rates is None:
                 continue
             if len(rates) != self.num_speculative_tokens:
@@ -110,11 +110,11 @@ class SpeculativeConfig(Settings):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_kinds(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_rates_after(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Where there are none they are not written: recordings stay as they were."""
         data: dict[str, Any] = dump(self)
-        if not self.request_kinds:
-            data.pop("request_kinds", None)
+        if self.rates_after is None:
+            data.pop("rates_after", None)
         return data
 
     @property
@@ -124,7 +124,7 @@ class SpeculativeConfig(Settings):
 
     def timing(self) -> Self:
         """What step times depend on: not how much is accepted."""
-        chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "request_kinds", "seed")
+        chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "rates_after", "seed")
         return self.model_copy(update={name: type(self).model_fields[name].default for name in chance})
 
     @property
@@ -183,8 +183,10 @@ class Acceptance(Protocol):
 
 
 class Coins:
-    """Acceptance on the virtual clock. In the loop that `overlaps` a step is planned before its drafts are known: for
-    as many as there can be, of which those that nobody proposed are rejected.
+    """Acceptance on the virtual clock: that of the request's text where the workload knows it, or else coins.
+
+    In the loop that `overlaps` a step is planned before its drafts are known: for as many as there can be, of which
+    those that nobody proposed are rejected.
 
     Raises UserError where the configuration says nothing about acceptance.
     """
@@ -193,41 +195,57 @@ class Coins:
         self._overlaps = overlaps
         self._seed = str(config.seed).encode()
         self._most = config.num_speculative_tokens
-        kinds = [(config.proposal_rates, config.conditional_rates)]
-        if config.request_kinds:
-            kinds = [(one.proposal_rates, conditional(one.synthetic_acceptance_rates)) for one in config.request_kinds]
-        self._kinds = [
-            ([round(rate * _COIN) for rate in reaches or ()], [round(rate * _COIN) for rate in below])
-            for reaches, below in kinds
+        rates = [(config.proposal_rates, config.conditional_rates)]
+        for one in config.rates_after or ():
+            rates.append((one.proposal_rates, conditional(one.synthetic_acceptance_rates)))
+        self._below = [
+            ([round(rate * _COIN) for rate in reaches or ()], [round(rate * _COIN) for rate in accepted])
+            for reaches, accepted in rates
         ]
 
-    def _kind(self, request: int) -> tuple[list[int], list[int]]:
-        """Of a request: below what its coins must fall for a draft to reach each place, and to be accepted there."""
-        if len(self._kinds) == 1:
-            return self._kinds[0]
-        return self._kinds[self._coin(b"k%d" % request) * len(self._kinds) // _COIN]
-
     def proposed(self, request: Request, step: int) -> int:
-        return self._most if self._overlaps else self._found(request.id, request.max_len - request.unscheduled)
+        if self._overlaps:
+            return self._most
+        if not request.proposed:
+            request.accepted_last = 0
+        return self._found(request, request.max_len - request.unscheduled)
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
+        known = request.known
         if self._overlaps:
-            drafts = min(drafts, self._found(request.id, request.known))
-        return self.tossed(request.id, request.outputs, drafts)
+            drafts = min(drafts, self._found(request, known))
+        accepted = self.tossed(request, drafts)
+        request.accepted_last = accepted
+        if not self._overlaps and (len(self._below) > 1 or request.arrived.drafted is not None):
+            request.proposed = self._found(request, known + accepted + 1)  # planning took all for accepted
+        return accepted
 
-    def _found(self, request: int, tokens: int) -> int:
-        """How many draft tokens are found for a request of so many tokens."""
-        reaches, _ = self._kind(request)
+    def _rates(self, request: Request) -> tuple[list[int], list[int]]:
+        """Below what its coins must fall for a draft to reach each place, and to be accepted there."""
+        if len(self._below) == 1:
+            return self._below[0]
+        last = request.accepted_last
+        return self._below[3 if last == self._most else 2 if last else 1]
+
+    def _found(self, request: Request, tokens: int) -> int:
+        """How many draft tokens are found when the request has so many tokens."""
+        if (drafted := request.arrived.drafted) is not None:
+            return len(drafted.get(tokens - request.prompt_len, ()))
+        reaches, _ = self._rates(request)
         if not reaches:
             return self._most
-        coin = self._coin(b"d%d:%d" % (request, tokens))
+        coin = self._coin(b"d%d:%d" % (request.id, tokens))
         return sum(coin < reach for reach in reaches)
 
-    def tossed(self, request: int, place: int, drafts: int) -> int:
-        """How many of `drafts` tokens are accepted, the first of which would be output token `place`, from 0."""
-        _, below = self._kind(request)
+    def tossed(self, request: Request, drafts: int) -> int:
+        """How many of `drafts` tokens are accepted, which would be its next output tokens."""
+        place = request.outputs
+        if (drafted := request.arrived.drafted) is not None:
+            accepts = drafted.get(place, ())[:drafts]
+            return accepts.index(False) if False in accepts else len(accepts)
+        _, below = self._rates(request)
         for index in range(drafts):
-            if self._coin(b"%d:%d" % (request, place + index)) >= below[index]:
+            if self._coin(b"%d:%d" % (request.id, place + index)) >= below[index]:
                 return index
         return drafts
 

@@ -8,7 +8,7 @@ simulator keeps counts instead of block identities when nothing is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Segment = tuple[str, int]
@@ -27,6 +27,8 @@ class WorkloadRequest:
     ended, and its `arrival_ns` is the earliest that could be; without one it comes at its arrival, answered or not.
     At `cancel_ns` from the start its client hangs up, if it still waits; or a stop string ends the answer at `stop_ns`.
     The answer of one that is `structured` keeps to a grammar, so that each of its tokens needs a mask.
+    `drafted` says, where its text is known, what becomes of drafts: for output tokens so far, of each token that was
+    then proposed whether it is accepted.
     """
 
     id: int
@@ -42,6 +44,7 @@ class WorkloadRequest:
     cancel_ns: int | None = None
     structured: bool = False
     stop_ns: int | None = None
+    drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
 
 _SEED = 7_919_000
+_NEW_TOKENS = 16  # mean output that has little of itself to repeat
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> l
         ("full", most, longest / 16, longest / 40),
         ("long", max(most // 4, 1), longest / 3, longest / 64),
     ]
+    if config.speculative:  # a long answer repeats itself and is drafted at every step: what a row costs cannot be seen
+        shapes += [
+            ("new-few", max(most // 4, 1), longest / 64, _NEW_TOKENS),
+            ("new-full", most, longest / 64, _NEW_TOKENS),
+        ]
     made = []
     for number, (name, concurrency, mean_prompt, mean_output) in enumerate(shapes):
         prompt, output = max(mean_prompt, 4.0), max(mean_output, 4.0)

@@ -5,8 +5,8 @@ not seen. Rung 3, the run: latencies and throughputs of the simulated run agains
 how far repeats of the real run are from each other. No simulator can be closer than that.
 
 Rungs 2 and 3 are climbed twice. Blind is what a planner gets. In the same weather the simulator is told how slow the
-machine was at each moment of the real run: what is left is the twin's own error. Of drafts it is always told how many
-were accepted on average: that follows from texts, which it has not.
+machine was at each moment of the real run: what is left is the twin's own error. It is always
+told which drafts were proposed and accepted, as it is told output lengths: both follow from texts, which it has not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from statistics import mean
 
 import pyarrow.parquet as pq
 
-from calibration.acceptance import as_accepted
+from calibration.acceptance import as_accepted, with_drafts
 from calibration.kv_link import as_linked
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import predict, residuals, step_residuals_table
@@ -73,9 +73,10 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     predicted = predict(calibration, steps)
     cost = ObservedPrices(StepCost(calibration))
     deployment = as_linked(as_accepted(recorded_deployment(runs[0]), runs), runs)
+    workload = with_drafts(runs[0].workload(), runs[0])
     simulate_to(
         out / "simulated",
-        runs[0].workload(),
+        workload,
         deployment,
         cost,
         calibration=calibration.id,
@@ -83,7 +84,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         overwrite=True,
     )
     simulated = RunMetrics.of(Recording.load(out / "simulated"))
-    fast, slow = (run_metrics(runs[0].workload(), deployment, end) for end in cost.ends())
+    fast, slow = (run_metrics(workload, deployment, end) for end in cost.ends())
     real_metrics = [RunMetrics.of(run) for run in runs]
     rows = _run_errors(real_metrics, simulated, bands(simulated, fast, slow))
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibration.acceptance import as_accepted
+from calibration.acceptance import as_accepted, with_drafts
 from calibration.kv_link import as_linked
 from calibration.steps.features import Floats, MeasuredSteps, by_replica
 from calibration.steps.step_cost import Calibration, StepCost
@@ -43,7 +43,7 @@ def known_weather(runs: Sequence[Recording], calibration: Calibration) -> Weathe
 
 def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) -> InWeather:
     """The workload of `run` simulated in its weather."""
-    cost, workload = StepCost(calibration), run.workload()
+    cost, workload = StepCost(calibration), with_drafts(run.workload(), run)
     deployment = as_linked(as_accepted(recorded_deployment(run), [run]), [run])
     slowdown, rng = weather.slowdown(MeasuredSteps([run.steps])), np.random.Generator(np.random.PCG64(0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from calibration.acceptance import with_acceptance
+from calibration.acceptance import with_acceptance, with_drafts
 from calibration.steps.features import DRAFTING, FEATURES, MeasuredSteps, draft_features, step_features
 from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
@@ -22,9 +22,10 @@ from planning.costs import base_deployment, priced
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
-from serving.speculative import Coins, SpeculativeConfig
+from serving.scheduler import find_policy
+from serving.speculative import SpeculativeConfig
 from serving.step_plan import StepPlan
-from serving.workload import Workload
+from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tokentwin.cli import cli
@@ -86,48 +87,66 @@ def test_prices_of_verifying_and_drafting_are_found_again() -> None:
     assert ends[1] == pytest.approx(ends[0], rel=0.01)
 
 
-def recorded(rates: list[tuple[float, float]], steps: int = 60) -> SimpleNamespace:
-    """A recording of a request each: how often it drafts two tokens, and how often each of them is accepted."""
-    rng = np.random.default_rng(0)
-    rows: list[dict[str, object]] = []
-    proposed = [0] * len(rates)
-    for _ in range(steps):
-        row: dict[str, list[int | None]] = {"row_ids": [], "row_tokens": [], "row_accepted": [], "row_proposed": []}
-        for request, (drafts, accepts) in enumerate(rates):
-            verified, kept = proposed[request], (rng.random(2) < accepts).cumprod().sum()
-            proposed[request] = 2 * int(rng.random() < drafts)
-            row["row_ids"].append(request)
-            row["row_tokens"].append(1 + verified)
-            row["row_accepted"].append(min(int(kept), verified) if verified else None)
-            row["row_proposed"].append(proposed[request])
-        rows.append(row)
-    return SimpleNamespace(table=lambda *_: pa.Table.from_pylist(rows), run={"run_id": "made"})
-
-
+# After steps that accepted none, some and all of two drafts: how often two are drafted, and each of them is accepted.
+PLANTED = ((0.1, 0.5), (0.6, 0.7), (0.95, 0.9))
 TWO = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
 
 
-def test_requests_that_draft_well_and_those_that_never_do_are_kinds() -> None:
-    learnt = with_acceptance(TWO, [recorded([(0.9, 0.8)] * 10 + [(0.05, 0.2)] * 20)])
-    reaches = [kind.proposal_rates[0] for kind in learnt.request_kinds]
-    assert len(reaches) == 8
-    assert reaches[0] == pytest.approx(0.05, abs=0.05)
-    assert reaches[-1] == pytest.approx(0.9, abs=0.07)
-    assert learnt.request_kinds[-1].synthetic_acceptance_rates[0] == pytest.approx(0.8, abs=0.07)
-    coins = Coins(learnt)
-    found = Counter(coins._found(request, 7) > 0 for request in range(4000))
-    assert found[True] / 4000 == pytest.approx(np.mean(reaches), abs=0.03)  # as many of each kind
-    again = [[coins._found(request, place) > 0 for place in range(40)] for request in range(300)]
-    assert np.std(np.mean(again, axis=1)) > 0.3  # a request stays what it is
+def recorded(planted: Sequence[tuple[float, float]], requests: int = 250, steps: int = 40) -> SimpleNamespace:
+    """A recording of requests that each decode for so many steps."""
+    rng = np.random.default_rng(0)
+    proposed, accepted = np.zeros(requests, int), np.zeros(requests, int)
+    rows = []
+    for _ in range(steps):
+        verified = proposed
+        accepted = np.array(
+            [
+                (rng.random(drafts) < planted[before][1]).cumprod().sum()
+                for before, drafts in zip(accepted, verified, strict=True)
+            ],
+            int,
+        )
+        proposed = 2 * (rng.random(requests) < np.array(planted)[accepted, 0])
+        row = {"row_ids": range(requests), "row_tokens": 1 + verified, "row_proposed": proposed}
+        row = {name: [int(one) for one in values] for name, values in row.items()}
+        told = [int(kept) if drafts else None for kept, drafts in zip(accepted, verified, strict=True)]
+        rows.append(row | {"row_accepted": told})
+    return SimpleNamespace(table=lambda *_: pa.Table.from_pylist(rows), run={"run_id": "made"})
 
 
-def test_luck_makes_no_kinds() -> None:
-    """Requests that are alike differ in what they happen to accept, but not again in their other steps."""
-    learnt = with_acceptance(TWO, [recorded([(0.5, 0.5)] * 40)])
-    kinds = [(kind.proposal_rates[0], kind.synthetic_acceptance_rates[0]) for kind in learnt.request_kinds]
-    assert np.std(kinds, axis=0).max() < 0.06
-    assert with_acceptance(TWO, [recorded([(0.5, 0.5)] * 5)]).request_kinds == ()
-    assert "request_kinds" not in TWO.model_dump() and "request_kinds" in learnt.model_dump()
+def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
+    learnt = with_acceptance(TWO, [recorded(PLANTED)])
+    assert learnt.rates_after is not None
+    for rates, (drafts, accepts) in zip(learnt.rates_after, PLANTED, strict=True):
+        assert rates.proposal_rates == pytest.approx((drafts, drafts), abs=0.06)
+        assert rates.synthetic_acceptance_rates == pytest.approx((accepts, accepts**2), abs=0.08)
+    again = with_acceptance(TWO, [_simulated(learnt)]).rates_after
+    for rates, once in zip(again or (), learnt.rates_after, strict=True):
+        assert rates.proposal_rates == pytest.approx(once.proposal_rates, abs=0.05)
+        assert rates.synthetic_acceptance_rates == pytest.approx(once.synthetic_acceptance_rates, abs=0.05)
+
+
+def _simulated(config: SpeculativeConfig, requests: int = 120, outputs: int = 60) -> SimpleNamespace:
+    """What `recorded` makes, by the scheduler: each request alone."""
+    scheduler = find_policy("vllm")(SchedulerConfig(speculative=config), shares_prefixes=False)
+    rows = []
+    for id in range(requests):
+        request = scheduler.add(WorkloadRequest(id, 0, (("", 4),), outputs))
+        while not request.ended:
+            plan = scheduler.schedule()
+            (row,) = plan.rows()
+            scheduler.commit(plan)
+            accepted = plan.verified[0][1] if plan.verified else None
+            told = {"row_ids": [id], "row_tokens": [row.tokens], "row_accepted": [accepted]}
+            rows.append(told | {"row_proposed": [None if request.ended else request.proposed]})
+    return SimpleNamespace(table=lambda *_: pa.Table.from_pylist(rows), run={"run_id": "made"})
+
+
+def test_rates_that_nothing_was_recorded_for_are_those_of_all() -> None:
+    learnt = with_acceptance(TWO, [recorded([(0.5, 1.0)] * 3)])  # none accepts one of two
+    assert learnt.rates_after is not None
+    assert learnt.rates_after[1].proposal_rates == learnt.proposal_rates
+    assert "rates_after" not in TWO.model_dump() and "rates_after" in learnt.model_dump()
     assert SpeculativeConfig(**learnt.model_dump()).timing() == TWO
 
 
@@ -167,6 +186,13 @@ def test_an_engine_that_drafts_is_recorded_calibrated_simulated_and_validated(ov
     assert abs(told[2] - real[2]) <= 4 * np.sqrt(real[2])
     lengths = [RunMetrics.of(Recording.load(tmp_path / n)).scalars()["acceptance_length"] for n in ("told", "b")]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.1)
+    real_run = Recording.load(tmp_path / "b")
+    again = TableSink()
+    cost = StepCost(Calibration.load(tmp_path / "c"))
+    Cluster(base_deployment(str(tmp_path / "c")), cost, again).run(with_drafts(real_run.workload(), real_run))
+    columns = ["request_id", *names]
+    both = [table.select(columns).sort_by("request_id").to_pylist() for table in (again.requests, real_run.requests)]
+    assert both[0] == [{name: count or 0 for name, count in row.items()} for row in both[1]]
     run("validate", tmp_path / "b", "-c", tmp_path / "c", "-o", tmp_path / "v")
     report = json.loads((tmp_path / "v" / "report.json").read_text())
     assert report["rungs"]["replay"]["first_difference"] is None

@@ -15,7 +15,7 @@ from calibration.steps.draft_cost import StatedDraft
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.kv.block_pool import BlockPool
-from serving.request import Status
+from serving.request import Request, Status
 from serving.scheduler import POLICIES, find_policy
 from serving.speculative import Coins, SpeculativeConfig
 from serving.step_plan import StepPlan
@@ -51,6 +51,11 @@ def arriving(count, seed=0, rate_per_s=40.0, longest=120):
 # Acceptance
 
 
+def tossed(acceptance: Coins, request: int, place: int, drafts: int) -> int:
+    """How many are accepted of `drafts` after `place` output tokens."""
+    return acceptance.tossed(Request(WorkloadRequest(request, 0, (("", 1),), place + drafts), place), drafts)
+
+
 def test_rates_as_vllm_counts_them_are_cumulative():
     config = speculative(3, None, synthetic_acceptance_rates=(0.8, 0.6, 0.3))
     assert config.conditional_rates == pytest.approx((0.8, 0.75, 0.5))
@@ -70,7 +75,7 @@ def test_rates_as_vllm_counts_them_are_cumulative():
 def test_tokens_of_a_step_have_their_mean_and_their_distribution(config):
     k, n = config.num_speculative_tokens, 20_000
     acceptance = Coins(config)
-    counts = Counter(acceptance.tossed(i, 7 * i, k) for i in range(n))
+    counts = Counter(tossed(acceptance, i, 7 * i, k) for i in range(n))
     reached = np.array([sum(counts[a] for a in range(place, k + 1)) for place in range(1, k + 1)]) / n
     expected = np.cumprod(config.conditional_rates)
     assert np.all(np.abs(reached - expected) <= 4 * np.sqrt(expected * (1 - expected) / n))
@@ -79,16 +84,18 @@ def test_tokens_of_a_step_have_their_mean_and_their_distribution(config):
 def test_a_coin_belongs_to_a_place_and_not_to_the_draft_that_reaches_it():
     acceptance = Coins(speculative(4, 0.5))
     for request in range(200):
-        coins = [acceptance.tossed(request, place, 1) for place in range(12)]
+        coins = [tossed(acceptance, request, place, 1) for place in range(12)]
         for place in range(8):
             run = next((length for length in range(4) if not coins[place + length]), 4)
-            assert [acceptance.tossed(request, place, drafts) for drafts in range(5)] == [min(run, d) for d in range(5)]
+            assert [tossed(acceptance, request, place, drafts) for drafts in range(5)] == [
+                min(run, d) for d in range(5)
+            ]
 
 
 def test_seeds_and_requests_have_luck_of_their_own():
     def luck(seed, request):
         acceptance = Coins(speculative(1, 0.5, seed=seed))
-        return [acceptance.tossed(request, place, 1) for place in range(64)]
+        return [tossed(acceptance, request, place, 1) for place in range(64)]
 
     assert luck(0, 1) == luck(0, 1)
     assert len({tuple(luck(seed, request)) for seed in (-1, 0, 1) for request in (1, 2, 11)}) == 9
