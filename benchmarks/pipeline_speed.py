@@ -29,8 +29,8 @@ class EvenStages(TokenCost):
     def stages_ns(self, plan: StepPlan) -> list[int]:
         return [self.step_ns(plan) // self.stages] * self.stages
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return 0
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [0] * (self.stages - 1)
 
 
 def workload() -> Workload:

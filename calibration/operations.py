@@ -14,6 +14,7 @@ import numpy as np
 
 from calibration.expert_routing import experts_touched
 from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.inter_node import NodeLink
 
 _WEIGHT_ONLY = ("int4", "int8")
 Amount = Any  # float | int | NDArray: one step, or many at once
@@ -202,6 +203,7 @@ class Collective:
 
     kind    all_reduce, all_gather, reduce_scatter, all_to_all; p2p: from one device to another
     fusible whether one kernel may do an all-reduce with the norm behind it
+    nodes   on which the devices are, in equal numbers, and the `link` that one of them has to the others
     """
 
     name: str
@@ -210,6 +212,8 @@ class Collective:
     elements: Amount
     count: int = 1
     fusible: bool = False
+    nodes: int = 1
+    link: NodeLink | None = None
 
     @property
     def size(self) -> Amount:
@@ -224,6 +228,15 @@ class Collective:
         """Bytes that a device sends over its links, by the ring algorithm."""
         share = 1.0 if self.kind == "p2p" else (self.gpus - 1) / self.gpus
         return 2.0 * self.elements * share * (2.0 if self.kind == "all_reduce" else 1.0)
+
+    @property
+    def sent_between_nodes(self) -> Amount:
+        """Bytes of those that a device sends to other nodes, where each first shares the work with those of its own."""
+        if self.kind == "p2p":
+            return 2.0 * self.elements * (self.nodes > 1)
+        own = 1.0 if self.kind == "all_to_all" else self.nodes / self.gpus
+        twice = 2.0 if self.kind == "all_reduce" else 1.0
+        return 2.0 * self.elements * own * twice * (self.nodes - 1) / self.nodes
 
 
 @dataclass(frozen=True)

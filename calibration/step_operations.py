@@ -5,6 +5,8 @@ They are those of *one* device of a tensor-parallel group, for a step's whole wa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from calibration.expert_routing import busiest_over_mean
@@ -24,6 +26,7 @@ from calibration.operations import (
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.node_groups import Group, data_group, hops_between_nodes, inter_node, tensor_group
 from serving.deployments.weight_types import check_experts, check_linear_heads, stored
 from serving.errors import UserError
 
@@ -43,23 +46,37 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
         *_between(model, deployment, tokens),
         *_head(model, tp, logits),
         *_collectives(model, deployment, tokens, logits),
-        *stage_transfers(model, deployment, tokens),
+        *_stage_transfers(model, deployment, tokens),
     ]
 
 
-def stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """What brings a step's activations to the next pipeline stage: hidden states and residuals.
+def stage_transfer(model: ModelSpec, deployment: Deployment, tokens: Amount, across: bool) -> list[Collective]:
+    """What brings a step's activations to the next pipeline stage, `across` nodes or not: hidden states and residuals.
 
     As in vLLM, each device of a tensor-parallel group sends its share to its counterpart, and the receivers gather.
     """
-    tp, hops = deployment.tensor_parallel_size, deployment.pipeline_parallel_size - 1
-    if not hops:
-        return []
-    elements = tokens * (2.0 * model.hidden_size)
-    transfers: list[Operation] = [Collective("send to stage", "p2p", 2, elements / tp, hops)]
-    if tp > 1:
-        transfers.append(Collective("gather on stage", "all_gather", tp, elements, hops))
-    return transfers
+    group, elements = tensor_group(deployment), tokens * (2.0 * model.hidden_size)
+    way = Group(2, 2, inter_node(deployment).of_a_device) if across else Group(2, 1, None)
+    transfer = [_collective("send to stage", "p2p", way, elements / group.gpus, 1)]
+    if group.gpus > 1:
+        transfer.append(_collective("gather on stage", "all_gather", group, elements, 1))
+    return transfer
+
+
+def _stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    """Those of all stages."""
+    hops, transfers = hops_between_nodes(deployment), dict[str, Operation]()
+    for across in hops:
+        for one in stage_transfer(model, deployment, tokens, across):
+            before = transfers.get(one.name)
+            transfers[one.name] = replace(one, count=before.count + 1 if before else 1)
+    return list(transfers.values())
+
+
+def _collective(name: str, kind: str, group: Group, elements: Amount, count: int, fusible: bool = False) -> Collective:
+    within = group.nodes == 1
+    named = name if within else f"{name} between nodes"
+    return Collective(named, kind, group.gpus, elements, count, fusible and within, group.nodes, group.link)
 
 
 def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
@@ -185,7 +202,7 @@ def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Col
         return None
     alone = deployment.data_parallel_size == deployment.pipeline_parallel_size == 1
     elements = tokens * float(model.hidden_size)
-    return Collective("all-reduce", "all_reduce", tp, elements, 2 * model.num_layers, fusible=alone)
+    return _collective("all-reduce", "all_reduce", tensor_group(deployment), elements, 2 * model.num_layers, alone)
 
 
 def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
@@ -218,13 +235,15 @@ def _head(model: ModelSpec, tp: int, sampled: Amount) -> list[Operation]:
 
 
 def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampled: Amount) -> list[Operation]:
-    tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
+    ranks = deployment.data_parallel_size
     operations: list[Operation] = []
     if all_reduce := _all_reduce(model, deployment, tokens):
         operations.append(all_reduce)
-        operations.append(Collective("gather logits", "all_gather", tp, sampled * float(model.vocab_size), 1))
+        logits = sampled * float(model.vocab_size)
+        operations.append(_collective("gather logits", "all_gather", tensor_group(deployment), logits, 1))
     if ranks > 1 and model.num_experts:
         message = tokens * ranks * float(model.hidden_size)
-        operations.append(Collective("dispatch", "all_gather", ranks, message, model.moe_layers))
-        operations.append(Collective("combine", "reduce_scatter", ranks, message, model.moe_layers))
+        group = data_group(deployment)
+        operations.append(_collective("dispatch", "all_gather", group, message, model.moe_layers))
+        operations.append(_collective("combine", "reduce_scatter", group, message, model.moe_layers))
     return operations

@@ -49,8 +49,8 @@ class PipelinedCost(CostModel, Protocol):
         """Execution of the step on each stage, in order."""
         ...
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        """From the end of the step on one stage until its activations are on the next."""
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        """From the end of the step on each stage but the last until its activations are on the next."""
         ...
 
 

@@ -36,8 +36,8 @@ class PacedPipeline(Paced):
     def stages_ns(self, plan: StepPlan) -> list[int]:
         return [round(ns * self._factor) for ns in self._staged.stages_ns(plan)]
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return round(self._staged.transfer_ns(plan) * self._factor)
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [round(ns * self._factor) for ns in self._staged.transfers_ns(plan)]
 
 
 def paced(cost: CostModel, factor: float) -> CostModel:

@@ -40,9 +40,7 @@ class Pipeline:
         """`plan` follows the steps before, not before `ready_ns`."""
         free_ns = self._free_ns
         stages_ns = self._cost.stages_ns(plan)
-        transfer_ns = self._cost.transfer_ns(plan)
-        start_ns = max(ready_ns, free_ns[0])
-        at_ns = start_ns - transfer_ns
-        for stage, ns in enumerate(stages_ns):
+        at_ns = start_ns = max(ready_ns, free_ns[0])
+        for stage, (transfer_ns, ns) in enumerate(zip((0, *self._cost.transfers_ns(plan)), stages_ns, strict=True)):
             free_ns[stage] = at_ns = max(at_ns + transfer_ns, free_ns[stage]) + ns
         return Passage(start_ns, at_ns, stages_ns)

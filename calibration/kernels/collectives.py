@@ -12,7 +12,8 @@ its time grows with bytes and with devices, as each of theirs does. What an engi
 - over NVLink up to a number of bytes FlashInfer's all-reduce, which does the norm behind it, too (Blackwell), or
   vLLM's own (the others), and NCCL beyond; the faster of the two where both may serve;
 - over PCIe where devices read each other's memory the same, in pairs;
-- over PCIe where they do not, NCCL through the host's memory, which nothing measured here knows.
+- over PCIe where they do not, NCCL through the host's memory, which nothing measured here knows;
+- over several nodes NCCL: what it takes within a node, and between nodes (`inter_node.py`).
 
 The numbers of a GPU are in `gpus/collectives.json`, made by `python -m calibration.kernels.collective_fit`.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from calibration.kernels.inter_node import INTER_NODE_SIGMA, between_nodes_ns
 from calibration.kernels.times import Coverage, Estimate, floor_ns
 from calibration.operations import Collective
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
@@ -105,7 +107,9 @@ class Collectives:
     own: bool
 
     def time(self, operation: Collective) -> Estimate:
-        """Never below the link's rate, never less for more bytes or more devices."""
+        """Never below the link's rate, never less for more bytes, more devices or more nodes."""
+        if operation.nodes > 1:
+            return self._on_several_nodes(operation)
         elements = np.asarray(operation.elements, dtype=np.float64)
         found = [self._of(forms, operation) for forms in self.forms]
         logs = np.array([np.log(ns) for ns, _ in found])
@@ -118,6 +122,23 @@ class Collectives:
         within = known & (2.0 * elements <= (nccl.most_bytes if nccl else 0.0))
         coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
         return Estimate(ns, np.broadcast_to(error, ns.shape), coverage)
+
+    def _on_several_nodes(self, operation: Collective) -> Estimate:
+        """What a node's own devices take, and what goes between nodes; on one node it would not take longer."""
+        own = -(-operation.gpus // operation.nodes)
+        shared = {"all_to_all": 1 / operation.nodes, "p2p": 0.0}.get(operation.kind, 1.0) * (own > 1)
+        within = replace(operation, gpus=max(own, 2), elements=shared * operation.elements, nodes=1, link=None)
+        inside, alone = self._by_nccl(within), self._by_nccl(replace(operation, nodes=1, link=None))
+        ns = np.maximum(inside + between_nodes_ns(self.gpu, operation), alone)
+        far = np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8)
+        return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), np.full(ns.shape, INTER_NODE_SIGMA), far)
+
+    def _by_nccl(self, operation: Collective) -> Any:
+        """Nanoseconds within a node."""
+        found = [
+            self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0] for forms in self.forms
+        ]
+        return np.exp(np.log(found).mean(axis=0))
 
     def fuses(self, operation: Collective) -> Any:
         """Whether the norm behind this all-reduce is done by the same kernel."""

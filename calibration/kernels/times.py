@@ -51,14 +51,16 @@ class KernelTimes(Protocol):
 def floor_ns(gpu: GpuSpec, operation: Operation) -> Any:
     """The roofline: no device does `operation` faster than its datasheet allows."""
     if isinstance(operation, Collective):
+        if operation.link is not None:
+            return 1e9 * operation.sent_between_nodes / operation.link.bytes_per_s
         return 1e9 * operation.bytes / gpu.link_bytes_per_s
     rate = gpu.flop_per_s(getattr(operation, "dtype", "bfloat16"))
     return 1e9 * np.maximum(operation.flops / rate, operation.bytes / gpu.memory_bytes_per_s)
 
 
 def bound_by(gpu: GpuSpec, operation: Operation, flops: float, moved_bytes: float) -> str:
-    """`compute`, `memory` or `link`: which roof is over an operation of so many FLOPs and bytes."""
+    """`compute`, `memory`, `link` or `network`: which roof is over an operation of so many FLOPs and bytes."""
     if isinstance(operation, Collective):
-        return "link"
+        return "link" if operation.link is None else "network"
     rate = gpu.flop_per_s(getattr(operation, "dtype", "bfloat16"))
     return "compute" if flops / rate > moved_bytes / gpu.memory_bytes_per_s else "memory"

@@ -21,7 +21,7 @@ class ExplainedOperation:
     """One kind of kernel in the step; times and amounts are of all its occurrences, on one device.
 
     utilisation     roofline time over expected time: how close to what the device can do
-    bound           `compute`, `memory` or `link`
+    bound           `compute`, `memory`, `link` or, between nodes, `network`
     """
 
     name: str

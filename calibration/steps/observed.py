@@ -188,8 +188,8 @@ class ObservedPipeline(ObservedOperations):
         self._note(plan)
         return self.pure.stages_ns(plan)
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return self.pure.transfer_ns(plan)
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return self.pure.transfers_ns(plan)
 
 
 class ObservedPrices(_Observed):

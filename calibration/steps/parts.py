@@ -9,7 +9,7 @@ uneven decode rows add; see `imbalance_ns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +68,7 @@ def step_parts(
     return {name: np.asarray(ns, dtype=np.float64) for name, ns in parts.items()}
 
 
-def parts_of(operations: list[Operation], kernels: KernelTimes) -> Iterator[tuple[str, Estimate]]:
+def parts_of(operations: Iterable[Operation], kernels: KernelTimes) -> Iterator[tuple[str, Estimate]]:
     """Every operation's time in a step, all its occurrences, under the part it belongs to."""
     for operation in operations:
         whole = never_slower(operation, kernels)

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.step_operations import stage_transfers
+from calibration.step_operations import stage_transfer
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import parts_of
 from serving.cost_model import decode_plans
+from serving.deployments.node_groups import hops_between_nodes, of_stage
 from serving.deployments.pipeline_stages import stage_models
 from serving.step_plan import StepPlan
 
@@ -29,7 +30,7 @@ class PipelineCost(OperationCost):
     """`PipelinedCost` of a deployment with `pipeline_parallel_size` above 1."""
 
     def _stages(self) -> list[OperationCost]:
-        of_one = self.deployment.model_copy(update={"pipeline_parallel_size": 1})
+        of_one = of_stage(self.deployment)
         *first, last = stage_models(self.model, self.deployment.pipeline_parallel_size)
         kernels, early = self.kernels, self.correction.of_kernels()
         alike = {layers: _EarlyStage(layers, of_one, kernels, early, self.host) for layers in dict.fromkeys(first)}
@@ -51,24 +52,31 @@ class PipelineCost(OperationCost):
     def step_ns(self, plan: StepPlan) -> int:
         if not self.deployment.enforce_eager:
             return super().step_ns(plan)
-        return sum(self.stages_ns(plan)) + (len(self.stages) - 1) * self.transfer_ns(plan)
+        return sum(self.stages_ns(plan)) + sum(self.transfers_ns(plan))
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         if not self.deployment.enforce_eager:
             return super().decode_run_ns(rows, context, squares, steps)
         return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return self._transfer_ns[min(plan.tokens, self._most_tokens)]
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        at = min(plan.tokens, self._most_tokens)
+        return [self._hop_ns[across][at] for across in self._hops]
 
     @cached_property
-    def _transfer_ns(self) -> list[int]:
-        """Of one hop, by tokens."""
+    def _hops(self) -> list[bool]:
+        return hops_between_nodes(self.deployment)
+
+    @cached_property
+    def _hop_ns(self) -> dict[bool, list[int]]:
+        """Of one hop, by whether it leaves the node and by tokens."""
         tokens = np.arange(self._most_tokens + 1, dtype=np.float64)
-        transfers = stage_transfers(self.model, self.deployment, tokens)
-        hops = sum((estimate.ns for _, estimate in parts_of(transfers, self.kernels)), np.zeros_like(tokens))
-        factor = self.correction.factors["collectives"] / (self.deployment.pipeline_parallel_size - 1)
-        return [round(ns) for ns in (factor * hops).tolist()]
+        found = {}
+        for across in dict.fromkeys(self._hops):
+            transfer = stage_transfer(self.model, self.deployment, tokens, across)
+            hop = sum(estimate.ns for _, estimate in parts_of(transfer, self.kernels))
+            found[across] = [round(ns) for ns in (self.correction.factors["collectives"] * hop).tolist()]
+        return found
 
 
 class _EarlyStage(OperationCost):

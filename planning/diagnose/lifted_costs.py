@@ -48,8 +48,9 @@ class FreePrefillOfStages(FreePrefill):
         stages_ns = self._cost.stages_ns(_without_prompts(plan))
         return stages_ns if plan.decode_rows else [0] * len(stages_ns)
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return self._cost.transfer_ns(_without_prompts(plan)) if plan.decode_rows else 0
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        transfers = self._cost.transfers_ns(_without_prompts(plan))
+        return transfers if plan.decode_rows else [0] * len(transfers)
 
 
 class NoCpuTime:
@@ -78,8 +79,8 @@ class NoCpuTimeOfStages(NoCpuTime):
     def stages_ns(self, plan: StepPlan) -> list[int]:
         return self._cost.stages_ns(plan)
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return self._cost.transfer_ns(plan)
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return self._cost.transfers_ns(plan)
 
 
 def with_free_prefill(cost: CostModel) -> CostModel:

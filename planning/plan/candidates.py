@@ -161,6 +161,7 @@ def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
+    engine.deployment.check_nodes()
     deployment = with_kv_groups(engine.deployment)
     capacity = kv_capacity(find_model(deployment.model), gpu, deployment)
     if deployment.gpu_memory_utilization is None:

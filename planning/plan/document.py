@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
+from serving.deployments.config import Deployment, parse
+from serving.deployments.node_groups import inter_node, nodes_of
 from serving.document import Document, Number, Part, fact
 from traces.document_table import table_of
 
@@ -263,6 +265,10 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if best.breaks_first:
             yield f"with more than {best.headroom_percent} % more traffic, {best.breaks_first} breaks first"
         yield f"step times: {best.standing.mark}: {best.standing.reason}"
+        deployment = parse(Deployment, best.deployment, where="deployment")
+        if (nodes := nodes_of(deployment)) > 1:
+            joined = inter_node(deployment)
+            yield f"each engine is on {nodes} nodes of {joined.gpus_per_node} GPUs, joined by {joined.link}"
     for dearer in plan.dearer:
         yield f"more expensive: {dearer.engine}, at least ${dearer.usd_per_hour_at_least:,.2f}/h"
     for failure in plan.infeasible if best is not None else plan.infeasible[1:]:  # the first is the answer

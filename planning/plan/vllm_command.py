@@ -13,6 +13,7 @@ from planning.plan.candidates import Engine
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.model_catalogue import find_model, hub_id
+from serving.deployments.node_groups import nodes_of
 from serving.deployments.vllm_defaults import BLOCK_SIZE, UTILIZATION, served_by_default
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
@@ -32,6 +33,8 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
     if deployment.quantization in _STORED and deployment.quantization != _stored(deployment):
         remedy = "is not made of 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
         raise UserError("quantization", deployment.quantization, remedy)
+    if (nodes := nodes_of(deployment)) > 1:
+        raise UserError("nodes", nodes, "need a command each; start vLLM by its guide to parallelism and scaling")
     scheduler = deployment.scheduler
     usual = served_by_default(deployment, gpu).scheduler if gpu else None
     settings: dict[str, object] = {"dtype": deployment.dtype}

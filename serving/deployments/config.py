@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from serving.deployments.fleet import FleetConfig
+from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.plugins import located
@@ -182,6 +183,9 @@ class Deployment(Settings):
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV (docs/kv-tiers.md)")
+    inter_node: InterNodeConfig | None = Field(
+        None, description="nodes and what joins them, for engines on several (docs/parallelism.md); simulator only"
+    )
 
     @field_validator("policy", "attention")
     @classmethod
@@ -226,6 +230,28 @@ class Deployment(Settings):
             remedy = f"must be at most {devices}, the number of devices that share the experts"
             raise UserError("expert_imbalance", self.expert_imbalance, remedy)
         return self
+
+    @model_validator(mode="after")
+    def _nodes_are_cut_evenly(self) -> Deployment:
+        self.check_nodes()
+        return self
+
+    def check_nodes(self) -> None:
+        """Raises UserError for tensor-parallel groups that nodes cut unevenly."""
+        tp, node = self.tensor_parallel_size, self.inter_node or InterNodeConfig()
+        if self.gpus > node.gpus_per_node and node.gpus_per_node % tp and tp % node.gpus_per_node:
+            remedy = (
+                f"must divide the {node.gpus_per_node} GPUs of a node or be a multiple of them, since it needs several"
+            )
+            raise UserError("tensor_parallel_size", tp, remedy)
+
+    @model_serializer(mode="wrap")
+    def _without_nodes(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nodes that nobody stated are not written: recordings of engines on one stay as they were."""
+        data: dict[str, Any] = dump(self)
+        if self.inter_node is None:
+            data.pop("inter_node", None)
+        return data
 
     @property
     def gpus(self) -> int:

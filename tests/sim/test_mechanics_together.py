@@ -40,8 +40,8 @@ class Staged(TokenCost):
     def stages_ns(self, plan):
         return [self.step_ns(plan) // self.stages] * self.stages
 
-    def transfer_ns(self, plan):
-        return 1000
+    def transfers_ns(self, plan):
+        return [1000] * (self.stages - 1)
 
 
 class Run:

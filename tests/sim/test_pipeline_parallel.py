@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, uniform_step
-from calibration.step_operations import stage_transfers
+from calibration.operations import uniform_step
+from calibration.step_operations import stage_transfer
 from calibration.steps.correction import ADDED, Correction
 from calibration.steps.explanation import explain
 from calibration.steps.interval import StepInterval
@@ -59,8 +59,8 @@ class StageTimes(TokenCost):
     def stages_ns(self, plan: StepPlan) -> list[int]:
         return self.stages
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return self.transfer
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [self.transfer] * (len(self.stages) - 1)
 
 
 def run(
@@ -156,7 +156,7 @@ def test_a_slower_engine_is_slower_on_every_stage() -> None:
     slow = paced(cost, 1.5)
     plan = StepPlan(0, DecodeSet(16), 0)
     assert isinstance(slow, PipelinedCost)
-    assert (slow.stages_ns(plan), slow.transfer_ns(plan)) == ([1500, 3000], 150)
+    assert (slow.stages_ns(plan), slow.transfers_ns(plan)) == ([1500, 3000], [150])
     assert not isinstance(paced(TokenCost(1000, 0, 0), 1.5), PipelinedCost)
     sink = TableSink()
     engine = Deployment(pipeline_parallel_size=2, scheduler=SchedulerConfig(max_num_batched_tokens=CHUNK))
@@ -228,8 +228,8 @@ class EvenStages(TokenCost):
     def stages_ns(self, plan: StepPlan) -> list[int]:
         return [self.step_ns(plan) // 3] * 3
 
-    def transfer_ns(self, plan: StepPlan) -> int:
-        return 100_000
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [100_000] * 2
 
 
 @given(fleet=fleets(), seed=st.integers(0, 1000))
@@ -357,11 +357,11 @@ def test_stages_and_transfers_sum_to_the_step(
     host = HostTimes(launch_ns=0)  # each stage waits for a host of its own
     cost = PipelineCost(model, engine, Roofline(), correction(), host)
     plan = a_plan(rows, context, prompt)
-    whole = sum(cost.stages_ns(plan)) + (stages - 1) * cost.transfer_ns(plan)
+    whole = sum(cost.stages_ns(plan)) + sum(cost.transfers_ns(plan))
     assert whole == pytest.approx(cost.step_ns(plan), abs=3 * stages, rel=1e-3 if prompt else 1e-6)
     alone = deployment(tensor_parallel_size=tp, enforce_eager=True)
     single = OperationCost(model, alone, Roofline(), correction(), host)
-    hops = (stages - 1) * cost.transfer_ns(plan)
+    hops = sum(cost.transfers_ns(plan))
     assert cost.step_ns(plan) == pytest.approx(single.step_ns(plan) + hops, abs=3 * stages)
 
 
@@ -377,17 +377,16 @@ def test_only_the_last_stage_samples_and_alike_stages_cost_alike() -> None:
 
 def test_what_goes_between_stages() -> None:
     tokens, hidden = 300, LLAMA.hidden_size
-    (send,) = stage_transfers(LLAMA, deployment(pipeline_parallel_size=5), tokens)
-    assert isinstance(send, Collective)
-    assert (send.kind, send.count, send.bytes) == ("p2p", 4, 2 * 2 * tokens * hidden)  # hidden states and residuals
-    send, gather = stage_transfers(LLAMA, deployment(pipeline_parallel_size=5, tensor_parallel_size=4), tokens)
+    (send,) = stage_transfer(LLAMA, deployment(pipeline_parallel_size=5), tokens, False)
+    assert (send.kind, send.count, send.bytes) == ("p2p", 1, 2 * 2 * tokens * hidden)  # hidden states and residuals
+    engine = deployment(pipeline_parallel_size=5, tensor_parallel_size=4)
+    send, gather = stage_transfer(LLAMA, engine, tokens, False)
     assert send.bytes == tokens * hidden  # a quarter each
-    assert (gather.name, gather.count, gather.bytes) == ("gather on stage", 4, 0.75 * 4 * tokens * hidden)
-    assert stage_transfers(LLAMA, deployment(), tokens) == []
+    assert (gather.name, gather.count, gather.bytes) == ("gather on stage", 1, 0.75 * 4 * tokens * hidden)
     cost = PipelineCost(LLAMA, deployment(pipeline_parallel_size=2), Roofline())
     prompt = a_plan(0, 0, 300)
-    hop = floor_ns(Roofline.gpu, stage_transfers(LLAMA, deployment(pipeline_parallel_size=2), tokens)[0])
-    assert cost.transfer_ns(prompt) == round(hop / 0.8 + 2000)
+    hop = floor_ns(Roofline.gpu, stage_transfer(LLAMA, deployment(pipeline_parallel_size=2), tokens, False)[0])
+    assert cost.transfers_ns(prompt) == [round(hop / 0.8 + 2000)]
 
 
 def test_explain_shows_the_stages() -> None:
@@ -409,10 +408,10 @@ def test_lifted_and_scaled_costs_keep_their_stages() -> None:
     assert isinstance(free, PipelinedCost)
     assert free.stages_ns(mixed) == cost.stages_ns(decodes)
     assert free.stages_ns(a_plan(0, 0, 200)) == [0, 0]
-    assert free.transfer_ns(a_plan(0, 0, 200)) == 0
+    assert free.transfers_ns(a_plan(0, 0, 200)) == [0]
     quick = without_cpu_time(cost)
     assert isinstance(quick, PipelinedCost)
-    assert (quick.stages_ns(mixed), quick.transfer_ns(mixed)) == (cost.stages_ns(mixed), cost.transfer_ns(mixed))
+    assert (quick.stages_ns(mixed), quick.transfers_ns(mixed)) == (cost.stages_ns(mixed), cost.transfers_ns(mixed))
     wider = cost.deployment.model_copy(update={"scheduler": SCHEDULER.model_copy(update={"max_num_seqs": 512})})
     for other in (twice_the_bandwidth(cost), repriced(cost, wider)):
         assert isinstance(other, PipelineCost)

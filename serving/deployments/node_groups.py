@@ -1,0 +1,76 @@
+"""Which devices of an engine are on which node, and what joins those that exchange data.
+
+Ranks are numbered as vLLM numbers them: tensor-parallel devices next to each other, then pipeline stages, then
+data-parallel ranks. They fill one node after another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serving.deployments.config import Deployment
+from serving.deployments.inter_node import InterNodeConfig, NodeLink
+
+
+class Group(NamedTuple):
+    """Devices that exchange data: how many there are, on how many nodes, and over which link; none within a node."""
+
+    gpus: int
+    nodes: int
+    link: NodeLink | None
+
+
+def inter_node(deployment: Deployment) -> InterNodeConfig:
+    """What joins the nodes of `deployment`; where nothing is stated, the defaults."""
+    return deployment.inter_node or InterNodeConfig()
+
+
+def nodes_of(deployment: Deployment) -> int:
+    """Nodes that one engine is on."""
+    return -(-deployment.gpus // inter_node(deployment).gpus_per_node)
+
+
+def tensor_group(deployment: Deployment) -> Group:
+    """The devices that share a layer."""
+    return _group(deployment, deployment.tensor_parallel_size, 1)
+
+
+def data_group(deployment: Deployment) -> Group:
+    """One device of every data-parallel rank."""
+    stride = deployment.tensor_parallel_size * deployment.pipeline_parallel_size
+    return _group(deployment, deployment.data_parallel_size, stride)
+
+
+def hops_between_nodes(deployment: Deployment) -> list[bool]:
+    """Of each way from one pipeline stage to the next, whether it leaves the node on any data-parallel rank."""
+    tp, stages = deployment.tensor_parallel_size, deployment.pipeline_parallel_size
+    per_node = inter_node(deployment).gpus_per_node
+    firsts = range(0, deployment.gpus, tp * stages)
+
+    def leaves(stage: int) -> bool:
+        return any((at + stage * tp) // per_node != (at + (stage + 1) * tp) // per_node for at in firsts)
+
+    return [leaves(stage) for stage in range(stages - 1)]
+
+
+def of_stage(deployment: Deployment) -> Deployment:
+    """One pipeline stage alone: its devices are on nodes as they were, which have fewer of them."""
+    alone: dict[str, object] = {"pipeline_parallel_size": 1}
+    if nodes_of(deployment) > 1:
+        config, tp = inter_node(deployment), deployment.tensor_parallel_size
+        kept = max(config.gpus_per_node // deployment.pipeline_parallel_size, min(tp, config.gpus_per_node))
+        own = {"gpus_per_node": kept, "nics_per_node": None, "bandwidth_gb_s": config.of_a_device.bytes_per_s / 1e9}
+        alone["inter_node"] = config.model_copy(update=own)
+    return deployment.model_copy(update=alone)
+
+
+def _group(deployment: Deployment, size: int, stride: int) -> Group:
+    """`size` devices, `stride` ranks apart, where they are on most nodes."""
+    config = inter_node(deployment)
+    per_node = config.gpus_per_node
+    if nodes_of(deployment) == 1 or size == 1:
+        return Group(size, 1, None)
+    reach = (size - 1) * stride
+    nodes = max((first + reach) // per_node - first // per_node for first in range(min(stride, per_node))) + 1
+    nodes = min(nodes, size)
+    return Group(size, nodes, config.of_a_device if nodes > 1 else None)
