@@ -22,10 +22,10 @@ REAL = "#e8822a"
 NEUTRAL = "#8592a6"
 ALARM = "#d9534f"
 
-# Orange is not among them: it is real.
+# Orange is not among them: it is real. Nor is anything near the greys, which say that nothing can be told.
 POLICY = {
     "vllm": SIMULATED,
-    "static": "#8592a6",
+    "static": "#8e2f4f",
     "prefill-first": "#a8744a",
     "sarathi": "#18936f",
     "sjf": "#8b5cd6",
@@ -35,7 +35,7 @@ POLICY = {
 }
 
 # A policy of a user's own gets one of these, so that it is never taken for another.
-OWN_POLICY = ("#c2557f", "#5b8f2a", "#5f6b7d", "#b5651d", "#3b8ea5", "#7a5cc2")
+OWN_POLICY = ("#c2557f", "#5b8f2a", "#2f4fb0", "#b5651d", "#3b8ea5", "#7a5cc2")
 
 # Of the series of one figure, which are all simulated.
 SERIES = (SIMULATED, "#18936f", "#8b5cd6", "#c2557f", "#3aa7b8", "#a07a2c", "#5f6b7d", "#7fb24a")

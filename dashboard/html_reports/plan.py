@@ -50,11 +50,13 @@ def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
     yield badge(words.provenance(best.standing))
     if error := error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)):
         yield paragraph(error, soft=True)
-    own = {
-        "GPUs within the 90 % interval": words.plausible_gpus(best),
-        "SLOs met on other draws of the traffic": words.other_draws(best) or "–",
+    bands = words.headline_bands(best)
+    told = {
+        name: f"{value} ({bands[name]})" if name in bands else value for name, value in words.headline(best).items()
     }
-    yield facts(words.headline(best) | own)
+    yield facts(told | {"SLOs hold on other draws of the traffic": words.other_draws(best) or "–"})
+    yield paragraph("In brackets: 90 % bands.", soft=True)
+    yield from (paragraph(f"Close to it: {prose(tie)}") for tie in answer.near_ties)
     reasons = [f"{prose(answer.why_not_fewer or '')}."]
     if answer.too_short:
         reasons.insert(0, sentence(answer.too_short))

@@ -67,6 +67,17 @@ _REST_HELP = "The model, tensor parallel size and policy that the deployment sta
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
 _SPLITS = {"none": "undivided"} | {split: split for split in ("1:1", "1:2", "1:3", "2:1", "3:1")}
 _SPLIT = "The plan tries each one. With 1:2 a replica has one engine for prefill and two for decode."
+_APPETITES = {
+    "0.9": "90 % of cases",
+    "0.5": "50 %",
+    "0.75": "75 %",
+    "0.95": "95 %",
+    "0.99": "99 %",
+}  # the usual one first
+_APPETITE = (
+    "In how many cases the SLOs must hold, over what steps may take and other draws of the traffic. 50 % plans as if "
+    "predictions were exact."
+)
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -87,6 +98,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     slos = slo_rows(SLOS)
     with above:
         traffic = _traffic(runs, _slowest_tpot_ms(slos))
+    risk = 1 - float(choose("Must hold in", list(_APPETITES), "hold", _APPETITES.__getitem__, _APPETITE))
     spares = number("Spare replicas", "spares", 0, 100, 0, help="Replicas that you pay for and that carry no traffic.")
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     if isinstance(model := served.get("model"), Incomplete):
@@ -100,6 +112,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         if not there:
             return Incomplete(f"Choose at least one {what}.")
     inputs = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
+    inputs["risk"] = round(risk, 6)
     inputs["deployment"] = deployment
     return parse(PlanRequest, inputs, where="plan")
 

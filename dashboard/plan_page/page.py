@@ -34,6 +34,7 @@ from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, Recommendation
 from planning.plan.frontier import Fleet
+from planning.plan.headline import percent
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
 from planning.traffic import Offered
@@ -107,7 +108,7 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
         return
     spares = answer.spares
     st.title(words.fleet_name(best, spares), anchor=False)
-    st.markdown(literal(answer.answer))
+    st.markdown(sentence(literal(answer.risk_told or answer.answer)))
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(words.provenance(best.standing))
         if frontier_page is not None:
@@ -115,7 +116,10 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
             st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
     _published_error(runs, answer.gpu_of(best))
     _warn_of_short_traffic(answer)
+    _choices(answer)
     _headline(best)
+    for told in answer.near_ties:
+        st.markdown(f"**Close to it:** {literal(told)}")
     left, right = st.columns(2, gap="medium")
     with left:
         curve = plan_charts.attainment(answer.by_replicas, best.replicas)
@@ -160,6 +164,19 @@ def _warn_of_short_traffic(answer: PlanDocument) -> None:
     st.warning(sentence(literal(answer.too_short)) + limited, icon=":material/hourglass_bottom:")
 
 
+def _choices(answer: PlanDocument) -> None:
+    """What each appetite for risk would take."""
+    cards = words.choice_cards(answer)
+    for place, (name, (choice, taken)) in zip(st.columns(max(len(cards), 1), gap="small"), cards.items(), strict=False):
+        with place.container(border=True, height="stretch"):
+            st.markdown(f"**{choice.gpus:,} GPUs** {name}" + (" :blue-badge[recommended]" if taken else ""))
+            holds = "an unknown share" if choice.holds is None else percent(choice.holds)
+            st.caption(
+                f"\\${choice.usd_per_hour:,.2f}/h. The SLOs hold in {holds} of cases. If steps are slow, "
+                f"{100 * choice.if_slow:.1f} % of the requests keep them."
+            )
+
+
 def _headline(best: Recommendation) -> None:
     helps = {
         "GPUs": _plausible(best),
@@ -168,17 +185,19 @@ def _headline(best: Recommendation) -> None:
         "headroom": _HELP["headroom"],
         "tok/s per user": metric("tok_s_user").help,
     }
+    bands = words.headline_bands(best)
     with st.container(horizontal=True, gap="medium"):
         for name, value in words.headline(best).items():
-            st.metric(_escaped(name), _escaped(value), help=helps.get(name), width="content")
+            band = _escaped(bands[name]) if name in bands else None
+            help = helps.get(name)
+            st.metric(_escaped(name), _escaped(value), band, "off", help=help, width="content", delta_arrow="off")
+    st.caption("Grey figures are 90 % bands: what the fleet needs or does when steps are fast or slow.")
 
 
 def _plausible(best: Recommendation) -> str:
     draws = words.other_draws(best)
     elsewhere = (
-        f"With other random draws of the traffic, the SLOs hold in {draws}."
-        if draws
-        else "Other traffic was not tried."
+        f"On other random draws of the traffic the SLOs hold in {draws}." if draws else "Other traffic was not tried."
     )
     count = words.plausible_gpus(best)
     return f"It takes {count} GPUs when step times lie at an end of their 90 % interval. {elsewhere}"

@@ -9,8 +9,9 @@ from typing import Any
 
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.shown import prose
-from planning.plan.document import FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
+from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from planning.plan.headline import percent
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 
@@ -55,11 +56,35 @@ def headline(best: Recommendation) -> dict[str, str]:
     return {
         "GPUs": f"{best.gpus:,}",
         "$ per hour": f"${best.usd_per_hour:,.2f}",
-        "$ per Mtok output": "–" if best.usd_per_mtok_out is None else f"${best.usd_per_mtok_out:,.2f}",
         "attainment": f"{100 * best.attainment:.1f} %",
-        "headroom": headroom(best),
         "tok/s per user": "–" if best.tok_s_user is None else f"{best.tok_s_user:,.0f}",
+        "headroom": headroom(best),
+        "$ per Mtok output": "–" if best.usd_per_mtok_out is None else f"${best.usd_per_mtok_out:,.2f}",
     }
+
+
+def headline_bands(best: Recommendation) -> dict[str, str]:
+    """The 90 % bands of those of the figures that step times decide, and in how many cases the headroom is there."""
+    if best.choices is None:
+        return {"GPUs": plausible_gpus(best)}
+    mine, (low, high), usd = best.choices.recommended, best.plausible_gpus, best.usd_per_hour / best.gpus
+    users = (mine.tok_s_user_if_slow, mine.tok_s_user_if_fast)
+    return {
+        "GPUs": plausible_gpus(best),
+        "$ per hour": f"${low * usd:,.0f} or more" if high is None else f"${low * usd:,.0f}–{high * usd:,.0f}",
+        "attainment": f"{100 * mine.if_slow:.1f}–{100 * mine.if_fast:.1f} %",
+    } | ({"tok/s per user": "–".join(f"{user:,.0f}" for user in users if user)} if all(users) else {})
+
+
+def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
+    """What each appetite for risk would take, under its name, and whether it is the answer; the fewest GPUs first."""
+    best = answer.recommendation
+    if best is None or best.choices is None:
+        return {}
+    likely, chosen, whole = best.choices.as_predicted, best.choices.recommended, best.choices.whole_interval
+    named = [("if steps are as predicted", likely), (f"for {100 * (1 - answer.risk):.0f} % of cases", chosen)]
+    named += [("for the whole 90 % interval", whole)] if whole else []
+    return {name: (choice, choice is chosen) for name, choice in sorted(named, key=lambda pair: pair[1].replicas)}
 
 
 def why_not_fewer(best: Recommendation, spares: int = 0) -> str:
@@ -90,7 +115,10 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     return [
         *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in found),
         *(row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least}) for e in answer.dearer),
-        *(row(e.engine, prose(f"ruled out: {e.reason}"), e.engine) for e in answer.infeasible),
+        *(
+            row(e.engine, prose(f"{'borderline' if e.borderline else 'ruled out'}: {e.reason}"), e.engine)
+            for e in answer.infeasible
+        ),
     ]
 
 
@@ -101,9 +129,8 @@ def _room(answer: PlanDocument, engine: str) -> dict[str, int]:
 
 
 def other_draws(best: Recommendation) -> str | None:
-    """On how many other draws of the traffic the recommended fleet meets the SLOs; None where there was no other."""
-    draws = best.other_draws
-    return f"{draws.met} of {draws.drawn}" if draws.drawn else None
+    """How probably the SLOs hold on other draws of the traffic; None where there was no other."""
+    return " and ".join(map(percent, best.draws)) + " of cases" if best.draws else None
 
 
 def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:

@@ -113,8 +113,7 @@ def _recordings(runs: Path) -> dict[str, Path]:
 def _answer(answer: ComparisonDocument) -> None:
     colours = side_colours(*(side.deployment.policy for side in (answer.a, answer.b)))
     names = Sides(*side_names(answer.a, answer.b))
-    icon = ":material/check_circle:" if answer.difference else ":material/drag_handle:"
-    st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
+    st.subheader(f"{_ICONS[answer.winner, answer.difference]} {verbatim(capitalised(answer.verdict))}", anchor=False)
     rated = words.provenance(answer)
     badge(rated)
     st.caption(words.basis(answer))
@@ -206,6 +205,12 @@ def _rest(answer: ComparisonDocument) -> None:
     downloads(answer, "comparison")
 
 
+_ICONS = {  # by who is better on the whole, and whether anything differs
+    ("B", True): ":green[:material/check_circle:]",
+    ("A", True): ":red[:material/cancel:]",
+    ("", True): ":material/balance:",
+    ("", False): ":material/drag_handle:",
+}
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
     "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "

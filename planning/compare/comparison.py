@@ -8,7 +8,7 @@ one time in twenty, however many numbers are looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # by which a request wins or loses
 _RANKS = tuple(rank for rank in PERCENTILES if rank != 95)
 _BEYOND = 10  # requests that must lie beyond a percentile for it to be compared
+_NAMED = 3  # differences of a side that a verdict names
 _POINTS = 240  # of a distribution that is drawn
 
 
@@ -41,7 +42,8 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     if serial:
         rows.append(_throughput(pairs))
     return Compared(
-        verdict=verdict(rows),
+        verdict=verdict(rows, pairs.bounds),
+        winner=winner(rows, pairs.bounds),
         difference=any(row.better for row in rows),
         requests=len(pairs.unit),
         runs=pairs.runs,
@@ -56,8 +58,8 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     )
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    """What can be claimed, in one sentence."""
+def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
+    """What can be claimed, in one sentence: who is better on the whole first. `bounded` metrics have an SLO."""
     claims = [row for row in rows if row.better]
     if not claims:
         if all(row.a == row.b and row.a is not None for row in rows):
@@ -72,13 +74,34 @@ def verdict(rows: Sequence[Row]) -> str:
         return (
             f"no difference can be claimed: the largest, {_told(widest)}, is known to +-{reach:.1f} {_in(widest)} only"
         )
-    parts = []
-    for side, verb in (("B", "better"), ("A", "worse")):
-        won = sorted((row for row in claims if row.better == side), key=lambda row: abs(row.percent or 0.0))
-        if won:
-            best = {row.metric: row for row in won}
-            parts.append(f"{verb} in {', '.join(_told(row) for row in reversed(best.values()))}")
-    return f"B is {' but '.join(parts)}"
+    side = winner(rows, bounded)
+    counted = [row for row in rows if row.low is not None]
+    found = {better: [row for row in claims if row.better == better] for better in "BA"}
+    told = {better: f"{len(won)} of {len(counted)} metrics ({_most_of(won)})" for better, won in found.items() if won}
+    left = len(counted) - len(claims)
+    unclear = f"; {left} may be chance" if left else ""
+    if not side:
+        weighed = ", those with an SLO counted twice" if bounded else ""
+        return f"neither is better on the whole{weighed}: B is better in {told['B']} and worse in {told['A']}{unclear}"
+    loser = "A" if side == "B" else "B"
+    lead, but = ("better", "worse") if side == "B" else ("worse", "better")
+    return f"B is {lead}: {told[side]}" + (f"; {but} in {told[loser]}" if loser in told else "") + unclear
+
+
+def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
+    """The side that claims at least two of three differences, or neither.
+
+    Those count twice that are of a metric that an SLO bounds, of attainment, or of requests that finish at all.
+    """
+    twice = {*bounded, *SHARES}
+    wins = {side: sum(1 + (row.metric in twice) for row in rows if row.better == side) for side in "AB"}
+    return next((side for side, other in ("AB", "BA") if wins[side] and wins[side] >= 2 * wins[other]), "")
+
+
+def _most_of(rows: Sequence[Row]) -> str:
+    """The largest differences, one of each metric."""
+    found = {row.metric: row for row in sorted(rows, key=lambda row: abs(row.percent or 0.0))}
+    return ", ".join([_told(row) for row in reversed(found.values())][:_NAMED])
 
 
 def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic, Statistic]]:
@@ -94,7 +117,7 @@ def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic,
             if fewest * (100 - rank) >= 100 * _BEYOND:
                 low, high = (Percentile(v, unit, units, rank) for v in values)
                 yield (name, f"p{rank}"), low, high
-    if pairs.a.attainable:
+    if pairs.bounds:
         a, b = (Ratio.mean(side.good.astype(float), unit, units) for side in sides)
         yield ("slo_attainment", "value"), a, b
     if not all(side.finished.all() for side in sides):

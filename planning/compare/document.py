@@ -132,6 +132,7 @@ class Compared(Part):
 
     verdict: str = fact("what can be claimed, in a sentence")
     difference: bool = fact("whether any difference can be claimed", default=False)
+    winner: str = fact("A or B where that side is better on the whole, else empty", default="")
     requests: int = fact("compared, in all runs of a side", default=0)
     runs: int = fact("of each side", default=1)
     units: Units = fact("what was resampled")

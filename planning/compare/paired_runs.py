@@ -29,14 +29,12 @@ class SideRequests:
     tables      dataset `requests` of each of its runs
     labels      a label of each request, by column (`tenant`, `slo_class`)
     finished    which requests finished
-    attainable  whether there are bounds that requests can keep
     served      prompt and output tokens of those that finished before the last arrival of their run
     """
 
     def __init__(self, tables: Sequence[pa.Table], slo: Mapping[str, float]) -> None:
         self.tables = [table.sort_by("request_id").combine_chunks() for table in tables]
         self.runs = [RunMetrics(table, slo=slo) for table in self.tables]
-        self.attainable = bool(slo)
         self.finished: NDArray[np.bool_] = np.concatenate([run.finished for run in self.runs])
         self.good: NDArray[np.bool_] = np.concatenate([run.meets_slo() for run in self.runs])
         self.arrival_ns: Ints = np.concatenate([table["arrival_ns"].to_numpy() for table in self.tables])
@@ -56,6 +54,7 @@ class PairedRuns:
     unit        of each request
     units       how many there are
     unit_is     `runs` or `blocks`
+    bounds      metrics that have a bound, which requests can keep
 
     Raises UserError when the sides did not serve the same requests. Where arrivals depend on answers (a closed loop,
     think times), `closed` lets them differ.
@@ -70,6 +69,7 @@ class PairedRuns:
     ) -> None:
         if len(a) != len(b) or not a:
             raise UserError("runs", [len(a), len(b)], "must be the same number for A and B, and at least 1")
+        self.bounds = tuple(slo or ())
         self.a, self.b = SideRequests(a, slo or {}), SideRequests(b, slo or {})
         for number, (left, right) in enumerate(zip(self.a.tables, self.b.tables, strict=True)):
             _check_alike(number, left, right, closed)

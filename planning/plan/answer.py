@@ -11,9 +11,9 @@ import numpy as np
 from planning.plan.candidates import Engine
 from planning.plan.curves import fleet_curve, load_curve
 from planning.plan.document import (
-    Alternative,
     Candidate,
-    Draws,
+    Choice,
+    Choices,
     Fewer,
     FleetPoint,
     Histogram,
@@ -24,10 +24,10 @@ from planning.plan.document import (
     Recommendation,
     Trust,
 )
+from planning.plan.headline import choices, near_ties
 from planning.plan.objectives import Objective
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
-from planning.plan.sensitivity import Assured
 from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
@@ -58,17 +58,22 @@ def plan_document(
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
     mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)
     objectives = found.question.objectives.each
+    recommendation = _recommendation(found, best) if best else None
+    risk_told = choices(recommendation.choices) if recommendation and recommendation.choices else None
+    offers = tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up)
     by_replicas, by_rate = _curves(workers, best, found.limits.most, tell) if workers and best else ([], [])
     return PlanDocument(
-        answer=answer(found),
+        answer=answer(found, risk_told),
+        risk_told=risk_told,
         objectives=tuple(objective.text for objective in objectives),
         requests=found.question.requests,
         span_s=span_s(found),
         too_short=too_short(found),
         risk=found.question.risk,
         spares=found.limits.spares,
-        recommendation=_recommendation(found, best) if best else None,
-        runners_up=tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up),
+        recommendation=recommendation,
+        runners_up=offers,
+        near_ties=tuple(near_ties(recommendation, offers, found.limits.spares)) if recommendation else (),
         dearer=found.dearer,
         infeasible=found.failures,
         frontier=found.frontier,
@@ -135,24 +140,33 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
         vllm_serve=vllm_command_of(best.offer.engine),
         one_fewer=Fewer(**_seen(fewer, objectives.each), attainment=fewer.attainment) if fewer else None,
-        holds=best.holds,
-        bolder=_alternative(plan, best, best.others.bolder),
-        safer=_alternative(plan, best, best.others.safer),
+        holds=best.held.probability,
+        choices=_choices(plan, best),
         headroom_percent=best.knee.headroom_percent,
         breaks_first=best.knee.breaks,
         plausible_gpus=(fast, slow),
-        other_draws=Draws(drawn=len(best.draws), met=sum(best.draws)),
+        draws=best.held.draws,
         standing=Trust(mark=best.fast.standing, reason=best.fast.reason),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
     )
 
 
-def _alternative(plan: Plan, best: Recommended, found: Assured | None) -> Alternative | None:
-    if found is None:
+def _choices(plan: Plan, best: Recommended) -> Choices | None:
+    """None where nothing is known of how far off step times are."""
+    if best.held.planned is None:
         return None
-    engine, bought = best.offer.engine, found.replicas + plan.limits.spares
-    return Alternative(
-        replicas=found.replicas, gpus=bought * engine.gpus, usd_per_hour=bought * engine.usd_per_hour, holds=found.holds
+
+    def choice(replicas: int) -> Choice:
+        point, held = best.choices[replicas]
+        engine, bought = best.offer.engine, replicas + plan.limits.spares
+        bill = {"gpus": bought * engine.gpus, "usd_per_hour": bought * engine.usd_per_hour}
+        return Choice(**dict(point), **bill, holds=held.probability)
+
+    assert best.likely.replicas is not None
+    return Choices(
+        as_predicted=choice(best.likely.replicas),
+        recommended=choice(best.offer.trial.replicas),
+        whole_interval=choice(best.slow.replicas) if best.slow.replicas else None,
     )
 
 

@@ -34,7 +34,7 @@ def fleet_curve(
     around = {replicas - 1, replicas + 1, *(replicas + stride * step for step in range(-3, 4))}
     numbers = sorted(number for number in around if 1 <= number <= most)
     tasks: list[Task[Question, FleetPoint]] = [
-        partial(_fleet_point, engine=engine, replicas=number) for number in numbers
+        partial(fleet_point, engine=engine, replicas=number) for number in numbers
     ]
     return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
 
@@ -51,16 +51,19 @@ def load_curve(
     return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
 
 
-def _fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
+def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
+    """So many replicas at the centre and at both ends of the 90 % interval of step times."""
     centre = question.pricing(engine)
     likely = _figures(question, engine, replicas, centre)
     # The interval depends on which steps the run asks for, so the centre comes first.
-    fast, slow = (_figures(question, engine, replicas, end).attainment for end in centre.ends())
+    fast, slow = (_figures(question, engine, replicas, end) for end in centre.ends())
     return FleetPoint(
         replicas=replicas,
         attainment=likely.attainment,
-        if_slow=slow,
-        if_fast=fast,
+        if_slow=slow.attainment,
+        if_fast=fast.attainment,
+        tok_s_user_if_slow=slow.tok_s_user,
+        tok_s_user_if_fast=fast.tok_s_user,
         mark=likely.mark,
         reason=likely.reason,
     )

@@ -41,20 +41,40 @@ class Fewer(Observed):
     attainment: float = fact("share of the requests within every bound", "fraction")
 
 
-class Draws(Part):
-    """Other draws of the traffic."""
-
-    drawn: int = fact("on how many the recommended fleet was simulated", default=0)
-    met: int = fact("on how many it meets every SLO", default=0)
-
-
-class Alternative(Part):
-    """More replicas than recommended, or fewer."""
+class FleetPoint(Part):
+    """What so many replicas of the recommended engine do, as predicted and at both ends of the 90 % interval."""
 
     replicas: int = fact("those that carry the traffic")
+    attainment: float = fact("share of the requests within every bound", "fraction")
+    if_slow: float = fact("the same at the slow end of the 90 % interval of step times", "fraction")
+    if_fast: float = fact("the same at the fast end", "fraction")
+    tok_s_user_if_slow: Number = fact("output tokens/s of the median user at the slow end", "tokens/s", default=None)
+    tok_s_user_if_fast: Number = fact("the same at the fast end", "tokens/s", default=None)
+    mark: str = fact("how far its step times can be trusted", default="")
+    reason: str = fact("why", default="")
+
+
+class Choice(FleetPoint):
+    """A number of replicas that one may take, by how much may go wrong."""
+
     gpus: int = fact("of all replicas, spares included")
     usd_per_hour: float = fact("of all GPUs, spares included", "$/h")
-    holds: float = fact("probability that every SLO holds, as far as step times are concerned", "fraction")
+    holds: Number = fact("probability that every SLO holds; null if unknown", "fraction")
+
+
+class Choices(Part):
+    """The recommended engine with fewer and more replicas. Two that are the same number are the same choice."""
+
+    as_predicted: Choice = fact("the fewest that meet every SLO if steps take as long as predicted")
+    recommended: Choice = fact("the answer: its SLOs hold with the risk that is taken")
+    whole_interval: Choice | None = fact(
+        "the fewest that do even at the slow end of the 90 % interval of step times; null if no number does"
+    )
+
+    @property
+    def each(self) -> tuple[Choice, ...]:
+        """Those that there are, in their order."""
+        return tuple(filter(None, (self.as_predicted, self.recommended, self.whole_interval)))
 
 
 class Trust(Part):
@@ -71,18 +91,21 @@ class Recommendation(Offered):
     vllm_serve: str | None = fact("the command that serves one replica, where there is one")
     one_fewer: Fewer | None = fact("one replica fewer; null where that is none", default=None)
     holds: Number = fact(
-        "probability that every SLO holds, whatever steps take; null if unknown", "fraction", default=None
+        "probability that every SLO holds, over what steps may take and the draws of the traffic; null if unknown",
+        "fraction",
+        default=None,
     )
-    bolder: Alternative | None = fact(
-        "what to take if every second time may go wrong; null if that is none", default=None
-    )
-    safer: Alternative | None = fact("holds in 99 % of cases; null if the answer does", default=None)
+    choices: Choices | None = fact("what other appetites for risk would take; null if unknown", default=None)
     headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
     breaks_first: str | None = fact("what breaks beyond that; null where nothing did up to the highest rate tried")
     plausible_gpus: tuple[int, int | None] = fact(
         "at the fast and the slow end of the 90 % interval of step times; null where no number of GPUs is enough"
     )
-    other_draws: Draws = fact("other draws of the traffic", default=Draws())
+    draws: tuple[float, ...] = fact(
+        "probability that every SLO holds on each other draw of the traffic, over what steps may take",
+        "fraction",
+        default=(),
+    )
     standing: Trust = fact("how far its step times can be trusted")
     seen: dict[str, str] = fact("`observed` in words", default={})
 
@@ -99,17 +122,7 @@ class Infeasible(Part):
 
     engine: str = fact("one replica")
     reason: str = fact("which objective breaks, and by how much; or why it does not fit")
-
-
-class FleetPoint(Part):
-    """Attainment of so many replicas of the recommended engine."""
-
-    replicas: int = fact("those that carry the traffic")
-    attainment: float = fact("share of the requests within every bound", "fraction")
-    if_slow: float = fact("the same at the slow end of the 90 % interval of step times", "fraction")
-    if_fast: float = fact("the same at the fast end", "fraction")
-    mark: str = fact("how far its step times can be trusted", default="")
-    reason: str = fact("why", default="")
+    borderline: bool = fact("whether it breaks by less than its step times are uncertain", default=False)
 
 
 class LoadPoint(Part):
@@ -157,10 +170,12 @@ class PlanDocument(Document):
     requests: int = fact("simulated on every fleet")
     span_s: float = fact("from the first arrival to the last", "s")
     too_short: str | None = fact("said of traffic that ends before the recommended fleet is full", default=None)
-    risk: float = fact("share of cases in which SLOs may break because steps take longer", "fraction", default=0.5)
+    risk: float = fact("share of cases in which SLOs may break", "fraction", default=0.5)
     spares: int = fact("replicas that may fail, which every fleet has besides")
     recommendation: Recommendation | None = fact("the fleet that is worth most of those that meet every SLO")
+    risk_told: str | None = fact("the fleets that other appetites for risk would take, in a sentence", default=None)
     runners_up: tuple[Offered, ...] = fact("the next cheapest, of other engines")
+    near_ties: tuple[str, ...] = fact("those that cost little more than the answer, compared with it", default=())
     dearer: tuple[Dearer, ...] = fact("engines that were given up, the cheapest first")
     infeasible: tuple[Infeasible, ...] = fact("engines that will not do, the closest first; then what fits on no GPU")
     frontier: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and of a GPU")
@@ -220,8 +235,8 @@ class PlanDocument(Document):
     def _held(self) -> dict[tuple[str, int], float | None]:
         """The probability that every SLO holds, by engine and replicas."""
         best = self.recommendation
-        others = [other for other in (best.bolder, best.safer) if other] if best else []
-        found = {(best.engine, other.replicas): other.holds for other in others} if best else {}
+        choices = best.choices.each if best and best.choices else ()
+        found = {(best.engine, choice.replicas): choice.holds for choice in choices} if best else {}
         return {**found, **({(best.engine, best.replicas): best.holds} if best else {})}
 
     def report(self) -> Iterator[RenderableType]:
@@ -261,6 +276,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     if best is not None:
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
+        yield from (f"close to it: {told}" for told in plan.near_ties)
         yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
             yield f"with more than {best.headroom_percent} % more traffic, {best.breaks_first} breaks first"
@@ -272,7 +288,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     for dearer in plan.dearer:
         yield f"more expensive: {dearer.engine}, at least ${dearer.usd_per_hour_at_least:,.2f}/h"
     for failure in plan.infeasible if best is not None else plan.infeasible[1:]:  # the first is the answer
-        yield f"not feasible: {failure.engine}: {failure.reason}"
+        yield f"{'borderline' if failure.borderline else 'not feasible'}: {failure.engine}: {failure.reason}"
 
 
 def _traffic(plan: PlanDocument) -> str:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from planning.plan.candidates import Engine, long_enough
-from planning.plan.trial import Question, try_fleet
+from planning.plan.trial import Question
 from planning.traffic import mean_rate, waits_for_answers
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
@@ -57,11 +57,12 @@ def reordered(planned: Workload) -> Callable[[int], Workload]:
     return draw
 
 
-def holds(question: Question, engine: Engine, replicas: int, traffic: Workload) -> bool:
-    """Whether so many replicas meet all objectives on `traffic` instead."""
+def on_draw(question: Question, engine: Engine, draw: int) -> tuple[Question, Engine]:
+    """The question of that one of its `draws`, and the engine with room for it."""
+    traffic = question.draws[draw]
     requests = sum(1 for _ in traffic.requests)
-    there = replace(question, workload=traffic, requests=requests)
-    return try_fleet(there, _with_room(engine, question.workload, traffic), replicas).met
+    there = replace(question, workload=traffic, requests=requests, draws=())
+    return there, _with_room(engine, question.workload, traffic)
 
 
 def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from planning.plan.candidates import Engine, RuledOut
-from planning.plan.document import Dearer, Infeasible
-from planning.plan.draws import holds as draws_hold
+from planning.plan.curves import fleet_point
+from planning.plan.document import Dearer, FleetPoint, Infeasible
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Progress, Searched, search, silent
-from planning.plan.sensitivity import Alternatives, End, Knee, alternatives, knee, replicas_at_ends
-from planning.plan.trial import Question, Trial, try_fleet
-from planning.plan.worth import most_worth
+from planning.plan.sensitivity import End, Knee, knee, replicas_at
+from planning.plan.trial import Question, Trial, nearly_alone, try_fleet
+from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
-from serving.workload import Workload
 
 RUNNERS_UP = 3
-_KNEE, _ENDS, _SURE, _NEAR = (
-    14,
-    6,
-    16,
-    3,
-)  # simulations, more or less: of one fleet, and around each offer
+_KNEE, _ENDS, _NEAR = 14, 8, 3  # simulations, more or less: of one fleet, and around each offer
+_HOLDING = 7  # that find how probably a fleet holds on one draw of the traffic
 
 
 @dataclass(frozen=True)
@@ -48,22 +43,22 @@ class Offer:
 class Recommendation:
     """The offer of most worth and what stands behind it.
 
-    holds       the probability that it meets all objectives, as far as step times are concerned; None if not known
-    others      what the bold and the careful would take of its engine
+    held        how probably it meets all objectives
     fewer       one replica fewer, run to the end; None if that is none
-    fast, slow  the fewest replicas at the ends of the cost model's 90 % interval
+    fast, slow  the fewest replicas at the ends of the cost model's 90 % interval, and
+    likely      as predicted
     knee        how much more traffic it takes
-    draws       whether it meets all objectives on other draws of the traffic
+    choices     by replicas: this fleet, the likely one and the slow one, and how probably each holds
     """
 
     offer: Offer
-    holds: float | None
-    others: Alternatives
+    held: Held
     fewer: Trial | None
     fast: End
+    likely: End
     slow: End
     knee: Knee
-    draws: tuple[bool, ...] = ()
+    choices: Mapping[int, tuple[FleetPoint, Held]]
 
 
 @dataclass(frozen=True)
@@ -97,15 +92,14 @@ def make_plan(
     ruled_out: Sequence[RuledOut],
     limits: Limits,
     progress: OnProgress = silent,
-    draws: Sequence[Workload] = (),
 ) -> Plan:
     """The fleet of one of `engines` that is worth most (`most_worth`) of those that hold with the risk that is taken.
 
-    Mostly that is the cheapest; among equally dear ones that of fewer GPUs, then of higher attainment. It is simulated
-    on each of `draws`, other traffic of the same kind, too.
+    Mostly that is the cheapest; among equally dear ones that of fewer GPUs, then of higher attainment. It has as many
+    replicas as hold with that risk on other draws of the traffic, too.
     """
     question = workers.common
-    after = _KNEE + _ENDS + _SURE + _NEAR * min(len(engines), RUNNERS_UP + 1) + len(draws)
+    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + _choosing(question)
     found = search(
         workers,
         engines,
@@ -121,8 +115,8 @@ def make_plan(
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
     if offers:
-        holds, offers = _by_worth(workers, offers, limits)
-        recommendation, more = _recommended(workers, offers, holds, limits, trials, len(engines), progress, draws)
+        held, offers = _by_worth(workers, offers, limits)
+        recommendation, more = _recommended(workers, offers, held, limits, trials, len(engines), progress)
         more.append((offers[0].engine, offers[0].trial))
         trials += more
     dearer = [
@@ -130,9 +124,9 @@ def make_plan(
         for entry in found
         if entry.pruned
     ]
-    failures = [
-        _failure(question, entry, limits.most) for entry in found if entry.replicas is None and not entry.pruned
-    ]
+    failed = [entry for entry in found if entry.replicas is None and not entry.pruned]
+    near = workers.run([partial(nearly_alone, engine=entry.engine) for entry in failed])
+    failures = [_failure(question, entry, nearly, limits.most) for entry, nearly in zip(failed, near, strict=True)]
     points = {
         (engine.name, trial.replicas): point(engine, trial, limits.spares) for engine, trial in trials if trial.figures
     }
@@ -158,27 +152,26 @@ def _offer(entry: Searched, spares: int) -> Offer:
     return Offer(entry.engine, point(entry.engine, trial, spares), trial)
 
 
-def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> tuple[float | None, list[Offer]]:
-    """The probability that the offer of most worth holds, and the offers with that one first, one of each engine."""
+def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> tuple[Held, list[Offer]]:
+    """How probably the offer of most worth holds, and the offers with that one first, one of each engine."""
     fewest = [(offer.engine, offer.trial.replicas) for offer in offers[: RUNNERS_UP + 1]]
-    best = most_worth(workers, fewest, limits.most, limits.spares)
+    best, held = most_worth(workers, fewest, limits.most, limits.spares)
     chosen = next(offer for offer in offers if offer.engine is best.engine)
     others = [offer for offer in offers if offer is not chosen]
     if chosen.trial.replicas != best.replicas:
         (trial,) = workers.run([partial(try_fleet, engine=best.engine, replicas=best.replicas, to_the_end=True)])
         chosen = Offer(best.engine, point(best.engine, trial, limits.spares), trial)
-    return best.holds, [chosen, *others]
+    return held, [chosen, *others]
 
 
 def _recommended(
     workers: Workers[Question],
     offers: Sequence[Offer],
-    holds: float | None,
+    held: Held,
     limits: Limits,
     known: Sequence[tuple[Engine, Trial]],
     settled: int,
     progress: OnProgress,
-    draws: Sequence[Workload],
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
     """The first offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
 
@@ -194,23 +187,37 @@ def _recommended(
         if (offer.engine.name, number) not in there
     ]
     tasks: list[Task[Question, Any]] = [  # the longest first
-        partial(alternatives, engine=engine, replicas=replicas, most=limits.most, holds=holds),
         partial(knee, engine=engine, replicas=replicas),
-        partial(replicas_at_ends, engine=engine, replicas=replicas, most=limits.most),
-        *(partial(draws_hold, engine=engine, replicas=replicas, traffic=traffic) for traffic in draws),
+        partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
         *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
     ]
-    runs = [_SURE, _KNEE, _ENDS, *(1 for _ in (*draws, *around))]
+    runs = [_KNEE, _ENDS, *(1 for _ in around)]
 
     def report(last: int) -> None:
-        progress(Progress(settled, len(known) + sum(runs[: last + 1]), sum(runs[last + 1 :])))
+        left = sum(runs[last + 1 :]) + _choosing(workers.common)
+        progress(Progress(settled, len(known) + sum(runs[: last + 1]), left))
 
-    others, found_knee, (fast, slow), *rest = workers.run(tasks, report)
-    held, trials = rest[: len(draws)], rest[len(draws) :]
+    found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
     more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
+    choices = _choices(workers, engine, {replicas: held}, [n for n in (likely.replicas, slow.replicas) if n])
     fewer = tried[0] if tried else None
-    return Recommendation(best, holds, others, fewer, fast, slow, found_knee, tuple(held)), more
+    return Recommendation(best, held, fewer, fast, likely, slow, found_knee, choices), more
+
+
+def _choices(
+    workers: Workers[Question], engine: Engine, known: Mapping[int, Held], others: Sequence[int]
+) -> dict[int, tuple[FleetPoint, Held]]:
+    """By replicas what becomes of those that are `known` to hold so probably, and of the `others`."""
+    more = [number for number in dict.fromkeys(others) if number not in known]
+    found = {**known, **dict(zip(more, held(workers, [(engine, number) for number in more]), strict=True))}
+    points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in found])
+    return {number: (point, found[number]) for number, point in zip(found, points, strict=True)}
+
+
+def _choosing(question: Question) -> int:
+    """Simulations, more or less, of what becomes of three choices on all draws."""
+    return 3 * (3 + _HOLDING * (1 + len(question.draws)))
 
 
 def _around(replicas: int, most: int) -> list[int]:
@@ -219,8 +226,11 @@ def _around(replicas: int, most: int) -> list[int]:
     return [number for number in near if 1 <= number <= most]
 
 
-def _failure(question: Question, entry: Searched, most: int) -> tuple[float, Infeasible]:
-    """Why no fleet of an engine will do: which objective, and what was observed at best. By how much comes first."""
+def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:
+    """Why no fleet of an engine will do: which objective, and what was observed at best. By how much comes first.
+
+    `nearly` says that it would at the fast end of the interval of step times.
+    """
     assert entry.alone is not None
     alone = entry.alone.decisive.figures
     assert alone is not None
@@ -231,5 +241,6 @@ def _failure(question: Question, entry: Searched, most: int) -> tuple[float, Inf
         return excess, Infeasible(engine=entry.engine.name, reason=reason)
     seen = question.objectives.seen(objective, observed, alone.broken)
     turned_away = f" ({alone.unfinished} requests fit in no replica)" if alone.unfinished else ""
-    reason = f"{objective.text}: {seen}, with every request alone on a replica{turned_away}"
-    return excess, Infeasible(engine=entry.engine.name, reason=reason)
+    late = " if steps are slow" if entry.alone.late else ""
+    reason = f"{objective.text}: {seen}{late}, with every request alone on a replica{turned_away}"
+    return excess, Infeasible(engine=entry.engine.name, reason=reason, borderline=nearly)

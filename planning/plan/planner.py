@@ -43,7 +43,9 @@ def plan(
     find_router(request.router)
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
-    question = Question(workload, sum(1 for _ in workload.requests), objectives, pricing, request.router, request.risk)
+    requests = sum(1 for _ in workload.requests)
+    draws = tuple(other_draws(request, workload))
+    question = Question(workload, requests, objectives, pricing, request.router, request.risk, draws)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     if first is not None:
         tell("a first answer", 0.0)
@@ -59,7 +61,7 @@ def plan(
         pace(searching, done, progress.left + curves)
 
     with Workers(question, jobs) as workers:
-        found = make_plan(workers, engines, ruled_out, limits, searched, other_draws(request, workload))
+        found = make_plan(workers, engines, ruled_out, limits, searched)
         return plan_document(
             workers if surroundings else None,
             found,

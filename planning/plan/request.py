@@ -44,7 +44,7 @@ class PlanRequest(Offered):
         0.1,
         ge=0.01,
         le=0.5,
-        description="share of cases in which the SLOs may break because steps take longer than predicted",
+        description="share of cases in which the SLOs may break: steps may be slow, and traffic may be drawn otherwise",
     )
     router: str = Field("least-requests", description="router, by name or as path/to/file.py:Class")
     max_replicas: int = Field(1024, ge=1, le=100_000, description="largest number of replicas to try")

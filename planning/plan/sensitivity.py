@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from calibration.steps.observed import JudgedCost
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
+from planning.plan.draws import on_draw
 from planning.plan.trial import Question, Trial, simulated, try_fleet
 from traces.reshape import reshaped
 
@@ -27,8 +28,8 @@ class End:
     reason: str
 
 
-def replicas_at_ends(question: Question, engine: Engine, replicas: int, most: int) -> tuple[End, End]:
-    """At the fast and the slow end, where `replicas` hold with the risk that is taken.
+def replicas_at(question: Question, engine: Engine, replicas: int, most: int) -> tuple[End, End, End]:
+    """At the fast end, as predicted, and at the slow end, where `replicas` hold as predicted.
 
     Faster steps are taken never to need more, slower never fewer. The interval depends on which steps the run asks for,
     so the centre is simulated once more.
@@ -43,71 +44,34 @@ def replicas_at_ends(question: Question, engine: Engine, replicas: int, most: in
             search = search.answered(number, simulated(question, engine, cost, number).met)
         return End(search.high, mark.name.lower(), reason)
 
-    fast, slow = centre.ends()
-    return (
-        fewest(fast, Bisection(low=0, high=replicas, most=replicas, start=1)),
-        fewest(slow, Bisection(low=replicas - 1 if question.risk >= 0.05 else 0, most=most, start=replicas)),
-    )
+    fast_end, slow_end = centre.ends()
+    fast = fewest(fast_end, Bisection(low=0, high=replicas, most=replicas, start=1))
+    assert fast.replicas is not None
+    likely = fewest(centre, Bisection(low=fast.replicas - 1, high=replicas, most=replicas, start=1))
+    assert likely.replicas is not None
+    return fast, likely, fewest(slow_end, Bisection(low=likely.replicas - 1, most=most, start=replicas))
 
 
-@dataclass(frozen=True)
-class Assured:
-    """So many replicas, and the probability that they meet all objectives; step times are all that it is about."""
-
-    replicas: int
-    holds: float
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """Fewer replicas, for the bold, and more; None where that is not possible, or not needed."""
-
-    bolder: Assured | None = None
-    safer: Assured | None = None
-
-
-def holding(question: Question, engine: Engine, replicas: int, least: float = 0.0) -> float | None:
+def holding(
+    question: Question, engine: Engine, replicas: int, least: float = 0.0, draw: int | None = None
+) -> float | None:
     """The probability that so many replicas meet all objectives, in whole percent up to `SURE`; None if not known.
 
-    They do at `least`. Faster steps are taken never to break what slower ones keep.
+    They do at `least`. Faster steps are taken never to break what slower ones keep. On another `draw` of the traffic it
+    is 1 or 0 if nothing is known of how far off step times are.
     """
+    if draw is not None:
+        question, engine = on_draw(question, engine, draw)
     centre = question.pricing(engine)
-    simulated(question, engine, centre, replicas, to_the_end=True)
+    likely = simulated(question, engine, centre, replicas, to_the_end=True)
     if centre.at(SURE) is centre:
-        return None
+        return None if draw is None else float(likely.met)
     low, most = round(100 * least), round(100 * SURE)
     search = Bisection(low=low, most=most, start=max((low + most) // 2, 1))
     while not search.done:
         percent = search.ask()
         search = search.answered(percent, not simulated(question, engine, centre.at(percent / 100), replicas).met)
     return SURE if search.high is None else (search.high - 1) / 100
-
-
-def alternatives(question: Question, engine: Engine, replicas: int, most: int, holds: float | None) -> Alternatives:
-    """What the bold would take, who accept to be wrong in half of the cases, and what is all but sure.
-
-    `replicas` meet all objectives with probability `holds`, and with the risk of `question`. Where the bold would take
-    as many, one fewer is told of.
-    """
-    if holds is None:
-        return Alternatives()
-    bold, sure = (replace(question, risk=risk) for risk in (0.5, 1 - SURE))
-    fewer = _fewest(bold, engine, Bisection(low=0, high=replicas, most=replicas, start=replicas))
-    more = None if holds >= SURE else _fewest(sure, engine, Bisection(low=replicas, most=most, start=replicas + 1))
-
-    def assured(number: int | None, least: float) -> Assured | None:
-        held = holding(question, engine, number, least) if number else None
-        return None if number is None or held is None else Assured(number, held)
-
-    bolder = replicas - 1 if fewer == replicas else fewer
-    return Alternatives(assured(bolder, 0.0), assured(more, SURE - 0.01))
-
-
-def _fewest(question: Question, engine: Engine, search: Bisection) -> int | None:
-    while not search.done:
-        number = search.ask()
-        search = search.answered(number, try_fleet(question, engine, number).met)
-    return search.high
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from planning.plan.headline import percent
 from planning.plan.objectives import Objective
 from planning.plan.plan import Plan, Recommendation
-from planning.plan.sensitivity import KEEPING_UP, SURE, Assured, Knee
+from planning.plan.sensitivity import KEEPING_UP, Knee
 
 FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
 
 
-def answer(plan: Plan) -> str:
-    """The answer in a sentence."""
+def answer(plan: Plan, risk_told: str | None) -> str:
+    """The answer in a sentence; `risk_told` says what other appetites for risk would take."""
     best = plan.recommendation
     if best is None:
-        if not plan.failures:
-            return "Infeasible: there is no candidate."
-        first = plan.failures[0]
-        return f"Infeasible: no fleet meets the SLOs. The closest is {first.engine}: {first.reason}."
+        return _none(plan)
     point, spares = best.offer.point, plan.limits.spares
     spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
+    risk = f"; {risk_told}" if risk_told else ""
     return (
         f"{count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {count(point.gpus, 'GPU')}, "
-        f"${point.usd_per_hour:,.2f}/h{_sure(plan, best)}; {100 * point.attainment:.1f} % attainment, "
+        f"${point.usd_per_hour:,.2f}/h{risk}; {100 * point.attainment:.1f} % attainment, "
         f"{_headroom(best.knee)}; plausible {_plausible(plan, best)}{_elsewhere(best)}"
     )
+
+
+def _none(plan: Plan) -> str:
+    if not plan.failures:
+        return "Infeasible: there is no candidate."
+    first = plan.failures[0]
+    told = f"{first.engine}: {first.reason}"
+    if first.borderline:
+        return f"Infeasible: no fleet surely meets the SLOs. Within the uncertainty of step times is {told}."
+    return f"Infeasible: no fleet meets the SLOs. The closest is {told}."
 
 
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
@@ -69,28 +78,6 @@ def span_s(plan: Plan) -> float:
     return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
 
 
-def _sure(plan: Plan, best: Recommendation) -> str:
-    """How probably the SLOs hold, and with the choices of the bold and the careful; empty where it is not known."""
-    if best.holds is None:
-        return ""
-
-    def other(kind: str, found: Assured | None) -> str:
-        if found is None:
-            return ""
-        gpus = (found.replicas + plan.limits.spares) * best.offer.engine.gpus
-        return f"; {kind}: {count(found.replicas, 'replica')}, {count(gpus, 'GPU')}, {percent(found.holds)}"
-
-    others = other("bolder", best.others.bolder) + other("safer", best.others.safer)
-    return f"; the SLOs hold with {percent(best.holds)} probability{others and f' ({others[2:]})'}"
-
-
-def percent(probability: float) -> str:
-    """In whole percent; the ends are open."""
-    if probability >= SURE:
-        return f"{100 * SURE:.0f} % or more"
-    return f"{100 * probability:.0f} %" if probability > 0 else "less than 1 %"
-
-
 def _headroom(knee: Knee) -> str:
     return f"{'' if knee.breaks else 'more than '}{knee.headroom_percent} % headroom"
 
@@ -108,9 +95,11 @@ def _plausible(plan: Plan, best: Recommendation) -> str:
 
 
 def _elsewhere(best: Recommendation) -> str:
-    if not best.draws:
+    """How probably it holds on other draws of the traffic."""
+    if not best.held.draws:
         return ""
-    return f"; the SLOs hold in {sum(best.draws)} of {count(len(best.draws), 'other draw')} of the traffic"
+    told = " and ".join(percent(probability) for probability in best.held.draws)
+    return f"; on {count(len(best.held.draws), 'other draw')} of the traffic the SLOs hold in {told} of cases"
 
 
 def _breaks(objective: Objective, value: float) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,8 @@ _MORE = (0, 1, 2, 4, 8)  # replicas than an engine needs
 class Fleet:
     """So many replicas of an engine that carry the traffic, and the price of all that are bought.
 
-    `holds` is the probability that it meets all objectives; None where the cost model knows of no error.
+    `holds` is the probability that it meets all objectives on the traffic that is planned for; None where the cost
+    model knows of no error.
     """
 
     engine: Engine
@@ -36,7 +38,46 @@ class Fleet:
     holds: float | None = None
 
 
-def most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
+class Held(NamedTuple):
+    """The probability that a fleet meets all objectives: on the traffic that is planned for, and on other draws of it.
+
+    None where nothing is known of how far off step times are.
+    """
+
+    planned: float | None
+    draws: tuple[float, ...] = ()
+
+    @property
+    def probability(self) -> float | None:
+        """Over all draws, of which each is as likely as another."""
+        return None if self.planned is None else (self.planned + sum(self.draws)) / (1 + len(self.draws))
+
+
+def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> list[Held]:
+    """How probably so many replicas of an engine hold, for each fleet."""
+    draws = (None, *range(len(workers.common.draws)))
+    tasks = [partial(holding, engine=engine, replicas=n, draw=draw) for engine, n in fleets for draw in draws]
+    found = workers.run(tasks)
+    each = [found[at : at + len(draws)] for at in range(0, len(found), len(draws))]
+    return [Held(planned, tuple(p for p in more if p is not None)) for planned, *more in each]
+
+
+def most_worth(
+    workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int
+) -> tuple[Fleet, Held]:
+    """The fleet of most worth, with as many replicas as hold with the risk taken on other draws of the traffic, too."""
+    best = _most_worth(workers, fewest, most, spares)
+    if not workers.common.draws:
+        return best, Held(best.holds)
+    stride, last = max(best.replicas // 8, 1), min(2 * best.replicas + 1, most)
+    for replicas in (*range(best.replicas, last, stride), last):
+        (found,) = held(workers, [(best.engine, replicas)])
+        if found.probability is None or found.probability >= 1 - workers.common.risk - 1e-9:
+            break
+    return Fleet(best.engine, replicas, (replicas + spares) * best.engine.usd_per_hour, found.planned), found
+
+
+def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
     """Of the `fewest` replicas of each engine that hold with the risk taken, the cheapest first, and of a few more.
 
     Fleets that cost so much that they would not be worth more if they were sure are not looked at.

@@ -129,7 +129,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert bundled_answer(plan_request().as_json()) is not None, "python -m dashboard.examples makes it anew"
     app = plan(tmp_path)
     text, answer = shown(app), plan_example()["answer"]
-    assert prose(answer["answer"]) in text
+    assert prose(answer["risk_told"]) in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['standing']['mark']}]" in text
     assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
@@ -317,7 +317,7 @@ def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], 
 
 def test_numbers_of_a_link_that_are_none_are_passed_over(tmp_path: Path) -> None:
     app = plan(tmp_path, rate="1e99", cv="nan", spares="x", price="H100:cheap")
-    assert prose(plan_example()["answer"]["answer"]) in shown(app)
+    assert prose(plan_example()["answer"]["risk_told"]) in shown(app)
 
 
 def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, started: list[Job]) -> None:
@@ -382,9 +382,9 @@ def test_a_job_that_failed_or_died_says_why_and_can_be_started_again(tmp_path: P
 
 
 def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None:
-    leave(unanswered(tmp_path), result={**plan_example()["answer"], "answer": "the answer of the job"})
+    leave(unanswered(tmp_path), result={**plan_example()["answer"], "risk_told": "the answer of the job"})
     app = plan(tmp_path, rate="7")
-    assert "the answer of the job" in shown(app)
+    assert "The answer of the job" in shown(app)
     assert "find" not in [button.key for button in app.button]
 
 

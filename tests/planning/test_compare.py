@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from scipy.stats import t
 
 from calibration.steps.step_cost import Calibration
 from planning.compare import comparison
-from planning.compare.comparison import _row, ranking, verdict
+from planning.compare.comparison import _row, ranking, verdict, winner
 from planning.compare.document import (
     Compared,
     RanDeployment,
@@ -202,7 +203,7 @@ def test_slower_steps_are_found_and_by_how_much(seeds: int) -> None:
     tpot = rows["tpot_ms", "mean"]
     assert tpot.better == "A" and tpot.percent == pytest.approx(10, abs=2) and tpot.low < tpot.b - tpot.a < tpot.high
     assert rows["slo_attainment", "value"].a == 1 and not rows["slo_attainment", "value"].better
-    assert found.verdict.startswith("B is worse in")
+    assert found.verdict.startswith("B is worse: ") and found.winner == "A"
     assert (found.units.of, found.units.count) == (("blocks", 20) if seeds == 1 else ("runs", 6))
     assert (rows["output_throughput", "value"].low is None) == (seeds == 1)
     back = compare(PairedRuns(b, a))
@@ -275,11 +276,34 @@ def test_a_share_changes_by_points_and_everything_else_by_percent() -> None:
     attained = _row("slo_attainment", "value", Difference(0.293, 0.517, 0.2, 0.25))
     finished = _row("finished", "share", Difference(0.5, 0.6, 0.05, 0.15))
     slower = _row("ttft_ms", "p50", Difference(200.0, 100.0, -120.0, -80.0))
-    assert verdict([attained]) == "B is better in SLO attainment +22.4 points"
+    assert verdict([attained]) == "B is better: 1 of 1 metrics (SLO attainment +22.4 points)"
     assert "finish +10.0 points" in verdict([finished]) and "TTFT p50 -50.0 %" in verdict([slower])
     open_still = attained.model_copy(update={"better": "", "low": -0.1, "high": 0.5})
     assert verdict([open_still]).endswith("SLO attainment +22.4 points, is known to +-30.0 points only")
     assert attained.percent == pytest.approx(22.4)
+
+
+def test_a_policy_that_loses_is_told_as_worse_however_few_metrics_it_wins() -> None:
+    """Planted: 11 of 15 figures lost, 2 won, 2 open."""
+
+    def rows(metric: str, stats: Sequence[str], change: float, known: bool = True) -> list[Row]:
+        ends = (change - 5, change + 5) if known else (-90.0, 90.0)
+        return [_row(metric, stat, Difference(100.0, 100.0 + change, *ends)) for stat in stats]
+
+    each = ("mean", "p50", "p90", "p99")
+    lost = [*rows("ttft_ms", each, 873.0), *rows("e2e_ms", each, 40.0), *rows("queue_ms", each[:3], 300.0)]
+    won, unclear = rows("tpot_ms", each[:2], -29.5), rows("tpot_ms", each[2:], -1.0, known=False)
+    told = verdict([*won, *unclear, *lost], ("ttft_ms", "tpot_ms"))
+    assert told == (
+        "B is worse: 11 of 15 metrics (TTFT p99 +873.0 %, queue time p90 +300.0 %, E2E p99 +40.0 %); "
+        "better in 2 of 15 metrics (TPOT p50 -29.5 %); 2 may be chance"
+    )
+    assert winner([*won, *unclear, *lost]) == "A"
+    assert winner([*won, *rows("e2e_ms", each[:2], 40.0)]) == "", "as many won as lost"
+    assert winner([*won, *rows("e2e_ms", each[:2], 40.0)], ["tpot_ms"]) == "B", "but an SLO bounds what is won"
+    assert verdict([*won, *rows("e2e_ms", each[:2], 40.0)]).startswith(
+        "neither is better on the whole: B is better in 2"
+    )
 
 
 def test_blocks_that_go_together_count_for_fewer() -> None:
@@ -422,7 +446,7 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
     runs = run("compare", tmp_path / "a", tmp_path / "b", "--format", "json")
     assert json.loads(files.output)["rows"] == json.loads(runs.output)["rows"]
     shown = run("compare", tmp_path / "a", tmp_path / "b")
-    assert shown.exit_code == 0 and "B is better in" in shown.output
+    assert shown.exit_code == 0 and "B is better: " in shown.output
 
 
 def test_recordings_that_cannot_be_paired_are_named(spec: Path, tmp_path: Path) -> None:

@@ -11,16 +11,20 @@ import pytest
 from calibration.steps.interval import factor_at
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine
+from planning.plan.document import Choice, Choices
+from planning.plan.frontier import Point
+from planning.plan.headline import choices, near_ties
 from planning.plan.plan import Limits, Plan, make_plan
 from planning.plan.sensitivity import SURE, holding
-from planning.plan.sentences import answer
-from planning.plan.trial import Question, simulated, try_fleet
+from planning.plan.trial import Question, simulated, try_alone, try_fleet
 from planning.plan.worth import most_worth
 from planning.workers import Workers
 from tests.planning.plan_samples import BySpeed, Steps, engine, fewest, question, traffic
 
 QUERY = replace(question("ttft_ms p95<=400", "tpot_ms p90<=45", workload=traffic(120, 40.0)), risk=0.5)
 ONE = engine()
+WIDE = (0.5, 2.0)  # the interval of step times
+UNSURE = replace(question("ttft_ms p90<=300", workload=traffic(200, 40.0)), pricing=BySpeed(WIDE))
 
 
 def planned(query: Question, engines: Sequence[Engine] = (ONE,)) -> Plan:
@@ -48,28 +52,89 @@ def test_a_fleet_holds_as_far_as_it_was_found_to() -> None:
 
 def test_more_appetite_for_risk_never_takes_more_replicas_nor_serves_less_for_a_dollar() -> None:
     found = [planned(replace(QUERY, risk=risk)).recommendation for risk in (0.01, 0.1, 0.5)]
-    held = [best.holds for best in found if best is not None and best.holds is not None]
+    held = [best.held.planned for best in found if best is not None and best.held.planned is not None]
     per_gpu = [best.offer.point.tok_s_gpu for best in found if best is not None]
     assert len(held) == len(found) == 3
     assert all(holds >= 1 - risk for holds, risk in zip(held, (0.01, 0.1, 0.5), strict=True))
     assert per_gpu == sorted(per_gpu) and per_gpu[0] < per_gpu[-1]
 
 
-def test_the_answer_says_how_probably_it_holds_and_what_others_would_take() -> None:
-    found = planned(replace(QUERY, risk=0.1))
-    best = found.recommendation
-    assert best is not None and best.holds is not None and best.others.bolder is not None
-    assert best.others.bolder.replicas < best.offer.trial.replicas and best.others.bolder.holds < best.holds
-    told = answer(found)
-    assert f"the SLOs hold with {100 * best.holds:.0f} %" in told
-    assert f"bolder: {best.others.bolder.replicas} replica" in told
-    if best.others.safer is not None:
-        assert best.others.safer.replicas > best.offer.trial.replicas and best.others.safer.holds >= SURE
-    document = plan_document(None, found, [], {})
-    assert document.risk == 0.1 and document.recommendation is not None
-    assert document.recommendation.holds == best.holds
+def test_the_answer_is_a_choice_with_its_risk() -> None:
+    """As predicted a few replicas do, and twice as slow steps take many more: the first words say so."""
+    document = plan_document(None, planned(UNSURE), [], {})
+    best = document.recommendation
+    assert best is not None and best.choices is not None and document.risk == 0.1
+    likely, chosen, whole = best.choices.each
+    assert likely.replicas == fewest(replace(UNSURE, risk=0.5), ONE, 32) < chosen.replicas <= whole.replicas
+    assert likely.holds is not None and chosen.holds is not None
+    assert 0.5 <= likely.holds < 0.9 <= chosen.holds == best.holds
+    for choice in best.choices.each:
+        slow = simulated(UNSURE, ONE, BySpeed(WIDE)(ONE).at(0.95), choice.replicas, to_the_end=True)
+        assert slow.figures is not None and choice.if_slow == pytest.approx(slow.figures.attainment)
+    assert likely.if_slow < 0.9 <= whole.if_slow
+    assert document.risk_told == choices(best.choices)
+    assert document.risk_told in document.answer
     held = {row["replicas"]: row["holds"] for row in document.table("fleets").to_pylist()}
-    assert held[best.offer.trial.replicas] == best.holds
+    assert held[chosen.replicas] == best.holds
+
+
+def test_the_choice_in_words() -> None:
+    def choice(gpus: int, holds: float, if_slow: float) -> Choice:
+        slow_and_fast = {"if_slow": if_slow, "if_fast": 1}
+        return Choice(replicas=gpus, gpus=gpus, usd_per_hour=gpus, holds=holds, attainment=1, **slow_and_fast)
+
+    few, some, many = choice(12, 0.6, 0.225), choice(16, 0.92, 0.97), choice(20, 0.96, 0.995)
+    assert choices(Choices(as_predicted=few, recommended=some, whole_interval=many)) == (
+        "12 GPUs if steps are as predicted; 16 hold in 92 % of cases, and keep 97.0 % of the requests within the SLOs "
+        "even if steps are slow; 20 for the whole 90 % interval of step times"
+    )
+    assert choices(Choices(as_predicted=few, recommended=few, whole_interval=None)).endswith(
+        "keep 22.5 % of the requests within the SLOs even if steps are slow; "
+        "no number for the whole 90 % interval of step times"
+    )
+
+
+def test_a_fleet_that_collapses_at_the_slow_end_is_not_told_as_sure() -> None:
+    """With risk 0.5 the choice is the centre's, which keeps next to nothing if steps are slow."""
+    document = plan_document(None, planned(replace(UNSURE, risk=0.5)), [], {})
+    best = document.recommendation
+    assert best is not None and best.choices is not None
+    chosen = best.choices.recommended
+    assert chosen.attainment > 0.9 > 0.5 > chosen.if_slow
+    assert (
+        f"keep {100 * chosen.if_slow:.1f} % of the requests within the SLOs even if steps are slow" in document.answer
+    )
+
+
+def test_what_misses_by_less_than_step_times_are_uncertain_is_borderline() -> None:
+    """A bound a little below what one request alone takes, and one far below: 20 % is what step times are unsure of."""
+    figures = try_alone(QUERY, ONE).figures
+    assert figures is not None
+    alone_ms = figures.observed[1]
+    for within, borderline in ((0.95, True), (0.7, False)):
+        query = replace(question(f"tpot_ms p90<={alone_ms * within:.6g}", workload=QUERY.workload), risk=0.1)
+        found = planned(query)
+        (failure,) = found.failures
+        assert failure.borderline == borderline
+        told = [str(line) for line in plan_document(None, found, [], {}).report()]
+        assert ("Within the uncertainty of step times is" in told[0]) == borderline
+        both = planned(replace(query, risk=0.1), [ONE, engine("fast", usd=9.0)])
+        lines = [str(line) for line in plan_document(None, both, [], {}).report()]
+        assert any(line.startswith("borderline: TP1 slow: tpot_ms p90") for line in lines) == borderline
+        assert any(line.startswith("not feasible: TP1 slow: tpot_ms p90") for line in lines) != borderline
+
+
+def test_what_costs_little_more_stands_beside_the_answer() -> None:
+    best = Point(
+        engine="TP4 H100", replicas=3, gpus=12, usd_per_hour=30, tok_s_user=50, tok_s_gpu=9,
+        usd_per_mtok_out=1, usd_per_mtok_total=1, attainment=1, met=True,
+    )  # fmt: skip
+    near, dear = (
+        best.model_copy(update={"engine": "TP1 B200", "replicas": 1, "gpus": 6, "usd_per_hour": usd, "tok_s_user": 75})
+        for usd in (33.3, 38)
+    )
+    told = "1 x TP1 B200: +11 % cost, half the GPUs, 75 instead of 50 tok/s a user"
+    assert list(near_ties(best, [near, dear], 0)) == [told]
 
 
 def test_what_breaks_only_where_steps_are_slow_is_said_to() -> None:
@@ -86,9 +151,10 @@ def test_what_breaks_only_where_steps_are_slow_is_said_to() -> None:
 def test_without_a_known_band_the_cheapest_is_taken_and_no_probability_is_told() -> None:
     found = planned(replace(QUERY, risk=0.1, pricing=BySpeed(interval=None)))
     best = found.recommendation
-    assert best is not None and best.holds is None and best.others.bolder is best.others.safer is None
+    document = plan_document(None, found, [], {})
+    assert best is not None and best.held.probability is None and document.risk_told is None
     assert best.offer.trial.replicas == fewest(QUERY, ONE, 32)
-    assert "probability" not in answer(found)
+    assert "% of cases" not in document.answer
 
 
 @dataclass
@@ -117,7 +183,7 @@ def test_a_little_more_for_much_more_probability_is_worth_it(
     """Prices are 20 to 22 for the slow GPU, and 20.5 for the fast one, of which one more is out of reach."""
     offers = [(engine("slow"), 20), (engine("fast", usd=2.05), 10)]
     workers: Any = Known(replace(QUERY, risk=0.1), holds)
-    best = most_worth(workers, offers, 64, 0)
+    best, _ = most_worth(workers, offers, 64, 0)
     assert (best.engine.gpu, best.replicas, best.holds) == (*expected, holds[expected])
 
 

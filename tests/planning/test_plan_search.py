@@ -95,7 +95,7 @@ def test_spares_are_paid_for_and_carry_nothing() -> None:
     assert with_two.offer.trial == without.offer.trial
     assert with_two.offer.point.gpus == without.offer.point.gpus + 2
     assert with_two.offer.point.usd_per_hour == without.offer.point.usd_per_hour + 2
-    assert "2 spares" in answer(planned(query, [engine()], Limits(64, 2)))
+    assert "2 spares" in answer(planned(query, [engine()], Limits(64, 2)), None)
 
 
 def test_a_stricter_bound_never_costs_less() -> None:
@@ -214,7 +214,7 @@ def test_infeasible_names_the_binding_objective_of_the_closest_engine(slos: tupl
     assert found.recommendation is None
     assert [failure.engine for failure in found.failures] == ["TP1 slow", "TP1 snail"]
     assert found.failures[0].reason.startswith(binding)
-    assert answer(found).startswith(f"Infeasible: no fleet meets the SLOs. The closest is TP1 slow: {binding}")
+    assert answer(found, None).startswith(f"Infeasible: no fleet meets the SLOs. The closest is TP1 slow: {binding}")
     assert not plan_document(None, found, [], {}).feasible
 
 
