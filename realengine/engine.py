@@ -152,8 +152,7 @@ class Engine:
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
         if (tiers := self.deployment.kv_tiers) is not None:
-            size = self._config.block_size
-            self.tier = HostTier(self.runner, tiers, self._block_bytes, size, content, self._policy)
+            self.tier = HostTier(self.runner, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from realengine.copier import Copy
 from realengine.launched import Launched
 from serving.contract import Contract
+from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.kv.content import Content
 from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
@@ -90,14 +91,14 @@ class HostTier(TieredBlocks):
     def __init__(
         self,
         memory: Memory,
-        config: KvTiersConfig,
+        tiers: KvTiersConfig,
         block_bytes: int,
-        block_size: int,
+        config: SchedulerConfig,
         content: Content,
         policy: Contract,
     ) -> None:
-        super().__init__(config, block_bytes, block_size, content)
-        (self._capacity,) = tier_blocks(config, block_bytes)
+        super().__init__(tiers, block_bytes, config, content)
+        (self._capacity,) = tier_blocks(tiers, block_bytes)
         self._block_bytes = block_bytes
         self.must_settle = False
         self._memory = memory
@@ -135,7 +136,7 @@ class HostTier(TieredBlocks):
 
     def keeps(self, request: Request) -> bool:
         """What is still to be written stays until it is."""
-        written = self._store(request, 0, request.computed // self.block_size, 0)
+        written = self._store_all(request, 0)
         if not self._in_flight:
             self._copy()
         if written <= self._ended:

@@ -23,11 +23,11 @@ class TieredKv(TieredBlocks):
     """The tiers of one replica. Raises UserError where a tier holds no block."""
 
     def __init__(self, clock: VirtualClock, log: RunLog, replica: Replica, deployment: Deployment) -> None:
-        config, block_size = deployment.kv_tiers, deployment.scheduler.block_size
+        config, scheduler = deployment.kv_tiers, deployment.scheduler
         assert config is not None
         per_token = kv_bytes_per_token(deployment, config.kv_bytes_per_token, "kv_tiers.kv_bytes_per_token")
-        self._block_bytes = per_token * block_size
-        super().__init__(config, self._block_bytes, block_size, segment_content(deployment.scheduler))
+        self._block_bytes = per_token * scheduler.block_size
+        super().__init__(config, self._block_bytes, scheduler, segment_content(scheduler))
         self._clock = clock
         self._log = log
         self._replica = replica
@@ -62,8 +62,7 @@ class TieredKv(TieredBlocks):
 
     def keeps(self, request: Request) -> bool:
         """What is still to be written stays until it is."""
-        now = self._clock.now_ns
-        return self._keeps_until(request, self._store(request, 0, request.computed // self.block_size, now))
+        return self._keeps_until(request, self._store_all(request, self._clock.now_ns))
 
     def _keeps_until(self, request: Request, written_ns: int) -> bool:
         if written_ns <= self._clock.now_ns:

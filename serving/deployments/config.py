@@ -196,8 +196,10 @@ class Deployment(Settings):
     def _tiers_find_prefixes(self) -> Deployment:
         if self.kv_tiers is not None and not self.scheduler.enable_prefix_caching:
             raise ValueError("kv_tiers need scheduler.enable_prefix_caching, because tiers find blocks by prefix")
-        if self.kv_tiers is not None and self.scheduler.speculative is not None:
-            raise ValueError("kv_tiers cannot be combined with scheduler.speculative; leave one of them out")
+        drafts = self.scheduler.speculative
+        if self.kv_tiers is not None and drafts is not None and drafts.method != "ngram":
+            remedy = "keep no KV of what drafts; choose scheduler.speculative.method ngram, or leave one of them out"
+            raise ValueError(f"kv_tiers {remedy}")
         return self
 
     @field_validator("expert_imbalance", mode="before")

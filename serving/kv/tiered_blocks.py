@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.kv.content import Content, block_keys
@@ -27,12 +28,14 @@ class Filling(NamedTuple):
 
 
 class TieredBlocks:
-    """Blocks of `block_bytes` in the tiers of `config`. Raises UserError where a tier holds none."""
+    """Blocks of `block_bytes` in `tiers`, behind a scheduler of `config`. Raises UserError where a tier holds none."""
 
-    def __init__(self, config: KvTiersConfig, block_bytes: int, block_size: int, content: Content) -> None:
-        self.block_size = block_size
-        self.cache = TieredCache(tier_blocks(config, block_bytes))
-        self._swaps = config.preemption == "swap"
+    def __init__(self, tiers: KvTiersConfig, block_bytes: int, config: SchedulerConfig, content: Content) -> None:
+        self.block_size = config.block_size
+        drafts = config.speculative
+        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0  # of two steps: see `filling`
+        self.cache = TieredCache(tier_blocks(tiers, block_bytes))
+        self._swaps = tiers.preemption == "swap"
         self._content = content
 
     def has(self, key: bytes) -> bool:
@@ -59,9 +62,20 @@ class TieredBlocks:
         self.fill(self.filling(plan), end_ns)
 
     def filling(self, plan: StepPlan) -> Filling:
-        """What `plan`, the last made, uses and fills."""
+        """What `plan`, the last made, uses and fills.
+
+        Drafts may be rejected: then a block is filled when all of its tokens are known, which a step may be planned
+        before. vLLM's connector counts them so.
+        """
         size = self.block_size
-        spans = [(request, start // size, (start + tokens) // size) for request, start, tokens, *_ in plan.listed]
+        if self._drafts_ahead:
+            spans = []
+            for request, start, tokens, *_ in plan.listed:
+                known = request.known
+                first = max(min(start, known) - self._drafts_ahead, 0)
+                spans.append((request, first // size, min(start + tokens, known) // size))
+        else:
+            spans = [(request, start // size, (start + tokens) // size) for request, start, tokens, *_ in plan.listed]
         for request in plan.decodes.crossing().values():
             full = request.computed // size
             spans.append((request, full - 1, full))
@@ -86,6 +100,10 @@ class TieredBlocks:
         written = self._written(keys)
         self._use(keys)
         return written
+
+    def _store_all(self, request: Request, ready_ns: int) -> int:
+        """The same of all blocks of a request that has ended."""
+        return self._store(request, 0, min(request.computed, request.known) // self.block_size, ready_ns)
 
     def _use(self, keys: Sequence[bytes]) -> None:
         """Blocks of a prefix are used, the last of them first: it is a prefix's end that is to be lost first."""

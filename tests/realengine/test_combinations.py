@@ -96,7 +96,7 @@ def plain(folder: Path, model: str, kv_cache_dtype: str) -> list[list[int]]:
         ("int4 mixture", {**NGRAM, **TIGHT}, FP8),
         ("mixture window", {**ASYNC, "draft": "int4"}, {}),
         ("fp8", {**TIGHT, "draft": "window"}, FP8),
-        ("int4 window", TIGHT, TIER),
+        ("int4 window", {**NGRAM, **TIGHT}, TIER),
         ("fp8", TIGHT, {**FP8, **TIER}),
         ("int4", {**TIGHT, "draft": "mixture"}, FP8),
         ("mixture", {**TIGHT, "draft": "fp8"}, {}),

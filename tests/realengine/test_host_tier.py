@@ -31,6 +31,7 @@ BLOCK = 4
 BLOCK_GIB = 8 * 1024 / 1024**3  # more than a block of the model takes
 
 ASYNC = {"async_scheduling": True}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 DISK = KvTier(name="disk", capacity_gib=1, read_gb_s=1, write_gb_s=1)
 
@@ -93,13 +94,14 @@ def outputs(engine: Engine, seed: int) -> dict[int, list[int]]:
     room=st.sampled_from([1.5, 12, 200]),
     preemption=st.sampled_from(["swap", "recompute"]),
     overlapped=st.booleans(),
+    drafts=st.sampled_from([None, NGRAM]),
 )
 def test_outputs_are_those_without_a_tier(
-    seed: int, blocks: int, room: float, preemption: str, overlapped: bool
+    seed: int, blocks: int, room: float, preemption: str, overlapped: bool, drafts: dict[str, Any] | None
 ) -> None:
     said = []
-    for kv_tiers in (None, tiers(room, preemption=preemption)):
-        made = engine(deployed(blocks, kv_tiers, async_scheduling=overlapped))
+    for kv_tiers, speculative in ((None, None), (tiers(room, preemption=preemption), drafts)):
+        made = engine(deployed(blocks, kv_tiers, async_scheduling=overlapped, speculative=speculative))
         said.append(outputs(made, seed))
         made.close()
     finished = [number for number, output in said[0].items() if len(output) == len(said[1][number]) == 12]
@@ -111,8 +113,11 @@ def test_outputs_are_those_without_a_tier(
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 @pytest.mark.parametrize("room", [20, 200])  # fewer blocks than the engine has, and all that there are
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_every_decision_is_made_again(overlapped: bool, preemption: str, room: float, tmp_path: Path) -> None:
-    made = engine(deployed(36, tiers(room, preemption=preemption), async_scheduling=overlapped))
+@pytest.mark.parametrize("drafts", [None, NGRAM])
+def test_every_decision_is_made_again(
+    drafts: dict[str, Any] | None, overlapped: bool, preemption: str, room: float, tmp_path: Path
+) -> None:
+    made = engine(deployed(36, tiers(room, preemption=preemption), async_scheduling=overlapped, speculative=drafts))
     workload = talk(1)
     workload = replace(
         workload, requests=[replace(r, output_len=30 if r.id % 5 == 0 else 8) for r in workload.requests]
@@ -124,6 +129,7 @@ def test_every_decision_is_made_again(overlapped: bool, preemption: str, room: f
     assert replay.exact, replay.first_difference
     assert replay.identical_requests == replay.requests == 18
     requests = recording.requests.to_pylist()
+    assert (sum(r["accepted_tokens"] or 0 for r in requests) > 5) == (drafts is not None)
     hits = sum(dict(r["tier_hit_tokens"]).get("cpu", 0) for r in requests)
     swapped = sum(r["swapped_in_tokens"] for r in requests)
     assert (hits > 0) >= (room == 200) and (swapped > 0) <= (preemption == "swap")

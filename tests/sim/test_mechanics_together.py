@@ -146,7 +146,11 @@ drafts = st.fixed_dictionaries(
 def engines(draw, tiered=True):
     """Settings of a replica that go together."""
     kinds = ["plain", "overlapped", "stages", "drafts", "overlapped drafts"]
-    kind = draw(st.sampled_from([*kinds, "tiers", "overlapped tiers", "tiers stages"] if tiered else kinds))
+    with_tiers = ["tiers", "overlapped tiers", "tiers stages", "tiers drafts", "overlapped tiers drafts"]
+    kind = draw(st.sampled_from([*kinds, *with_tiers] if tiered else kinds))
+    proposals = draw(drafts) if "drafts" in kind else None
+    if proposals and "tiers" in kind:
+        proposals["method"] = "ngram"
     scheduler = {
         "block_size": BLOCK,
         "num_blocks": draw(st.sampled_from([31, 50, 200])),
@@ -159,7 +163,7 @@ def engines(draw, tiered=True):
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": "tiers" in kind or draw(st.booleans()),
         "async_scheduling": "overlapped" in kind,
-        "speculative": draw(drafts) if "drafts" in kind else None,
+        "speculative": proposals,
     }
     return {
         "policy": draw(st.sampled_from(sorted(POLICIES))),
