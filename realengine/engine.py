@@ -146,6 +146,7 @@ class Engine:
         self._demand = WaitingDemand(self._config)
         self._preempted_ns: dict[int, int] = {}
         self._host_free_ns: int | None = None
+        self._held_ns: int | None = None  # since when requests wait so that others may join them
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.scheduler
         self.scheduler = find_policy(name)(settings, content=content)
@@ -247,10 +248,10 @@ class Engine:
         return len(self._in_flight) < self._depth and not any(flight.plan.masked_rows for flight in self._in_flight)
 
     @property
-    def loads(self) -> bool:
-        """Whether KV is on its way from or to host memory, so that there may be something to run without anybody's
-        doing."""
-        return self.tier is not None and self.tier.busy
+    def stirs(self) -> bool:
+        """Whether there may be something to run without anybody's doing: KV is on its way from or to host memory, or
+        requests wait for a limited time."""
+        return self._held_ns is not None or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Flight | None:
         """Plan a step and hand it to the device; None when there is nothing to run.
@@ -282,6 +283,9 @@ class Engine:
     def _launch(self) -> Flight | None:
         plan_ns = perf_counter_ns()
         plan = self._plan()
+        if self._held_for(plan_ns, self._policy.hold_ns):
+            self._policy.hold_no_longer()
+            plan = self._plan()
         while plan.preempted and not plan.tokens and not self._in_flight:
             plan = self._plan()
         if not plan.tokens:
@@ -306,6 +310,15 @@ class Engine:
         self._in_flight.append(flight)
         return flight
 
+    def _held_for(self, now_ns: int, hold_ns: int) -> bool:
+        """Whether requests have waited for `hold_ns` so that others may join them."""
+        if not hold_ns:
+            self._held_ns = None
+            return False
+        if self._held_ns is None:
+            self._held_ns = now_ns
+        return now_ns - self._held_ns >= hold_ns
+
     def _hand_over(self, flight: Flight) -> None:
         """Make the tensors of a planned step, and hand them to the device."""
         began_ns, rows = perf_counter_ns(), flight.rows
@@ -313,6 +326,7 @@ class Engine:
         flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
         sequences = [self.sequences.get(row.request.id) for row in rows]
         inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
+        inputs += self._seating.padding(flight.plan)
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
         flight.prepared_ns = perf_counter_ns()
         flight.prepare_ns = flight.prepared_ns - began_ns
@@ -384,9 +398,15 @@ class Engine:
         return {row.request.id: most for row in flight.rows if row.samples}, ended_ns - (self._host_free_ns or began_ns)
 
     def step(self) -> Step | None:
-        """Launch what there is room for and finish the oldest; None when there is nothing to run."""
+        """Launch what there is room for and finish the oldest; None when there is nothing to run.
+
+        Nobody can come meanwhile, so a policy that waits for more requests begins with those it has.
+        """
         while self.has_room and self.launch():
             pass
+        if not self._in_flight and self._held_ns is not None:
+            self._policy.hold_no_longer()
+            return self.step()
         return self.finish()
 
     def _load(self) -> Load:

@@ -10,7 +10,7 @@ from realengine.engine import Engine
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 
-_COPY_S = 1e-4  # then look whether KV has come that somebody waits for
+_LOOK_S = 1e-4  # then look whether what nobody sends has come: KV, or the end of a wait
 
 
 class Clientele(Protocol):
@@ -40,8 +40,8 @@ def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Ca
         if (step := engine.finish()) is not None:
             recorder.ran(step)
             clients.ran(step)
-        elif engine.loads:
-            sleep(_COPY_S)
+        elif engine.stirs:
+            sleep(_LOOK_S)
         else:
             clients.await_(stopped)
     while stopped() and (step := engine.finish()) is not None:

@@ -71,8 +71,7 @@ class Seating:
         request, start, count, samples, drafts = row
         seat = self._seats.get(request.id)
         if seat is None or sequence is None:
-            null = np.zeros(-(-(start + count) // self._block_size), dtype=np.int32)
-            return RowInput([0] * count, start, null, self._nobody, (), other_blocks=(null,) * (len(self._tables) - 1))
+            return self._nobodys(start, count)
         if self._drafts:
             start = min(start, len(sequence.tokens) - 1)
         first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
@@ -81,3 +80,11 @@ class Seating:
         tokens = sequence.inputs(start, count, seat, drafts)
         blocks, *others = self.blocks(request, start + count)
         return RowInput(tokens, start, blocks, seat, draws, wanted, masks, tuple(others))
+
+    def padding(self, plan: StepPlan) -> list[RowInput]:
+        """The rows of a plan that are nobody's."""
+        return [self._nobodys(row.start, row.tokens) for row in plan.padding for _ in range(row.rows)]
+
+    def _nobodys(self, start: int, count: int) -> RowInput:
+        null = np.zeros(-(-(start + count) // self._block_size), dtype=np.int32)
+        return RowInput([0] * count, start, null, self._nobody, (), other_blocks=(null,) * (len(self._tables) - 1))

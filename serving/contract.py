@@ -61,8 +61,20 @@ class Contract:
             self._refuse(plan)
         return plan
 
+    @property
+    def hold_ns(self) -> int:
+        """For how long the policy plans nothing because more requests may come; 0 if it does not wait for that."""
+        held: int = getattr(self.scheduler, "hold_ns", 0)
+        return held
+
+    def hold_no_longer(self) -> None:
+        """It has been so long."""
+        self._call(self.scheduler.hold_no_longer)  # type: ignore[attr-defined]
+
     def must_get_on(self, plan: StepPlan) -> None:
-        """Nothing is in flight and `plan` runs nothing: then nobody who could run may be waiting."""
+        """Nothing is in flight and `plan` runs nothing: then nobody may be waiting who could run and is not held."""
+        if self.hold_ns:
+            return
         requests, pool = self.scheduler.requests, self.scheduler.pool
         if requests and not (self._loads and pool.free < pool.total):
             waiting = f"{len(requests)} requests wait" if len(requests) > 1 else "it waits"

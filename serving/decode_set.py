@@ -77,7 +77,7 @@ class DecodeSet:
         request.decodes = None
         request.advance(ticks, returned)
         if ticks:
-            request.held = -(-computed // self.block_size)
+            request.held = max(request.held, -(-computed // self.block_size))
             hashed = (computed - self.lag) // self.block_size
             if hashed > request.hashed:
                 request.hashed = hashed

@@ -103,7 +103,7 @@ class OwnContract(Contract):
                 self.breach("promises", f"promises {steps} steady steps of {rows} decodes; {running} requests run")
             if steps > decodes.steps_to_exit():
                 self.breach("promises", f"promises {steps} steady steps; one ends in {decodes.steps_to_exit()}")
-            blocks, free = decodes.crossings(steps), self.scheduler.pool.free
+            blocks, free = self.scheduler.pool.ahead(decodes, steps), self.scheduler.pool.free
             if blocks > free:
                 self.breach("promises", f"promises {steps} steady steps; they take {blocks} KV blocks, {free} are free")
         return steps

@@ -37,7 +37,9 @@ POLICIES = {
 class Scheduler(Protocol):
     """A policy. `running` is in order of admission; `requests` holds every request that has not ended.
 
-    A policy that cannot do what its `config` asks for (`speculative`, say) raises UserError when it is made.
+    A policy that cannot do what its `config` asks for (`speculative`, say) raises UserError when it is made. One that
+    plans nothing though requests wait, so that more may come, has a number `hold_ns`: if nothing changes for so long,
+    its method `hold_no_longer` is called, and then `schedule`.
     """
 
     config: SchedulerConfig

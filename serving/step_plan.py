@@ -27,6 +27,18 @@ class Row(NamedTuple):
     drafts: int = 0
 
 
+class Padding(NamedTuple):
+    """`rows` rows of nobody, each of `tokens` tokens after `start`, the last `drafts` of them draft tokens.
+
+    They are computed for nothing, because a batch has one shape.
+    """
+
+    rows: int
+    start: int
+    tokens: int
+    drafts: int = 0
+
+
 class Aggregate(NamedTuple):
     """A sum over the rows of a step: unit (empty for a count), definition, and whether it may need 64 bits."""
 
@@ -72,13 +84,14 @@ class StepPlan:
     decode_squares   of rows of one token, the sum of the squares of the tokens computed before
     draft_pairs      query-key pairs that the draft tokens add
     masked_rows      rows that sample for a structured answer
+    padding          rows of nobody, which the aggregates count
     accepted_tokens  of the draft tokens, the accepted ones, once the step is committed; and
     verified         of each draft its tokens, and how many of them were accepted
     """
 
     __slots__ = (
         *AGGREGATES, "accepted_tokens", "admitted", "clock", "decode_squares", "decodes", "departed", "draft_pairs",
-        "lag", "listed", "masked_rows", "preempted", "seq", "verified",
+        "lag", "listed", "masked_rows", "padding", "preempted", "seq", "verified",
     )  # fmt: skip
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
@@ -94,6 +107,7 @@ class StepPlan:
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
         self.draft_tokens = self.draft_pairs = self.accepted_tokens = self.masked_rows = 0
         self.verified: list[tuple[int, int]] = []
+        self.padding: tuple[Padding, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -116,6 +130,11 @@ class StepPlan:
     def add(self, row: Row) -> None:
         self.listed.append(row)
         self._count(row, 1)
+
+    def pad(self, padding: Padding) -> None:
+        """Compute `padding`, too: the aggregates have it, and a device computes it; `rows` does not return it."""
+        self.padding += (padding,)
+        self._amount(padding.rows, padding.start, padding.tokens, padding.drafts)
 
     def withdraw(self, request: Request) -> Row | None:
         """Take the row of `request` out again, if it has one."""
@@ -150,19 +169,22 @@ class StepPlan:
         self.sampled_rows += sign * samples
         if samples and request.arrived.structured:
             self.masked_rows += sign
+        self._amount(sign, start, tokens, drafts)
+
+    def _amount(self, rows: int, start: int, tokens: int, drafts: int) -> None:
         if drafts:
             tokens -= drafts
-            self.draft_tokens += sign * drafts
-            self.draft_pairs += sign * (drafts * (2 * (start + tokens) + drafts + 1) // 2)
+            self.draft_tokens += rows * drafts
+            self.draft_pairs += rows * (drafts * (2 * (start + tokens) + drafts + 1) // 2)
         if tokens == 1:
-            self.decode_rows += sign
-            self.decode_context += sign * start
-            self.decode_squares += sign * start * start
+            self.decode_rows += rows
+            self.decode_context += rows * start
+            self.decode_squares += rows * start * start
         else:
-            self.prefill_rows += sign
-            self.prefill_tokens += sign * tokens
-            self.prefill_context += sign * start
-            self.prefill_pairs += sign * (tokens * (2 * start + tokens + 1) // 2)
+            self.prefill_rows += rows
+            self.prefill_tokens += rows * tokens
+            self.prefill_context += rows * start
+            self.prefill_pairs += rows * (tokens * (2 * start + tokens + 1) // 2)
 
     def rows_outside_decodes(self) -> list[Row]:
         """Every row that the decode set does not hold by now."""

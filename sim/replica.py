@@ -78,6 +78,8 @@ class Replica:
         self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
         self._last_end_ns = 0  # when the last launched step ends
         self._alarm: Alarm | None = None  # the next thing this replica does
+        self._hold: Alarm | None = None  # when it begins with fewer requests than its policy would like
+        self.held_until: Callable[[int], int] | None = None  # if given, when that is, if they are held from then on
         self._leap_ends: list[int] = []  # ends of the steps of the leap under way
         self._leap_turns: list[int] = []  # and when the one after each is planned, whatever has ended by then taken in
         self._withdrawals = False  # whether steps in flight may hold rows of requests that have ended
@@ -191,7 +193,7 @@ class Replica:
         """Stop for ever; the requests that were here, in the order in which they came."""
         if self._leap_ends:
             self._end_leap()  # its whole steps count
-        self._alarm = None
+        self._alarm = self._hold = None
         self._launched.clear()
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
@@ -236,12 +238,14 @@ class Replica:
             plan = policy.schedule()
             if plan.preempted:
                 self._log.preempted(self.index, plan.preempted, now)
-            if not (plan.decode_rows or plan.listed):
+            if not plan.tokens:
                 if plan.preempted and not launched:
                     continue  # a plan that only preempted: the blocks are free now
                 if not launched:
                     policy.must_get_on(plan)
+                    self._wait_for_more(now)
                 break
+            self._hold = None
             cpu_ns = self._cost.cpu_ns(plan)
             start, stages_ns = now + cpu_ns, None
             if self._pipeline is not None:
@@ -265,6 +269,21 @@ class Replica:
             self._set(end if end > now else now, STEP_ENDS + self.index, self._commit)
         else:
             self._alarm = None
+
+    def _wait_for_more(self, now: int) -> None:
+        """Nothing is planned; if requests are held, they are for a limited time."""
+        hold_ns = self._policy.hold_ns
+        if not hold_ns:
+            self._hold = None
+        elif self._hold is None:
+            until = now + hold_ns if self.held_until is None else self.held_until(now)
+            self._hold = Alarm(self._clock, until, PLANNING, self._hold_no_longer)
+
+    def _hold_no_longer(self, alarm: Alarm) -> None:
+        if alarm is self._hold:
+            self._hold = None
+            self._policy.hold_no_longer()
+            self._wake()
 
     def _commit(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:

@@ -9,6 +9,7 @@ replayed with the requests that it had, and what sent them there by itself.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,6 +32,7 @@ from sim.run_log import TableSink
 from traces.recording import Recording
 
 _DECISIONS = ("row_ids", "row_tokens", "preempted_ids")
+_NEVER_NS = 10**15
 _TIERED = ("loaded_ids", "released_ids", "kv_attempts", "kv_attempts_in_flight")
 
 
@@ -73,6 +75,7 @@ class GivenTimes:
         end_ns: int,
         tried: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
+        self._plans_ns = plans_ns
         count = len(plans_ns)
         made = zip(plans_ns, in_flight, strict=True)
         plans = [[*tries, one] for tries, one in zip(tried or [()] * count, made, strict=True)]
@@ -98,6 +101,11 @@ class GivenTimes:
                 start = max(next_ns, free)
             self._step_ns[number] = end - start
             free = end
+
+    def next_plan_ns(self, now_ns: int) -> int:
+        """When the first step from now on was planned; long after all of them, if there is none."""
+        at = bisect_left(self._plans_ns, now_ns)
+        return self._plans_ns[at] if at < len(self._plans_ns) else now_ns + _NEVER_NS
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self._cpu_ns[plan.seq] if plan.seq < len(self._cpu_ns) else 0
@@ -172,6 +180,8 @@ def _replay_engine(
         cluster.connect_tiers(lambda clock, log, own: RecordedTiers(clock, log, own, deployment, real_steps))
     if deployment.scheduler.speculative is not None and on_wall:
         judge_drafts(cluster.replicas[0].scheduler, RecordedAcceptance(real_steps))
+    for engine in cluster.replicas:
+        engine.held_until = times.next_plan_ns
     cluster.run(offered, seen_ns)
     ours = sink.steps.select(_DECISIONS).to_pylist()
     identical, difference = _compare_steps(ours, real_steps)

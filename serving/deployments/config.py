@@ -31,6 +31,10 @@ from serving.speculative import SpeculativeConfig
 from serving.yaml_file import read_mapping
 
 Model = TypeVar("Model", bound=BaseModel)
+_SELDOM_SET = (
+    "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
+    "static_timeout_ms",
+)  # fmt: skip
 
 
 class SchedulerConfig(Settings):
@@ -99,10 +103,32 @@ class SchedulerConfig(Settings):
         2, ge=0, le=1000, description="fair: weight of one output token in the service that a tenant has received"
     )
 
+    kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(
+        "paged",
+        description="KV memory of a request: blocks as it grows (paged), or at its admission one contiguous run, for "
+        "max_model_len tokens, or for its prompt and its max_tokens",
+    )
+    kv_reserved_max_tokens: int = Field(
+        0,
+        ge=0,
+        description="under kv_reservation max_tokens, the max_tokens that every client states; 0: its answer's length",
+    )
+    static_timeout_ms: float = Field(
+        1000.0, ge=0.0, le=1e9, description="static: how long a batch that is not full waits for more requests, in ms"
+    )
+
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
+        return self
+
+    @model_validator(mode="after")
+    def _reservations_are_of_requests_alone(self) -> SchedulerConfig:
+        if self.kv_reservation != "paged" and (self.enable_prefix_caching or self.speculative is not None):
+            raise ValueError(f"kv_reservation {self.kv_reservation} needs enable_prefix_caching false and no drafts")
+        if self.kv_reserved_max_tokens and self.kv_reservation != "max_tokens":
+            raise ValueError("kv_reserved_max_tokens needs kv_reservation max_tokens")
         return self
 
     @model_validator(mode="after")
@@ -117,11 +143,11 @@ class SchedulerConfig(Settings):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_groups(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What models with full attention have no use for is not written: their recordings stay as they were."""
+    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Some settings are not written where they are as by default: recordings without them stay as they were."""
         data: dict[str, Any] = dump(self)
-        for name, default in (("kv_groups", ()), ("state_blocks", 0), ("prefix_cache_retention_interval", 0)):
-            if name in data and getattr(self, name) == default:
+        for name in _SELDOM_SET:
+            if name in data and getattr(self, name) == type(self).model_fields[name].default:
                 del data[name]
         return data
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
 from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import KvBlocks
 from serving.kv.content import Content, segment_content
+from serving.kv.contiguous_pool import ContiguousPool
 from serving.kv.counting_pool import CountingPool
 from serving.kv.grouped_pool import GroupedPool
 from serving.kv.state_pool import StatePool
@@ -13,6 +15,11 @@ from serving.kv.state_pool import StatePool
 
 def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
     """Identities where something can be shared or an engine needs them (it brings its own `content`)."""
+    if config.kv_reservation != "paged":
+        if config.kv_groups or config.state_blocks:
+            remedy = "needs a model with full attention in all layers; set it to paged"
+            raise UserError("scheduler.kv_reservation", config.kv_reservation, remedy)
+        return ContiguousPool(config, names=content is not None)
     if config.kv_groups:
         return GroupedPool(config, content or segment_content(config))
     if config.state_blocks:

@@ -8,6 +8,7 @@ and then lacks KV blocks goes on beside decodes, because that is when `vllm` pre
 from __future__ import annotations
 
 from serving.policies.vllm import VllmScheduler
+from serving.request import Request
 from serving.step_plan import StepPlan, by_admission
 
 
@@ -15,7 +16,7 @@ class PrefillFirstScheduler(VllmScheduler):
     """Prefill steps before decode steps; otherwise as `vllm`."""
 
     def fill(self, plan: StepPlan, budget: int) -> None:
-        self.admit_waiting(plan, self._go_on_with_prompts(plan, budget))
+        self.admit_waiting(plan, self.go_on_with_prompts(plan, budget))
         if plan.tokens:
             self.pause_decodes()
         else:
@@ -24,11 +25,16 @@ class PrefillFirstScheduler(VllmScheduler):
     def waiting_budget(self) -> int:
         return self.step_budget()  # they come first
 
-    def _go_on_with_prompts(self, plan: StepPlan, budget: int) -> int:
-        """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests."""
+    def go_on_with_prompts(self, plan: StepPlan, budget: int) -> int:
+        """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests. What is left of
+        the budget."""
         for request in sorted(self.unsteady.values(), key=by_admission):
             tokens = min(self.wanted(request), max(budget - self.draft_slots, 0))
-            decoding = request.pending == 1 and request.computed >= request.prompt_len
-            if tokens and not decoding and self.lacking_blocks(request, tokens) <= self.pool.free:
+            if tokens and not decodes(request) and self.lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self.give(plan, request, tokens)
         return budget
+
+
+def decodes(request: Request) -> bool:
+    """Whether all of its prompt is computed, and whatever it lost."""
+    return request.pending == 1 and request.computed >= request.prompt_len

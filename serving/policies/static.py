@@ -1,7 +1,9 @@
 """The `static` policy: fixed batches, the textbook baseline.
 
-A batch is formed when nothing runs: the first waiting requests whose whole sequences, prompt and output, fit in KV
-memory together. Nobody joins until the last of them has finished, so nothing is ever preempted.
+A batch begins when nothing runs and as many requests wait as fit (`max_num_seqs`, and KV memory for prompts and outputs
+together), or when fewer have waited for `static_timeout_ms`. Nobody joins until the last of them has ended, so nothing
+is ever preempted. What a batch computes is padded, on both clocks: every prompt to the longest, and then a row for
+every slot whose request has ended, as in a tensor of one shape. Attention reads each row's own KV.
 """
 
 from __future__ import annotations
@@ -10,22 +12,55 @@ from collections import deque
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig
-from serving.policies.vllm import VllmScheduler
+from serving.policies.prefill_first import PrefillFirstScheduler, decodes
 from serving.request import Request
-from serving.step_plan import StepPlan
+from serving.step_plan import Padding, StepPlan
+
+_MS = 1_000_000
 
 
-class StaticScheduler(VllmScheduler):
-    """Batches of at most `max_num_seqs`; within one, steps are formed as `vllm` forms them."""
+class StaticScheduler(PrefillFirstScheduler):
+    """Batches of at most `max_num_seqs`: all their prompts, then their outputs, padded.
+
+    hold_ns  how long a batch that is not full waits for others to come; 0 where none waits
+    """
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)
         self._to_admit: deque[Request] = deque()  # members of the current batch that have not been admitted yet
+        self._timeout_ns = round(config.static_timeout_ms * _MS)
+        self._is_due = False  # whether the next batch begins though it is not full
+        self.hold_ns = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._slots = 0
+        self._prompts: dict[int, tuple[int, int]] = {}  # of each slot: where its prompt ends, and tokens computed of it
+        self._to_pad: deque[tuple[int, int]] | None = None  # once all prompts are: where each lacks how many tokens
+        self._decodes = False  # whether all of that is done
+        self._length = 0  # tokens of every row, padded
+
+    def hold_no_longer(self) -> None:
+        """The next batch begins with whoever waits."""
+        self._is_due = True
 
     def schedule(self) -> StepPlan:
         if not self.running:
+            self._begin()
             self._to_admit = self._batch()
-        return super().schedule()
+            self.hold_ns = 0 if self._is_due or self._is_full else self._timeout_ns
+            if self.hold_ns:
+                self._to_admit.clear()
+        plan = super().schedule()
+        if plan.admitted:
+            self._is_due = False
+            self._slots += len(plan.admitted)
+        return plan
+
+    @property
+    def _is_full(self) -> bool:
+        batch = self._to_admit
+        return not batch or len(batch) == self.config.max_num_seqs or len(batch) < len(self.waiting)
 
     def head(self) -> Request | None:
         """The next of the batch. What ended is passed over; what loads instead joins a later batch."""
@@ -33,6 +68,56 @@ class StaticScheduler(VllmScheduler):
         while batch and (batch[0].ended or batch[0].loading or batch[0].id in self.running):
             batch.popleft()
         return batch[0] if batch else None
+
+    def fill(self, plan: StepPlan, budget: int) -> None:
+        if not self._decodes:
+            self._compute_prompts(plan, budget)
+            if plan.tokens:
+                self.pause_decodes()
+                return
+            self._decodes = True
+        left = self.serve_running(plan, budget)
+        if plan.decode_rows:
+            drafts = max((row.drafts for row in plan.listed), default=0) if plan.draft_tokens else 0
+            rows = min(self._ended, left // (1 + drafts))
+            start = min(self._length, self.config.max_model_len - 1 - drafts)
+            if rows > 0:
+                plan.pad(Padding(rows, start, 1 + drafts, drafts))
+            self._length += 1
+
+    @property
+    def _ended(self) -> int:
+        """Slots of the batch whose requests have ended."""
+        return self._slots - len(self.running)
+
+    def _compute_prompts(self, plan: StepPlan, budget: int) -> None:
+        """Prompts, as far as they are not computed; then what pads them to the longest."""
+        self.admit_waiting(plan, self.go_on_with_prompts(plan, budget))
+        for request, start, tokens, *_ in plan.listed:
+            _, before = self._prompts.get(request.id, (0, 0))
+            self._prompts[request.id] = start + tokens, before + tokens
+        if self.head() is not None or not all(map(decodes, self.unsteady.values())):
+            return
+        if self._to_pad is None:
+            most, ends = max((tokens for _, tokens in self._prompts.values()), default=0), self.config.max_model_len
+            self._to_pad = deque((end, min(most - tokens, ends - end)) for end, tokens in self._prompts.values())
+            self._length = max((sum(lacking) for lacking in self._to_pad), default=0)
+        rows, budget = self.config.max_num_seqs - len(plan.listed), budget - plan.tokens
+        while self._to_pad and rows > 0 and budget > 0:
+            start, lacking = self._to_pad.popleft()
+            tokens = min(lacking, budget)
+            if tokens:
+                plan.pad(Padding(1, start, tokens))
+                rows, budget = rows - 1, budget - tokens
+            if tokens < lacking:
+                self._to_pad.appendleft((start + tokens, lacking - tokens))
+
+    def steady_steps(self) -> int:
+        return super().steady_steps() if self._decodes and not self._ended else 0
+
+    def skip(self, steps: int) -> list[Request]:
+        self._length += steps
+        return super().skip(steps)
 
     def _batch(self) -> deque[Request]:
         """The requests at the head of the queue that fit together to their very ends, beside those that load."""

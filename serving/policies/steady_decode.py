@@ -59,6 +59,7 @@ class SteadyDecode:
         self._overlaps = config.async_scheduling
         self._most_running = config.max_num_seqs
         self._block_size = config.block_size
+        self._reserved = config.kv_reservation != "paged"  # nobody takes blocks after its admission
         self._joins = config.speculative is None  # a decode set counts on one token of each request a step
 
     # One step
@@ -72,7 +73,7 @@ class SteadyDecode:
         """Rows outside the decode set if the whole set can be granted too; None if order matters."""
         rules, decodes, free = self._rules, self._decodes, self._pool.free
         left = budget - len(decodes.members)
-        need = len(decodes.crossing())
+        need = 0 if self._reserved else len(decodes.crossing())
         if not self._unsteady:
             return [] if left >= 0 and need <= free else None
         wanting = [
@@ -167,7 +168,7 @@ class SteadyDecode:
         steps = decodes.steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:
             steps = self._steps_without_admission(steps)
-        most_blocks = len(decodes.members) * (steps // self._block_size + 1)
+        most_blocks = 0 if self._reserved else len(decodes.members) * (steps // self._block_size + 1)
         while steps and most_blocks > pool.free and decodes.crossings(steps) > pool.free:
             steps //= 2
         return steps

@@ -18,6 +18,7 @@ from serving.deployments.kv_groups import most_held
 from serving.errors import UserError
 from serving.kv.blocks import Hit, blocks_for
 from serving.kv.content import Content
+from serving.kv.contiguous_pool import ContiguousPool
 from serving.kv.external import ExternalKv
 from serving.kv.grouped_pool import GroupedPool
 from serving.kv.pools import kv_blocks
@@ -67,6 +68,7 @@ class VllmScheduler:
             self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
         varies = type(self).step_budget is not VllmScheduler.step_budget
         self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
+        self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
         steady = SteadyDecode if self._grouped is None else GroupedDecode
         self._steady = steady(self, config, budget_varies=varies)
         self._in_flight = self._steady.in_flight
@@ -150,6 +152,8 @@ class VllmScheduler:
 
     def most_held(self, request: Request) -> int:
         """The most KV blocks that `request` will ever hold at once."""
+        if self._contiguous is not None:
+            return self._contiguous.reserved(request)
         tokens = request.max_len - 1  # the last token is never computed
         if self.drafts is not None:
             tokens = self.drafts.slots(min(tokens + self.drafts.tokens, self.config.max_model_len - 1))
@@ -186,7 +190,7 @@ class VllmScheduler:
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
             remedy = "is too small: requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl"
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
-        if plan.decode_rows or plan.listed:
+        if plan.tokens:
             self._steady.launch(plan)
         return plan
 
@@ -391,7 +395,11 @@ class VllmScheduler:
     def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
         """Whether there are blocks for the first `tokens` tokens, of which the step computes those up to `now`, beside
         those of `hit`."""
-        if self._grouped is not None:
+        if self._contiguous is not None:
+            need = self._contiguous.reserved(request)
+            if need > self._contiguous.longest:
+                return False
+        elif self._grouped is not None:
             need = self._grouped.to_admit(tokens, hit, now)
         else:
             need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
@@ -452,6 +460,9 @@ class VllmScheduler:
     # KV from outside: see `kv_loading.py`
 
     def connect(self, external: ExternalKv) -> None:
+        if self._contiguous is not None:
+            remedy = "cannot be combined with KV from outside; set it to paged"
+            raise UserError("scheduler.kv_reservation", self.config.kv_reservation, remedy)
         if self._grouped is not None:
             remedy = "cannot be combined with KV from outside; leave it empty"
             raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)

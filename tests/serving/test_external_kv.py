@@ -49,6 +49,7 @@ def scheduler(outside, policy="vllm", shares=False, order="fcfs", **config):
         "max_num_batched_tokens": 64,
         "max_model_len": 40,
         "block_size": BLOCK,
+        "static_timeout_ms": 0.0,
     }
     made = find_policy(policy)(SchedulerConfig(policy=order, **(sizes | config)), shares_prefixes=shares)
     connect(made, outside)

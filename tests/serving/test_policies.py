@@ -102,6 +102,8 @@ def drive(
             scheduler.commit(flying.popleft())
         elif not to_come and not scheduler.requests:
             return log
+        elif getattr(scheduler, "hold_ns", 0):
+            scheduler.hold_no_longer()
         assert now < 100_000, "never ends"
     raise AssertionError
 
@@ -563,6 +565,35 @@ def test_a_run_of_the_engine_is_reproduced(
     vllm = deployment.model_copy(update={"policy": "vllm"})
     monkeypatch.setattr(decision_replay, "recorded_deployment", lambda _: vllm)
     assert not replay_decisions(recording).exact, "this traffic should tell the policy from vllm"
+
+
+@pytest.mark.engine
+def test_a_padded_run_of_the_engine_is_reproduced_and_its_steps_computed_the_padding(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    from realengine.engine import Engine
+    from realengine.replay import record
+    from realengine.weights import load_model_files
+
+    config = SchedulerConfig(**{**ENGINE, "num_blocks": 400, "max_num_seqs": 8, "static_timeout_ms": 20})
+    deployment = Deployment(model="random:llama", dtype="float32", policy="static", scheduler=config)
+    engine = Engine(deployment, load_model_files("random:llama", Path()))
+    packed: list[int] = []
+    launch = engine.runner.launch
+
+    def counted(step: Any) -> Any:
+        packed.extend([int(step.layout.tokens)] * bool(engine.scheduler.requests))  # not the canary's
+        return launch(step)
+
+    engine.runner.launch = counted  # type: ignore[method-assign]
+    record(engine_traffic(1), engine, tmp_path / "run")
+    engine.close()
+    recording = Recording.load(tmp_path / "run")
+    replay = replay_decisions(recording)
+    assert replay.exact, replay.first_difference
+    steps = recording.steps.to_pylist()
+    computed = [step["prefill_tokens"] + step["decode_rows"] for step in steps]
+    assert all(there >= tokens for there, tokens in zip(packed, computed, strict=True))
+    assert sum(computed) > sum(sum(step["row_tokens"]) for step in steps)
 
 
 @pytest.mark.parametrize("policy", NEW)

@@ -66,7 +66,9 @@ class Driver:
             if not plan.tokens:
                 break
         if not self.flying:
-            return bool(plan.preempted)
+            if held := getattr(self.scheduler, "hold_ns", 0):
+                self.scheduler.hold_no_longer()
+            return bool(plan.preempted or held)
         plan, ids = self.flying.popleft()
         alive = [id for id in ids if not self.all[id].ended]
         stopped = {id for id in alive if stop and stop.random() < 0.1}
@@ -90,16 +92,19 @@ class Driver:
             self.flying.append((plan, [row.request.id for row in rows if row.samples]))
         order = list(self.scheduler.running)
         assert [row.request.id for row in rows] == [id for id in order if id in {r.request.id for r in rows}]
-        assert plan.tokens == sum(row.tokens for row in rows) <= self.config.max_num_batched_tokens
+        padding = [(row.start, row.tokens) for row in plan.padding for _ in range(row.rows)]
+        computed = [(row.start, row.tokens) for row in rows] + padding
+        assert plan.tokens == sum(tokens for _, tokens in computed) <= self.config.max_num_batched_tokens
+        assert len(computed) <= self.config.max_num_seqs
         assert len(self.scheduler.running) <= self.config.max_num_seqs
         assert plan.sampled_rows == sum(row.samples for row in rows)
-        assert plan.decode_rows == sum(row.tokens == 1 for row in rows)
-        assert plan.decode_context == sum(row.start for row in rows if row.tokens == 1)
-        assert plan.decode_squares == sum(row.start**2 for row in rows if row.tokens == 1)
-        many = [row for row in rows if row.tokens > 1]
-        assert (plan.prefill_rows, plan.prefill_tokens) == (len(many), sum(row.tokens for row in many))
-        assert plan.prefill_context == sum(row.start for row in many)
-        assert plan.pairs == sum(row.start + i + 1 for row in rows for i in range(row.tokens))
+        assert plan.decode_rows == sum(tokens == 1 for _, tokens in computed)
+        assert plan.decode_context == sum(start for start, tokens in computed if tokens == 1)
+        assert plan.decode_squares == sum(start**2 for start, tokens in computed if tokens == 1)
+        many = [(start, tokens) for start, tokens in computed if tokens > 1]
+        assert (plan.prefill_rows, plan.prefill_tokens) == (len(many), sum(tokens for _, tokens in many))
+        assert plan.prefill_context == sum(start for start, _ in many)
+        assert plan.pairs == sum(start + i + 1 for start, tokens in computed for i in range(tokens))
         self.admissions += [request.id for request in plan.admitted if not request.preemptions]
         self.check()
 
@@ -250,17 +255,33 @@ def test_what_can_never_fit_is_rejected_at_once(policy: str, prompt: int, output
     assert driver.all[1].status is Status.FINISHED
 
 
-def test_static_batches_do_not_mix() -> None:
+def test_static_batches_are_waited_for_and_have_one_shape() -> None:
+    """Each computes what a tensor of one shape would: its rows, times the longest prompt and the longest output."""
     config = SchedulerConfig(max_num_seqs=4, max_model_len=64, num_blocks=100)
     driver = Driver("static", config, shares=False, depth=1)
+    seen: list[set[int]] = []
+    tokens = held = 0
     for id in range(10):
-        driver.add(WorkloadRequest(id, 0, (("", 8),), 3 + 5 * (id % 4)))
-    seen = []
+        driver.add(WorkloadRequest(id, 0, (("", 8 + id),), 3 + 5 * (id % 4)))
+    schedule = driver.scheduler.schedule
+
+    def counted() -> StepPlan:
+        nonlocal tokens
+        plan = schedule()
+        tokens += plan.tokens
+        return plan
+
+    driver.scheduler.schedule = counted
     while driver.step():
+        held += driver.scheduler.hold_ns > 0
         running = set(driver.scheduler.running)
         if running and (not seen or not running <= seen[-1]):
             seen.append(running)
-    assert [len(batch) for batch in seen] == [4, 4, 2]
+    assert [len(batch) for batch in seen] == [4, 4, 2] and held
+    expected = 0
+    for ids in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
+        expected += len(ids) * (8 + max(ids) + max(3 + 5 * (id % 4) for id in ids) - 1)
+    assert tokens == expected
 
 
 class NoMixing(Driver):
@@ -299,11 +320,16 @@ def test_prefill_first_never_admits_beside_decodes(num_blocks: int, reserve: boo
         assert driver.scheduler.decodes.clock > 0
 
 
+def at_once(config: SchedulerConfig) -> SchedulerConfig:
+    """Without waiting for more requests, which takes a loop with a clock."""
+    return config.model_copy(update={"static_timeout_ms": 0.0})
+
+
 def leapt(
     policy: str, config: SchedulerConfig, requests: list[WorkloadRequest], leaps: bool, shares: bool = False
 ) -> list[object]:
     """Steps between arrivals, spans of tokens and the state after each step; by leaps where the policy offers them."""
-    scheduler = find_policy(policy)(config, shares_prefixes=shares)
+    scheduler = find_policy(policy)(at_once(config), shares_prefixes=shares)
     to_come = deque(requests)
     all_of_them: list[Request] = []
     log: list[object] = []

@@ -99,7 +99,7 @@ def assert_same(workload, cost, **settings):
     assert simulated == stepped_simulated
     assert leapt.equals(stepped)
     assert leapt["token_times_ns"].null_count == leapt["status"].to_pylist().count("rejected")
-    assert few < many
+    assert few < many or settings.get("policy") == "static"  # steps with padding are not leapt over
     return leapt
 
 

@@ -266,7 +266,7 @@ def test_littles_law_is_an_identity(policy, blocks, steps):
     assert (run.preempted.sum() > 0) == (blocks == 70 and policy != "static")
 
 
-@pytest.mark.parametrize("policy", ["vllm", "static", "prefill-first"])
+@pytest.mark.parametrize("policy", ["vllm", "prefill-first"])
 @pytest.mark.parametrize("blocks", [2000, 70], ids=["roomy", "tight"])
 @pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
 def test_no_replica_idles_while_it_has_a_request(policy, blocks, overlapped):
@@ -310,7 +310,7 @@ def test_work_does_not_depend_on_the_order_of_service():
     requests = serving_requests(12, rate_per_s=300)
     work = sum(r.prompt_len + r.output_len - 1 for r in requests) * TOKEN_NS
     ends = set()
-    for policy in ("vllm", "static", "prefill-first"):
+    for policy in ("vllm", "prefill-first"):
         run = Run(requests, PER_TOKEN, steps=True, policy=policy, num_blocks=5000, **SERVING)
         busy = run.steps["end_ns"].to_numpy() - run.steps["start_ns"].to_numpy()
         assert busy.sum() == work

@@ -23,6 +23,7 @@ from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tests.budget import examples
+from tests.serving.test_scheduler_properties import at_once
 from traces.run_metrics import RunMetrics
 
 MS = 1_000_000
@@ -127,7 +128,7 @@ def test_settings_that_say_nothing_or_too_much_are_refused(wrong):
 
 def decoded(config: SchedulerConfig, arrived: WorkloadRequest, policy: str = "vllm") -> list[list[tuple[int, int]]]:
     """Each step's (tokens, drafts) rows of a request that is alone."""
-    scheduler = find_policy(policy)(config, shares_prefixes=False)
+    scheduler = find_policy(policy)(at_once(config), shares_prefixes=False)
     request = scheduler.add(arrived)
     steps = []
     while not request.ended:
@@ -352,7 +353,7 @@ def driven(draw: st.DrawFn) -> tuple[str, SchedulerConfig, bool, list[WorkloadRe
 def test_every_request_gets_its_output_once_under_preemption(given_run, seed):
     policy, config, shared, arriving = given_run
     chance = random.Random(seed)
-    scheduler = find_policy(policy)(config, shares_prefixes=shared)
+    scheduler = find_policy(policy)(at_once(config), shares_prefixes=shared)
     depth = 2 if config.async_scheduling else 1
     flying: deque[StepPlan] = deque()
     to_come, requests = deque(arriving), []
@@ -388,11 +389,12 @@ def test_every_request_gets_its_output_once_under_preemption(given_run, seed):
 
 def _check_plan(plan: StepPlan, config: SchedulerConfig) -> None:
     rows = plan.rows()
-    assert plan.tokens == sum(row.tokens for row in rows) <= config.max_num_batched_tokens
-    assert plan.draft_tokens == sum(row.drafts for row in rows)
-    assert plan.decode_rows == sum(row.tokens - row.drafts == 1 for row in rows)
-    assert plan.decode_context == sum(row.start for row in rows if row.tokens - row.drafts == 1)
-    assert plan.pairs == sum(row.start + i + 1 for row in rows for i in range(row.tokens))
+    computed = [*rows, *(row for row in plan.padding for _ in range(row.rows))]
+    assert plan.tokens == sum(row.tokens for row in computed) <= config.max_num_batched_tokens
+    assert plan.draft_tokens == sum(row.drafts for row in computed)
+    assert plan.decode_rows == sum(row.tokens - row.drafts == 1 for row in computed)
+    assert plan.decode_context == sum(row.start for row in computed if row.tokens - row.drafts == 1)
+    assert plan.pairs == sum(row.start + i + 1 for row in computed for i in range(row.tokens))
     assert all(row.samples and row.drafts <= config.speculative.num_speculative_tokens for row in rows if row.drafts)
 
 

@@ -1,0 +1,93 @@
+"""KV memory as it was before paging: each request reserves one run of blocks at admission, for all it may ever need.
+
+The run is the first that is long enough, from the lowest block on (Knuth, "The Art of Computer Programming", 2.5, first
+fit). What a request reserves and never fills is internal fragmentation; free blocks in runs too short for the next
+request are external fragmentation (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", SOSP 2023, whose baselines these are).
+"""
+
+from __future__ import annotations
+
+from serving.decode_set import DecodeSet
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import NO_HIT, Hit, blocks_for
+from serving.request import Request
+
+
+class ContiguousPool:
+    """`config.num_blocks - 1` blocks, given out in runs by `config.kv_reservation`. Nothing is shared or grows.
+
+    With `names` a request gets the ids of its blocks, as an engine needs them.
+    """
+
+    counts_only = True
+
+    def __init__(self, config: SchedulerConfig, names: bool) -> None:
+        self.block_size = config.block_size
+        self.total = self.free = config.num_blocks - 1
+        self.version = 0
+        self._most_tokens = config.max_model_len
+        self._whole = config.kv_reservation == "max_model_len"
+        self._max_tokens = config.kv_reserved_max_tokens
+        self._names = names
+        self._runs = [(1, self.total)]  # free ones: first block and how many, in order
+        self._held: dict[int, tuple[int, int]] = {}  # by request, the same
+
+    def reserved(self, request: Request) -> int:
+        """Blocks that `request` takes at its admission."""
+        tokens = self._most_tokens
+        if not self._whole:
+            tokens = min(tokens, max(request.max_len, request.prompt_len + self._max_tokens))
+        return blocks_for(tokens, self.block_size)
+
+    @property
+    def longest(self) -> int:
+        """Blocks of the longest free run."""
+        return max((blocks for _, blocks in self._runs), default=0)
+
+    def lookup(self, request: Request) -> Hit:
+        return NO_HIT
+
+    def admit(self, request: Request, hit: Hit) -> None:
+        need = self.reserved(request)
+        at, (first, blocks) = next((at, run) for at, run in enumerate(self._runs) if run[1] >= need)
+        self._runs[at : at + 1] = [(first + need, blocks - need)] if blocks > need else []
+        self._held[request.id] = first, need
+        self.free -= need
+        request.held = need
+        if self._names:
+            request.blocks.extend(range(first, first + need))
+
+    def extend(self, request: Request, tokens: int) -> None:
+        """It has them already."""
+
+    def register(self, request: Request, tokens: int) -> None:
+        """Nothing is found again."""
+
+    forget = register
+
+    def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
+        decodes.lag = lag
+
+    register_decodes = extend_decodes
+
+    def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
+        decodes.lag = lag
+
+    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+        return 0
+
+    def release(self, request: Request, may_return: bool = False) -> None:
+        run = self._held.pop(request.id, None)
+        if run is not None:
+            self.free += run[1]
+            joined: list[tuple[int, int]] = []
+            for first, blocks in sorted([*self._runs, run]):
+                if joined and sum(joined[-1]) == first:
+                    joined[-1] = joined[-1][0], joined[-1][1] + blocks
+                else:
+                    joined.append((first, blocks))
+            self._runs = joined
+        request.blocks.clear()
+        request.held = request.hashed = 0
+        self.version += 1
