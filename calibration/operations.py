@@ -240,6 +240,57 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Exchange(Collective):
+    """Tokens on the way to their experts (kind `dispatch`) and back (`combine`), by DeepEP's kernels.
+
+    `elements` is what a device has of its own tokens, of `hidden` elements each. In the mode low_latency a copy goes to
+    each of a token's `topk` experts; in the mode high_throughput one goes to each other node, and there one to each
+    device. A token's experts are on devices as even and independent choices bring them there.
+
+    fp8     whether elements are sent in 8 bits, with a scale for each 128
+    """
+
+    hidden: int = 1
+    topk: int = 1
+    mode: str = "low_latency"
+    fp8: bool = False
+
+    @property
+    def form(self) -> str:
+        """Which of DeepEP's kernels it is."""
+        return f"{self.mode}/{self.kind}"
+
+    @property
+    def backend(self) -> str:
+        """As vLLM calls it."""
+        return f"deepep_{self.mode}"
+
+    @property
+    def bytes(self) -> Amount:
+        return self.sent_within_node + self.sent_between_nodes
+
+    @property
+    def sent_within_node(self) -> Amount:
+        """Bytes over the links of a node: in two hops, all that is not for the device itself."""
+        if self.mode == "low_latency":
+            return self._sent * self.topk * (self.gpus / self.nodes - 1) / self.gpus
+        return self._sent * self._met(self.gpus) * (self.gpus - 1) / self.gpus
+
+    @property
+    def sent_between_nodes(self) -> Amount:
+        copies = self.topk if self.mode == "low_latency" else self._met(self.nodes)
+        return self._sent * copies * (self.nodes - 1) / self.nodes
+
+    @property
+    def _sent(self) -> Amount:
+        return self.elements * (1.0 + 4.0 / 128.0 if self.fp8 else 2.0)
+
+    def _met(self, places: int) -> float:
+        """Of so many places, those that a token's experts are in."""
+        return places * (1.0 - (1.0 - 1.0 / places) ** self.topk)
+
+
+@dataclass(frozen=True)
 class StepSizes:
     """What a step holds, as `StepPlan` counts it; every field a number or an array.
 

@@ -17,6 +17,7 @@ from calibration.operations import (
     Collective,
     DecodeAttention,
     Elementwise,
+    Exchange,
     Experts,
     Gemm,
     Operation,
@@ -26,7 +27,14 @@ from calibration.operations import (
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.node_groups import Group, data_group, hops_between_nodes, inter_node, tensor_group
+from serving.deployments.node_groups import (
+    Group,
+    data_group,
+    expert_group,
+    hops_between_nodes,
+    inter_node,
+    tensor_group,
+)
 from serving.deployments.weight_types import check_experts, check_linear_heads, stored
 from serving.errors import UserError
 
@@ -202,7 +210,9 @@ def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Col
         return None
     alone = deployment.data_parallel_size == deployment.pipeline_parallel_size == 1
     elements = tokens * float(model.hidden_size)
-    return _collective("all-reduce", "all_reduce", tensor_group(deployment), elements, 2 * model.num_layers, alone)
+    exchanged = model.moe_layers if deployment.all2all_backend.startswith("deepep") else 0
+    count = 2 * model.num_layers - exchanged  # what comes back from experts is whole
+    return _collective("all-reduce", "all_reduce", tensor_group(deployment), elements, count, alone)
 
 
 def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
@@ -241,9 +251,39 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
         operations.append(all_reduce)
         logits = sampled * float(model.vocab_size)
         operations.append(_collective("gather logits", "all_gather", tensor_group(deployment), logits, 1))
-    if ranks > 1 and model.num_experts:
+    if ranks > 1 and model.num_experts and deployment.all2all_backend.startswith("deepep"):
+        operations += _exchanges(model, deployment, tokens)
+    elif ranks > 1 and model.num_experts:
         message = tokens * ranks * float(model.hidden_size)
         group = data_group(deployment)
         operations.append(_collective("dispatch", "all_gather", group, message, model.moe_layers))
         operations.append(_collective("combine", "reduce_scatter", group, message, model.moe_layers))
+    return operations
+
+
+def _exchanges(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
+    """DeepEP's. As in vLLM, tensor-parallel devices send a part of their tokens each, and gather what comes back."""
+    tensor, (gpus, nodes, link) = tensor_group(deployment), expert_group(deployment)
+    mode = deployment.all2all_backend.removeprefix("deepep_")
+    suffix = " between nodes" if nodes > 1 else ""
+    (experts, *_) = stored(model, deployment, "experts", model.moe_layers)
+    elements = tokens * float(model.hidden_size)
+    operations: list[Operation] = [
+        Exchange(
+            phase + suffix,
+            phase,
+            gpus,
+            elements / tensor.gpus,
+            model.moe_layers,
+            nodes=nodes,
+            link=link,
+            hidden=model.hidden_size,
+            topk=model.experts_per_token,
+            mode=mode,
+            fp8=phase == "dispatch" and experts.dtype.startswith("fp8"),
+        )
+        for phase in ("dispatch", "combine")
+    ]
+    if tensor.gpus > 1:
+        operations.append(_collective("gather tokens", "all_gather", tensor, elements, model.moe_layers))
     return operations

@@ -74,7 +74,7 @@ class PricedScenario:
 
     @property
     def gpus(self) -> int:
-        return sum(pool.gpus * pool.config.replicas for pool in self.all_pools)
+        return sum(pool.deployment.gpus * pool.config.replicas for pool in self.all_pools)
 
     @property
     def num_blocks(self) -> int | None:

@@ -17,7 +17,7 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     Raises UserError, naming the first setting that the engine cannot do for that model.
     """
     scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_imbalance", "inter_node"):
+    for name in ("pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node"):
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)

@@ -13,7 +13,7 @@ from simpy.core import EmptySchedule
 from serving.clients import Clients
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig, LinksConfig
+from serving.deployments.fleet import FailuresConfig, FleetConfig, LinksConfig
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import Workload, WorkloadRequest
@@ -71,6 +71,7 @@ class Cluster:
     ) -> None:
         config = fleet or deployment.fleet or plain_fleet(replicas)
         pools = pools or alike_pools(config, deployment, cost)
+        _check_ranks(config, pools)
         self._config = config
         self._clock = VirtualClock()
         left, self._api_server = self._left, None
@@ -179,6 +180,14 @@ class Cluster:
     def _under_way(self) -> int:
         """Requests whose clients wait."""
         return len(self._gateway) if self._api_server is None else self._api_server.under_way
+
+
+def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
+    """Raises UserError where ranks of one engine would come and go by themselves."""
+    for name, given in (("autoscaler", config.autoscaler), ("failures", config.failures != FailuresConfig())):
+        if given and (ranks := max(pool.ranks for pool in pools)) > 1:
+            remedy = f"cannot be combined with fleet.{name}, because ranks do not come and go alone; leave one out"
+            raise UserError("data_parallel_size", ranks, remedy)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Fleet:
             router.watch = self.watch
         self._routes_of = [[route for route in routes if pool in route.pools] for pool in range(len(pools))]
         for number, pool in enumerate(pools):
-            for _ in range(pool.config.replicas):
+            for _ in range(pool.config.replicas * pool.ranks):
                 self._ready(self._new(number))
 
     # What the gateway asks

@@ -20,9 +20,14 @@ class PricedPool:
     cost: CostModel
 
     @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of one engine. Each has a scheduler of its own, and is simulated as a replica."""
+        return self.deployment.data_parallel_size
+
+    @property
     def gpus(self) -> int:
-        """GPUs of one replica."""
-        return self.deployment.gpus
+        """GPUs of one rank."""
+        return self.deployment.gpus // self.ranks
 
 
 def plain_fleet(replicas: int) -> FleetConfig:

@@ -95,7 +95,7 @@ def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
 
     Raises UserError for a GPU that is not tabulated, and for a file that is missing, unreadable or of another kind.
     """
-    root = _root(source, gpu)
+    root = tables_root(source, gpu)
     for table, path in _files(root, of):
         columns = _columns(path, table)
         if len(columns["latency"]):
@@ -104,13 +104,14 @@ def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
 
 def provenance(source: str, gpu: str, of: str = "") -> str:
     """What `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
-    root = _root(source, gpu)
+    root = tables_root(source, gpu)
     whose = f"aiconfigurator-core {version('aiconfigurator-core')}: " if source == PACKAGE else ""
     folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root, of))
     return whose + ", ".join(folders)
 
 
-def _root(source: str, gpu: str) -> Path:
+def tables_root(source: str, gpu: str) -> Path:
+    """Where the tables of one GPU are. Raises UserError for one that has none, or without the package."""
     if gpu not in SYSTEMS:
         raise UserError("gpu", gpu, f"has no kernel tables; choose one of {', '.join(SYSTEMS)}")
     if source != PACKAGE:

@@ -30,9 +30,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from calibration.kernels.exchanges import exchange_time
 from calibration.kernels.inter_node import INTER_NODE_SIGMA, between_nodes_ns
 from calibration.kernels.times import Coverage, Estimate, floor_ns
-from calibration.operations import Collective
+from calibration.operations import Collective, Exchange
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
 COLLECTIVES = Path(str(files("calibration.kernels").joinpath("gpus", "collectives.json")))
@@ -108,6 +109,8 @@ class Collectives:
 
     def time(self, operation: Collective) -> Estimate:
         """Never below the link's rate, never less for more bytes, more devices or more nodes."""
+        if isinstance(operation, Exchange):
+            return exchange_time(self.gpu, operation)
         if operation.nodes > 1:
             return self._on_several_nodes(operation)
         elements = np.asarray(operation.elements, dtype=np.float64)

@@ -23,6 +23,7 @@ from calibration.operations import (
     Collective,
     DecodeAttention,
     Elementwise,
+    Exchange,
     Experts,
     Gemm,
     Operation,
@@ -132,6 +133,7 @@ _KINDS = {
     LinearDecode: "decode attention",
     Elementwise: "elementwise",
     Collective: "collectives",
+    Exchange: "collectives",
 }
 
 

@@ -44,7 +44,7 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
         if math.isfinite(last_ms):
             work_ms = sum(outputs[:must]) * _output_token_ms(cost, scheduler)
             least = max(least, work_ms / decoding / (span_ms + last_ms))
-    return math.ceil(least * (1 - 1e-9))
+    return math.ceil(least / engine.deployment.data_parallel_size * (1 - 1e-9))
 
 
 def _deadlines(objective: Objective, longest: int) -> tuple[float, float]:

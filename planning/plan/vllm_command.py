@@ -42,6 +42,7 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
         ("tensor-parallel-size", deployment.tensor_parallel_size, 1),
         ("pipeline-parallel-size", deployment.pipeline_parallel_size, 1),
         ("data-parallel-size", deployment.data_parallel_size, 1),
+        ("all2all-backend", deployment.all2all_backend, "allgather_reducescatter"),
         ("max-model-len", scheduler.max_model_len, _longest(deployment)),
         ("max-num-seqs", scheduler.max_num_seqs, usual and usual.max_num_seqs),
         ("max-num-batched-tokens", scheduler.max_num_batched_tokens, usual and usual.max_num_batched_tokens),

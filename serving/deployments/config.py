@@ -192,6 +192,10 @@ class Deployment(Settings):
     enable_expert_parallel: bool = Field(
         False, description="place whole experts on the devices, instead of a slice of each expert"
     )
+    all2all_backend: Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"] = Field(
+        "allgather_reducescatter",
+        description="what brings tokens to the experts of other data-parallel ranks, and back; simulator only",
+    )
     expert_imbalance: float | Literal["random"] = Field(
         1.0,
         description="under expert parallelism, tokens on the busiest device over the mean of all devices; random: what "
@@ -273,12 +277,24 @@ class Deployment(Settings):
             )
             raise UserError("tensor_parallel_size", tp, remedy)
 
+    @model_validator(mode="after")
+    def _deepep_has_experts_to_go_to(self) -> Deployment:
+        if self.all2all_backend.startswith("deepep"):
+            if self.data_parallel_size == 1 or not self.enable_expert_parallel:
+                remedy = "needs data_parallel_size above 1 and enable_expert_parallel; leave it out"
+                raise UserError("all2all_backend", self.all2all_backend, remedy)
+            if self.inter_node is not None and not self.inter_node.rdma:
+                remedy = f"needs RDMA, and inter_node.link is {self.inter_node.link}; name infiniband or roce there"
+                raise UserError("all2all_backend", self.all2all_backend, remedy)
+        return self
+
     @model_serializer(mode="wrap")
     def _without_nodes(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nodes that nobody stated are not written: recordings of engines on one stay as they were."""
+        """What engines on one node have no use for is written only where it is stated: recordings stay as they were."""
         data: dict[str, Any] = dump(self)
-        if self.inter_node is None:
-            data.pop("inter_node", None)
+        for name, default in (("inter_node", None), ("all2all_backend", "allgather_reducescatter")):
+            if getattr(self, name) == default:
+                data.pop(name, None)
         return data
 
     @property

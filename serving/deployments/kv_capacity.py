@@ -241,7 +241,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
         widths.append(3 * model.intermediate_size / tp)
     if model.moe_layers:
         inter = model.moe_intermediate_size / (1 if deployment.enable_expert_parallel else tp * ranks)
-        routed = ranks * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
+        spread = 1 / tp if deployment.all2all_backend.startswith("deepep") else ranks  # rows come only to their experts
+        routed = spread * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
         widths.append(routed + 3 * model.shared_intermediate_size / tp)
     return int(DTYPE_BYTES[deployment.dtype] * tokens * (4 * model.hidden_size + max(widths)))
 

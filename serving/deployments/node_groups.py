@@ -41,6 +41,12 @@ def data_group(deployment: Deployment) -> Group:
     return _group(deployment, deployment.data_parallel_size, stride)
 
 
+def expert_group(deployment: Deployment) -> Group:
+    """All devices of a pipeline stage."""
+    alone = of_stage(deployment)
+    return _group(alone, alone.gpus, 1)
+
+
 def hops_between_nodes(deployment: Deployment) -> list[bool]:
     """Of each way from one pipeline stage to the next, whether it leaves the node on any data-parallel rank."""
     tp, stages = deployment.tensor_parallel_size, deployment.pipeline_parallel_size

@@ -123,7 +123,8 @@ def simulated_figures(
 
     Raises UserError when the engine would turn requests away that the measured one served.
     """
-    metrics = run_metrics(run.workload, deployment, cost, replicas, lambda: find_router(router))
+    rank = deployment.model_copy(update={"data_parallel_size": 1})  # the workload is one rank's share
+    metrics = run_metrics(run.workload, rank, cost, replicas, lambda: find_router(router))
     rejected = metrics.statuses().get("rejected", 0)
     if rejected:
         remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"

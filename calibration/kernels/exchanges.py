@@ -1,0 +1,95 @@
+"""How long DeepEP takes to send tokens to their experts and back: closed forms of few numbers for each GPU.
+
+An exchange takes
+
+    start + doubling log2(nodes) + the longer of
+    bytes within the node / (share of NVLink) and bytes to other nodes / (share of the link)
+
+In its low-latency mode a token goes to each of its experts, in its high-throughput mode once to each node that has one,
+and from there once to each device. Experts are taken to be chosen evenly (`Exchange` counts the copies). Starts and
+shares of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168 elements a token and 1 to 10 experts;
+doubling and share of the link to a table of 1 to 8 nodes of H100 with InfiniBand NDR. The numbers are in
+`gpus/exchanges.json`, made by `python -m calibration.kernels.exchange_fit`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.kernels.inter_node import INTER_NODE_SIGMA, rate_between_nodes
+from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.operations import Exchange
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.inter_node import InterNodeConfig
+from serving.errors import UserError
+
+EXCHANGES = Path(str(files("calibration.kernels").joinpath("gpus", "exchanges.json")))
+SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the table of several nodes
+_HIDDEN, _TOPK = (2048, 7168), (1, 10)
+_OTHERS_SIGMA = 0.4  # of a GPU without a table: an estimate
+
+
+@dataclass(frozen=True)
+class ExchangeForm:
+    """One direction in one mode; `error` is the standard error of its log time at measured points, `error_apart` at
+    those of several nodes, of which there were `most_nodes`; `most_tokens` is of a device."""
+
+    start_ns: float
+    doubling_ns: float
+    share: float
+    share_apart: float
+    error: float
+    error_apart: float
+    most_tokens: float
+    most_nodes: float
+
+    def ns(self, gpu: GpuSpec, exchange: Exchange) -> Any:
+        """Nanoseconds, as long as `exchange.elements` is."""
+        within = 1e9 * exchange.sent_within_node / (self.share * gpu.link_bytes_per_s)
+        if exchange.link is None:
+            return self.start_ns + within
+        steps = np.log2(exchange.nodes)
+        apart = 1e9 * exchange.sent_between_nodes / (self.share_apart * rate_between_nodes(gpu, exchange))
+        waits = steps * self.doubling_ns + (1 + steps) * exchange.link.latency_ns
+        return self.start_ns + waits + np.maximum(within, apart)
+
+
+def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
+    """By the GPU's own forms, or the geometric mean of all others'; beyond what was measured it is less sure.
+
+    Raises UserError for GPUs without NVLink, for which DeepEP has no kernels.
+    """
+    if gpu.link_bytes_per_s <= gpu.pcie_bytes_per_s:
+        remedy = f"needs NVLink, which {gpu.name} lacks; leave it out"
+        raise UserError("all2all_backend", exchange.backend, remedy)
+    known = read_exchanges()
+    forms = [known[gpu.name]] if gpu.name in known else list(known.values())
+    found = [of_gpu[exchange.form] for of_gpu in forms]
+    logs = np.log([form.ns(gpu, exchange) for form in found])
+    ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(gpu, exchange))
+    apart = exchange.nodes > 1
+    measured = (
+        gpu.name in known and _HIDDEN[0] <= exchange.hidden <= _HIDDEN[1] and _TOPK[0] <= exchange.topk <= _TOPK[1]
+    )
+    measured &= not apart or ((gpu.name, exchange.link) == SEVERAL_NODES and exchange.nodes <= found[0].most_nodes)
+    within = measured & (np.asarray(exchange.elements) <= found[0].most_tokens * exchange.hidden)
+    error = float(np.mean([form.error_apart if apart else form.error for form in found]))
+    beyond = np.hypot(error, INTER_NODE_SIGMA if apart else _OTHERS_SIGMA)
+    coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
+    return Estimate(ns, np.where(within, error, beyond), coverage)
+
+
+@cache
+def read_exchanges() -> dict[str, dict[str, ExchangeForm]]:
+    """Of every GPU that has a table, by `mode/phase`."""
+    data = json.loads(EXCHANGES.read_text(encoding="utf-8"))
+    return {
+        gpu: {key: ExchangeForm(**numbers) for key, numbers in about["forms"].items()} for gpu, about in data.items()
+    }

@@ -1,0 +1,40 @@
+"""Data-parallel ranks: each has a scheduler of its own, and they are paid for as one engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import AutoscalerConfig, Crash, FailuresConfig, FleetConfig, PoolConfig
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from traces.replica_lives import gpu_hours
+
+COST = TokenCost(2_000_000, 10_000, 10)
+REQUESTS = Workload([WorkloadRequest(id, id * 700_000, (("", 50 + id % 7),), 5 + id % 11) for id in range(90)])
+
+
+def run(deployment: Deployment, replicas: int) -> tuple[TableSink, float]:
+    sink = TableSink()
+    cluster = Cluster(deployment, COST, sink, replicas=replicas)
+    done = cluster.run(REQUESTS)
+    return sink, gpu_hours(cluster.lives, done.duration_ns)
+
+
+def test_an_engine_of_ranks_is_so_many_schedulers_and_is_paid_for_once() -> None:
+    ranks, spent = run(Deployment(data_parallel_size=4, tensor_parallel_size=2), 2)
+    alone, other = run(Deployment(tensor_parallel_size=2), 8)
+    assert ranks.requests.equals(alone.requests)
+    assert spent == pytest.approx(other)
+
+
+def test_ranks_do_not_come_and_go_alone() -> None:
+    crashes = FailuresConfig(crashes=(Crash(at_s=1.0),))
+    scaler = (AutoscalerConfig(target=4, max_replicas=3),)
+    for more in ({"failures": crashes}, {"autoscaler": scaler}):
+        fleet = FleetConfig(pools=(PoolConfig(),), **more)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="ranks do not come and go alone"):
+            Cluster(Deployment(data_parallel_size=2), COST, TableSink(), fleet=fleet)
