@@ -35,12 +35,8 @@ def page(module: str, runs: str) -> None:
     from importlib import import_module
     from pathlib import Path
 
-    import streamlit as st
-
     show = import_module(f"dashboard.{module}_page.page").show
-    elsewhere = {name: st.Page(lambda: None, title=name, url_path=name) for name in ("run_page", "frontier_page")}
-    given = {"runs": Path(runs), **elsewhere}
-    show(*[given[name] for name in inspect.signature(show).parameters])
+    show(*([Path(runs)] if "runs" in inspect.signature(show).parameters else []))
 
 
 def opened(module: str, runs: str, **url: str) -> dict[str, float]:

@@ -12,26 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.bundled import ANSWERS, DEMO, RUN_GPU, RUN_SAMPLE, bundled_pair, portable, sample_diagnosis
-from dashboard.plan_page import inputs as plan_inputs
+from dashboard.plan_page.inputs import plan_request
 from dashboard.policy_lab_page import inputs as lab_inputs
-from dashboard.shapes import mixes, shapes
+from dashboard.shapes import mixes
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.jobs.files import write_json
-from planning.plan.request import PlanRequest
 from planning.request import Timing
-from planning.traffic import WHOLE_S
-
-
-def plan_request() -> PlanRequest:
-    """What the Plan page asks before anything is changed."""
-    return PlanRequest(
-        model=plan_inputs.MODEL,
-        gpus=plan_inputs.GPUS,
-        tensor_parallel_sizes=tuple(map(int, plan_inputs.SIZES)),
-        traffic=next(iter(shapes().values())).traffic(plan_inputs.RATE),
-        slos=plan_inputs.SLOS,
-        window_s=WHOLE_S,
-    )
 
 
 def comparison_request() -> CompareRequest:

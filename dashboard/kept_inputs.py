@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import streamlit as st
 
 from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment
-from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, trace_path
+from dashboard.shown import verbatim
+from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, plain_name, trace_path
 from dashboard.url import fresh_key, keep, named
 
 _FORMATS = "Any format that `tokentwin trace` reads: Azure, Mooncake, Parquet, CSV, JSON lines; plain or gzipped."
@@ -35,11 +36,17 @@ def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
     upload = st.file_uploader(
         "A trace", key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=MOST_MB, help=_FORMATS
     )
-    said = named(parameter) or ""
+    said, _, name = (named(parameter) or "").partition(":")
     if upload is not None:
         with st.spinner("Reading the trace"):
-            said = keep_trace(runs, upload.getvalue())
-    return _kept(parameter, said, trace_path(runs, said), "Upload a trace.", "trace", "upload")
+            said, name = keep_trace(runs, upload.getvalue(), upload.name), plain_name(upload.name)
+    path = trace_path(runs, said)
+    keep(parameter, f"{said}:{name}" if name else said)
+    if path is None:
+        which = f"The trace {verbatim(plain_name(name))} of this link" if name else "The trace of this link"
+        sum = f" Upload the file whose SHA-256 begins with {verbatim(said[:16])}." if said else ""
+        return Incomplete(f"{which} is not on this server.{sum}" if said else "Upload a trace.")
+    return path
 
 
 def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | Incomplete:
@@ -83,9 +90,9 @@ def model_input(runs: Path) -> Path | Incomplete:
     return _kept("config", said, model_path(runs, said), "Paste the model's config.json.", "config.json")
 
 
-def _kept(parameter: str, said: str, found: Kept | None, ask: str, what: str, how: str = "paste") -> Kept | Incomplete:
+def _kept(parameter: str, said: str, found: Kept | None, ask: str, what: str) -> Kept | Incomplete:
     """What was `found` by what the URL says from now on; else what to do: give it, or give it to this server, too."""
     keep(parameter, said)
     if found is not None:
         return found
-    return Incomplete(f"The {what} of this link is not on this server. Please {how} it again." if said else ask)
+    return Incomplete(f"The {what} of this link is not on this server. Please paste it again." if said else ask)

@@ -25,24 +25,25 @@ from dashboard.trust_page import page as trust_page
 
 def pages(runs: Path) -> list[StreamlitPage]:
     """The pages over what lies under `runs`; made anew for each drawing, as Streamlit wants them."""
-    run = _page(lambda: run_page.show(runs), "Run", "timeline")
-    frontier = _page(lambda: frontier_page.show(runs, run), "Frontier", "scatter_plot")
-    plan = partial(_page, lambda: plan_page.show(runs, frontier), "Plan", "dns")
-    return [
+    ways: dict[str, StreamlitPage] = {}  # complete when a page is drawn
+    plan = partial(_page, lambda: plan_page.show(runs, ways), "Plan", "dns")
+    found = [
         # Streamlit has its first page at `/` alone; who types the name that all others have finds it as well.
         plan(url_path="", default=True),
         plan(visibility="hidden"),
-        frontier,
-        _page(lambda: policy_lab_page.show(runs), "Policy lab", "compare_arrows"),
-        run,
+        _page(lambda: frontier_page.show(runs, ways), "Frontier", "scatter_plot"),
+        _page(lambda: policy_lab_page.show(runs, ways), "Policy lab", "compare_arrows"),
+        _page(lambda: run_page.show(runs, ways), "Run", "timeline"),
         _page(live_page.show, "Live", "monitor_heart"),
         _page(step_page.show, "Step", "layers"),
         _page(lambda: trust_page.show(runs), "Trust", "balance"),
-        _page(lambda: claims_page.show(runs), "Claims", "fact_check"),
+        _page(lambda: claims_page.show(runs, ways), "Claims", "fact_check"),
         _page(lambda: calibration_page.show(runs), "Calibration", "tune"),
         _page(lambda: sweeps_page.show(runs), "Sweeps", "table_chart"),
         _page(glossary_page.show, "Glossary", "menu_book"),
     ]
+    ways |= {page.title: page for page in reversed(found)}
+    return found
 
 
 def _page(show: Callable[[], None], title: str, icon: str, **how: Any) -> StreamlitPage:

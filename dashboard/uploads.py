@@ -32,8 +32,11 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 _TRACE, _MODEL = "*.parquet", "model-*/config.json"
 
 
-def keep_trace(runs: Path, content: bytes) -> str:
-    """The digest under which the requests of an uploaded trace are kept. Raises UserError, one line, if it is none."""
+def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
+    """The digest under which the requests of an uploaded trace are kept, the first of its names beside them.
+
+    It is the beginning of the SHA-256 of `content`. Raises UserError, one line, if that is no trace.
+    """
     digest = sha256(content).hexdigest()[:16]
     path = _path(runs, _TRACE, digest)
     if not path.is_file():
@@ -44,7 +47,24 @@ def keep_trace(runs: Path, content: bytes) -> str:
             upload.write_bytes(content)
             _read(upload, requests)
             requests.replace(path)
+            if name:
+                write_json(_name_of(path), plain_name(name))
     return digest
+
+
+def plain_name(name: str) -> str:
+    """A file's name as it can stand in a link: its last part, without what is special anywhere."""
+    return re.sub(r"[^\w.+-]+", "_", name.replace("\\", "/").rpartition("/")[2])[:60]
+
+
+def trace_name(path: Path) -> str:
+    """What the file was called that was uploaded and is now kept at `path`; else the name of `path`."""
+    name = read_json(_name_of(path))
+    return name if isinstance(name, str) else path.name
+
+
+def _name_of(path: Path) -> Path:
+    return path.with_suffix(".name.json")
 
 
 def trace_path(runs: Path, digest: str) -> Path | None:

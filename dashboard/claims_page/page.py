@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -17,8 +18,9 @@ from dashboard.claims_page.charts import cases_chart
 from dashboard.claims_page.tasks import CHECK
 from dashboard.downloads import downloads
 from dashboard.job_view import offer
+from dashboard.planned import Planned, Ways, planned, strip
 from dashboard.shown import capitalised, literal
-from dashboard.url import amount, choose, in_url, usual_first
+from dashboard.url import amount, choose, go_to, in_url, usual_first
 from planning.claims.claim import Claim, load_claims
 from planning.claims.document import CheckedClaim, ClaimsDocument
 from planning.jobs.job import Job
@@ -45,8 +47,10 @@ _NUMBERS = (
 
 
 @in_url
-def show(runs: Path) -> None:
+def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """The page, over the bundled answer; what a reader asks is a job under `runs`."""
+    plan = planned(runs)
+    strip(runs, plan, ways, "Claims")
     claims = load_claims()
     answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
     checked = {claim.name: claim for claim in answer.claims if claim.name in claims}
@@ -54,7 +58,7 @@ def show(runs: Path) -> None:
     with titled("What everyone says about inference", (1, 1)):
         name = choose("Claim", list(checked), "claim", show=lambda name: sentences.get(name, name))
     _found(checked[name], claims[name])
-    _own(runs, name, claims[name])
+    _own(runs, name, claims[name], plan)
     with st.expander("All claims"):
         rows = [{"claim": c.claim, "expected": c.expected, "verdict": c.verdict} for c in checked.values()]
         table(pd.DataFrame(rows))
@@ -71,9 +75,11 @@ def _found(checked: CheckedClaim, claim: Claim) -> None:
         st.markdown(literal(claim.learnt))
 
 
-def _own(runs: Path, name: str, claim: Claim) -> None:
+def _own(runs: Path, name: str, claim: Claim, plan: Planned | None) -> None:
     """The claim under conditions that are set here."""
     st.subheader("Under your conditions", anchor=False)
+    if conditions := _planned_conditions(name, plan):
+        st.button("Take the planned model and GPU", on_click=go_to, kwargs=conditions, icon=":material/dns:")
     case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")
     start = overridden(claim.experiment, next(each.set for each in claim.cases if each.when == case))
     own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}]}
@@ -86,6 +92,15 @@ def _own(runs: Path, name: str, claim: Claim) -> None:
             st.markdown(f"**{literal(capitalised(checked.verdict))}**: {literal(checked.cases[0].number)}")
     except UserError as error:
         mistake(error, runs)
+
+
+def _planned_conditions(name: str, plan: Planned | None) -> dict[str, str]:
+    """What the page has in its address for the model and the GPU of the plan; nothing for what no catalogue holds."""
+    best = plan and plan.answer.recommendation
+    if plan is None or best is None or plan.model not in models() or plan.answer.gpu_of(best) not in gpus():
+        return {}
+    size = str(best.deployment.get("tensor_parallel_size", 1))
+    return {f"gpu-{name}": plan.answer.gpu_of(best), f"model-{name}": plan.model, f"tp-{name}": size}
 
 
 def _moved(name: str, start: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,18 @@ _APPETITE = (
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
+def plan_request() -> PlanRequest:
+    """What the Plan page asks before anything is changed."""
+    return PlanRequest(
+        model=MODEL,
+        gpus=GPUS,
+        tensor_parallel_sizes=tuple(map(int, SIZES)),
+        traffic=next(iter(shapes().values())).traffic(RATE),
+        slos=SLOS,
+        window_s=WHOLE_S,
+    )
+
+
 def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     """Draw the inputs. Raises UserError for what can never be planned."""
     candidates = st.container()

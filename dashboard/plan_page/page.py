@@ -10,15 +10,16 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import streamlit as st
-from streamlit.navigation.page import StreamlitPage
 
 from calibration.provenance import ASSUMED, Provenance
 from dashboard.blocks import BARE, badge, figure, heading, mistake, table
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
+from dashboard.fleet_run import run_of
 from dashboard.job_view import offer
 from dashboard.kept_inputs import Incomplete
 from dashboard.plan_page import charts as plan_charts
@@ -26,6 +27,7 @@ from dashboard.plan_page import words
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
+from dashboard.planned import Planned, Ways, strip
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.trust_page.external_results import error_line, newest_external
@@ -46,26 +48,23 @@ _GLANCE = 20_000  # requests that say what the lengths are like
 
 
 @in_url
-def show(runs: Path, frontier_page: StreamlitPage | None = None) -> None:
-    """The page; jobs and uploads are kept under `runs`. `frontier_page` is where all fleets of the answer are."""
-    with st.sidebar:
-        try:
+def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
+    """The page; jobs and uploads are kept under `runs`."""
+    try:
+        with st.sidebar:
             request = plan_inputs(runs)
-        except UserError as error:
-            request = None
-            mistake(error, runs)
-    if isinstance(request, PlanRequest):
-        try:
-            parse_objectives(request.slos)
-            _planned(runs, request, frontier_page)
-        except UserError as error:
-            mistake(error, runs)
-        return
-    st.title("Which fleet?", anchor=False)
-    st.info(request.what if isinstance(request, Incomplete) else "An input has a mistake. The sidebar says which.")
+        if isinstance(request, Incomplete):
+            st.title("Which fleet?", anchor=False)
+            st.info(request.what)
+            return
+        parse_objectives(request.slos)
+        _planned(runs, request, ways)
+    except UserError as error:
+        st.title("Which fleet?", anchor=False)
+        mistake(error, runs)
 
 
-def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | None) -> None:
+def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
     settings = request.as_json()
     offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
     _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
@@ -73,7 +72,9 @@ def _planned(runs: Path, request: PlanRequest, frontier_page: StreamlitPage | No
     found = job.result
     if answer := found or bundled_answer(settings):
         st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
-        _answer(PlanDocument.read(answer), runs, frontier_page)
+        plan = Planned(st.session_state[LOOKED_AT], settings, PlanDocument.read(answer))
+        strip(runs, plan, ways, "Plan")
+        _answer(plan, runs, ways)
     else:
         _unanswered(job)
     _traffic(offered, request)
@@ -98,8 +99,8 @@ def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
     st.caption("This first answer is of a part of each fleet with its part of the traffic. Whole fleets come next.")
 
 
-def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | None) -> None:
-    best = answer.recommendation
+def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
+    answer, best = plan.answer, plan.answer.recommendation
     if best is None:
         st.title("No fleet", anchor=False)
         st.error(literal(answer.answer), icon=":material/block:")
@@ -111,9 +112,8 @@ def _answer(answer: PlanDocument, runs: Path, frontier_page: StreamlitPage | Non
     st.markdown(sentence(literal(answer.risk_told or answer.answer)))
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(words.provenance(best.standing))
-        if frontier_page is not None:
-            plan = {"plan": st.session_state[LOOKED_AT]}
-            st.page_link(frontier_page, label="See the frontier", icon=":material/scatter_plot:", query_params=plan)
+        run = st.container(width="content")
+    run_of(runs, plan, best, ways, run, "Simulate it and open its run")
     _published_error(runs, answer.gpu_of(best))
     _warn_of_short_traffic(answer)
     _choices(answer)

@@ -12,12 +12,17 @@ import streamlit as st
 from dashboard.bundled import DEMO, SAMPLES, bundled_pair
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
+from dashboard.planned import Planned
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
+from dashboard.shown import literal
 from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
+from planning.plan.document import Recommendation
+from planning.plan.request import PlanRequest
 from planning.request import Timing
-from serving.deployments.config import SchedulerConfig, parse
+from planning.traffic import Offered
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -29,6 +34,9 @@ POLICY = {"a": "vllm", "b": "fair"}
 RATE, SECONDS, SEEDS = 25.0, 30.0, 8
 BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
+PLANNED = "plan"  # among the sources of traffic
+_SOURCES = ("preset", "trace")
+_PLAN_SEEDS = 5  # the fewest of which intervals compare whole runs
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
 _SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
@@ -46,17 +54,25 @@ _LIMITS: dict[str, tuple[float, float, float]] = {
 _DEADLINE = re.compile(r"\s*([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)\s*")
 
 
-def simulation_inputs(runs: Path) -> CompareRequest | Incomplete:
-    """Draw what is offered, what times it, and the two sides. Raises UserError for what can never be simulated."""
+def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest | Incomplete:
+    """Draw what is offered, what times it, and the two sides. Raises UserError for what can never be simulated.
+
+    A `plan` can be taken over: then its traffic, its recommended fleet and its bounds are what they begin with.
+    """
+    fleet = plan.answer.recommendation if plan else None
     with st.sidebar:
-        traffic = _traffic(runs)
+        source = pick("Traffic", [*_SOURCES, *([PLANNED] if fleet else [])], "offered", show=str.capitalize)
+        if source != PLANNED:
+            plan = fleet = None
+        traffic = _of_plan(plan) if plan else _recorded(runs) if source == "trace" else _mixed()
         seeds = 1
-        if not isinstance(traffic, Incomplete) and "window_s" not in traffic:
-            seeds = number("Seeds", "seeds", 1, 50, SEEDS, help=_SEEDS)
-        inputs: dict[str, Any] = {"seeds": seeds, "timing": _timing(runs), **_judged()}
+        if not isinstance(traffic, Incomplete) and not isinstance(traffic["traffic"], str):
+            seeds = number("Seeds", "seeds", 1, 50, _PLAN_SEEDS if plan else SEEDS, help=_SEEDS)
+        timing = _timing_of(plan, fleet) if plan and fleet else _timing(runs)
+        inputs: dict[str, Any] = {"seeds": seeds, "timing": timing, **_judged(plan.bounds if plan else BOUNDS)}
     for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
         with place:
-            inputs[name] = _side(runs, name)
+            inputs[name] = _side(runs, name, fleet)
     if isinstance(traffic, Incomplete):
         return traffic
     for side in "ab":
@@ -104,11 +120,20 @@ def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
     return names[0], names[min(1, len(names) - 1)]
 
 
-def _traffic(runs: Path) -> dict[str, Any] | Incomplete:
-    """What arrives, by the fields of the request."""
-    source = pick("Traffic", ["preset", "trace"], "offered", show=str.capitalize)
-    if source == "trace":
-        return _recorded(runs)
+def _of_plan(plan: Planned) -> dict[str, Any]:
+    """What arrives, as it was planned for."""
+    st.caption(literal(plan.traffic))
+    return {name: plan.settings[name] for name in Offered.model_fields if name in plan.settings}
+
+
+def _timing_of(plan: Planned, fleet: Recommendation) -> Timing:
+    """What timed the steps of the planned fleet."""
+    gpu = plan.answer.gpu_of(fleet)
+    return Timing(calibration=plan.settings.get("calibration"), gpu=gpu if gpu in gpus() else None)
+
+
+def _mixed() -> dict[str, Any]:
+    """A mix of bundled kinds of requests, by the fields of the request."""
     known = mixes()
     name = choose("Kind", list(known), "mix", show=lambda name: known[name].title)
     st.caption(known[name].about)
@@ -156,11 +181,12 @@ def _cards() -> list[str]:
     return usual_first(GPU, gpus())
 
 
-def _judged() -> dict[str, Any]:
+def _judged(bounds: Mapping[str, float] = BOUNDS) -> dict[str, Any]:
     """By which bounds requests attain what, and from which change they gain or lose, by the fields of the request."""
     ttft, tpot = st.columns(2)
     said = {}
-    for place, (name, usual) in zip((ttft, tpot), BOUNDS.items(), strict=True):
+    for place, name in zip((ttft, tpot), BOUNDS, strict=True):
+        usual = bounds.get(name, 0)
         short = name.removesuffix("_ms")
         with place:
             bound = amount(
@@ -173,34 +199,39 @@ def _judged() -> dict[str, Any]:
     return {"bounds": said, "threshold": threshold}
 
 
-def _side(runs: Path, side: str) -> Side | Incomplete:
+def _side(runs: Path, side: str, fleet: Recommendation | None) -> Side | Incomplete:
+    """One side: of the planned `fleet`, where there is one, what is not set here is as planned."""
     ordered = [*usual_first(POLICY[side], POLICIES), PASTED]
     chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
     if chosen == PASTED:
         pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")
         return pasted if isinstance(pasted, Incomplete) else Side(deployment=pasted)
     settings: dict[str, Any] = {"policy": chosen}
+    planned = parse(Deployment, fleet.deployment, where="plan") if fleet else None
+    usual = planned.scheduler if planned else SchedulerConfig()
     with st.expander("Settings"):
         left, right = st.columns(2)
         for at, (name, ends) in enumerate({**_LIMITS, **_NUMBERS.get(chosen, {})}.items()):
             with (left, right)[at % 2]:
-                value = _setting(side, name, *ends)
-            if value != SchedulerConfig.model_fields[name].default:
+                value = _setting(side, name, getattr(usual, name), *ends)
+            if value != getattr(usual, name):
                 settings[name] = value
         if chosen == "edf":
             settings |= _deadlines(side)
+        if planned and planned.fleet:
+            return Side(deployment=planned, settings=settings)  # which has its pools of prefill and decode engines
         with left:
-            replicas = number("Replicas", f"{side}_replicas", 1, 1000, 1)
+            replicas = number("Replicas", f"{side}_replicas", 1, 1000, fleet.replicas if fleet else 1)
         with right:
-            router = choose("Router", list(ROUTERS), f"{side}_router") if replicas > 1 else ""
-    return Side(settings=settings, replicas=None if replicas == 1 else replicas, router=router)
+            routers = usual_first(PlanRequest.model_fields["router"].default, ROUTERS) if fleet else list(ROUTERS)
+            router = choose("Router", routers, f"{side}_router") if replicas > 1 else ""
+    return Side(deployment=planned, settings=settings, replicas=None if replicas == 1 else replicas, router=router)
 
 
-def _setting(side: str, name: str, low: float, high: float, step: float) -> float | int:
-    field = SchedulerConfig.model_fields[name]
-    about = (field.description or "").removeprefix("fair: ")
-    value = amount(name, f"{side}_{name}", low, high, field.default, step, help=about)
-    return int(value) if isinstance(field.default, int) else value
+def _setting(side: str, name: str, usual: float | int, low: float, high: float, step: float) -> float | int:
+    about = (SchedulerConfig.model_fields[name].description or "").removeprefix("fair: ")
+    value = amount(name, f"{side}_{name}", low, high, usual, step, help=about)
+    return int(value) if isinstance(usual, int) else value
 
 
 def _deadlines(side: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import MappingProxyType
 
 import streamlit as st
 
@@ -18,6 +19,7 @@ from dashboard.downloads import downloads
 from dashboard.job_view import offer, start_once
 from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
+from dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
@@ -39,21 +41,23 @@ _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 
 @in_url
-def show(runs: Path) -> None:
+def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
+    plan = planned(runs)
+    strip(runs, plan, ways, "Policy lab")
     with titled("Is B better than A?", (3, 2)):
         what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
     try:
         if what == "recordings":
             _recorded(runs)
         else:
-            _simulated(runs)
+            _simulated(runs, plan)
     except UserError as error:
         mistake(error, runs)
 
 
-def _simulated(runs: Path) -> None:
-    request = simulation_inputs(runs)
+def _simulated(runs: Path, plan: Planned | None) -> None:
+    request = simulation_inputs(runs, plan)
     if isinstance(request, Incomplete):
         st.info(request.what)
         return
@@ -61,6 +65,8 @@ def _simulated(runs: Path) -> None:
     job = Job(runs / "jobs", SIMULATED, settings)
     answer = _found(job)
     if answer is None:
+        if plan is not None and st.session_state.pop(TO_COMPARE, None) == plan.name:
+            start_once(job)  # it was asked for beside the plan
         offer(job, "These inputs have no answer yet. It takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)

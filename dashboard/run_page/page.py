@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import streamlit as st
@@ -18,10 +19,12 @@ from dashboard.blocks import mistake, table
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
 from dashboard.loading import open_run, prefetch
+from dashboard.planned import Ways, planned, strip
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
 from dashboard.run_page.request_table import request_table
+from dashboard.run_page.slo_lines import slo_lines, slos_of
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.run_page.words import distribution_rows, scalar_rows
@@ -36,8 +39,10 @@ _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": 
 
 
 @in_url
-def show(runs: Path) -> None:
+def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """The page, over the recordings under `runs`; without any, over those that are bundled."""
+    plan = planned(runs)
+    strip(runs, plan, ways, "Run")
     own = find(runs, RECORDING, named("run"))
     recordings = own or bundled_recordings()
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
@@ -51,16 +56,17 @@ def show(runs: Path) -> None:
             header(recording, metrics, name, runs)
         if not own:
             _bundled(runs)
-        _body(recording, metrics, runs)
+        _body(recording, metrics, runs, slos_of(runs, name, plan))
     except UserError as error:
         mistake(error, runs)
 
 
-def _body(recording: Recording, metrics: RunMetrics, runs: Path) -> None:
+def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str, ...]) -> None:
     run = recording.run
     if run["status"] == "interrupted":
         st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
     headline(run, metrics)
+    slo_lines(recording, metrics, slos)
     with st.container():
         window = time_window(recording)
     _view(recording, metrics, runs, window)

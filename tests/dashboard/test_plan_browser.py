@@ -10,27 +10,61 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
-LINK = "?model=Llama-3.1-8B&gpus=H100&tp=1&traffic=shape&prompt=400&output=60&rate=4&slo=ttft_ms+p99%3C%3D2000"
 
 
-def test_from_a_question_to_a_run(own_server, page):
-    page.goto(f"{own_server}/{LINK}")
-    find = page.get_by_role("button", name="Find the fleet")
-    find.wait_for()
-    rate = page.get_by_role("spinbutton", name="Peak req/s")
-    rate.fill("5")
-    rate.press("Enter")
-    page.wait_for_url("**rate=5**")
+def test_from_an_upload_to_a_run_in_five_clicks(own_server, page):
+    """The planner's path: upload, SLO, answer, run; then frontier, lab, and the link for a colleague."""
+    clicks = []
 
-    find.click()
-    page.get_by_role("button", name="Cancel").wait_for()
+    def click(role, name, **how):
+        page.get_by_role(role, name=name, **how).first.click()
+        clicks.append(name)
+
+    page.goto(f"{own_server}/?model=Llama-3.1-8B&gpus=H100&tp=1")
+    page.get_by_role("button", name="Find the fleet").wait_for()
+    click("radio", "Trace")
+    page.get_by_text("Upload a trace.").wait_for()
+    good = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 5},{300 + at},40\n" for at in range(600))
+    page.locator("input[type=file]").set_input_files(
+        {"name": "../../office hours.csv", "mimeType": "text/csv", "buffer": good.encode()}
+    )
+    clicks.append("the file")
+    page.get_by_text("600 requests in").wait_for()
+    bound = page.get_by_role("spinbutton", name="Bound (ms)").first
+    bound.fill("2000")
+    bound.press("Enter")
+    page.wait_for_url(lambda url: "slo=ttft_ms" in url and "office_hours.csv" in url)
+    click("button", "Find the fleet")
     page.get_by_text("This first answer is of").wait_for()
     page.get_by_text("Why not fewer?").wait_for()
     settle(page, plots=5)
     drawn(page, least=50)
-    title = page.locator("h1").inner_text()
-    assert "GPU" in title
+    title, link = page.locator("h1").inner_text(), page.url
+    page.get_by_text("Planned:").get_by_text("office_hours.csv").wait_for()
+    click("button", "Simulate it and open its run")
+    page.get_by_text("Four lifecycles").wait_for()  # it goes there by itself
+    page.wait_for_url(lambda url: "run?run=jobs%2F" in url)
+    page.get_by_text("Against the SLOs").wait_for()
+    page.get_by_text("TTFT p99 \u2264 2,000 ms holds").wait_for()
+    settle(page, plots=6)
+    drawn(page, least=60)
+    assert len(clicks) <= 5, clicks
 
+    page.get_by_role("button", name="Compare policies on it").click()
+    page.wait_for_url(lambda url: "policy-lab?" in url and "offered=plan" in url)
+    page.get_by_text("Winners and losers").wait_for()
+
+    page.get_by_role("link", name="Frontier").last.click()
+    page.get_by_text("What speed costs").wait_for()
+    page.get_by_role("link", name="Open the run").wait_for()
+    settle(page, plots=2)
+    star = "[data-testid=stPlotlyChart] .scatterlayer .trace:nth-last-of-type(2) .points path.point"
+    page.locator(star).first.click(force=True)
+    page.get_by_text("Four lifecycles").wait_for()  # a click on a recorded fleet opens it
+
+    page.goto(link)
+    page.get_by_text("Why not fewer?").wait_for()
+    assert page.locator("h1").inner_text() == title
     page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="JSON", exact=True).click()
@@ -40,40 +74,7 @@ def test_from_a_question_to_a_run(own_server, page):
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV", exact=True).click()
     assert len(download.value.path().read_text().splitlines()) == 1 + len(answer["points"])
-
-    page.reload()
-    page.get_by_text("Why not fewer?").wait_for()
-    assert page.locator("h1").inner_text() == title
-
-    page.get_by_role("link", name="See the frontier").click()
-    page.get_by_text("What speed costs").wait_for()
-    settle(page, plots=2)
-    page.get_by_role("button", name="Simulate it").click()
-    page.get_by_text("Four lifecycles").wait_for()  # it goes there by itself
-    page.wait_for_url(lambda url: "run?run=jobs%2F" in url)
-    assert page.locator("h1").inner_text() == f"{best['replicas']} \u00d7 {best['engine']}"
-    settle(page, plots=6)
-    drawn(page, least=60)
-
-    run = page.evaluate("location.href")
-    page.go_back()
-    page.get_by_text("What speed costs").wait_for()
-    page.get_by_role("link", name="Open the run").wait_for()
-    settle(page, plots=2)
-    star = "[data-testid=stPlotlyChart] .scatterlayer .trace:nth-last-of-type(2) .points path.point"
-    page.locator(star).first.click(force=True)
-    page.wait_for_url(run)  # a click on a recorded fleet opens it
-    page.get_by_text("Four lifecycles").wait_for()
-
-
-def test_an_upload_is_read_and_its_mistake_shown_in_a_line(own_server, page):
-    page.goto(f"{own_server}/?traffic=trace")
-    page.get_by_text("Upload a trace.").wait_for()
-    upload = page.locator("input[type=file]")
-    good = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 10},{100 + at},20\n" for at in range(60))
-    upload.set_input_files({"name": "../../t.csv", "mimeType": "text/csv", "buffer": good.encode()})
-    page.get_by_text("60 requests in").wait_for()
-    page.wait_for_url(lambda url: "&trace=" in url)  # written when the page is complete
-    page.get_by_role("button", name="Find the fleet").wait_for()
-    upload.set_input_files({"name": "bad.csv", "mimeType": "text/csv", "buffer": good.encode() + b"soon,1,1\n"})
-    page.get_by_text("line 62: arrival_s").wait_for()
+    page.locator("input[type=file]").set_input_files(
+        {"name": "bad.csv", "mimeType": "text/csv", "buffer": good.encode() + b"soon,1,1\n"}
+    )
+    page.get_by_test_id("stMain").get_by_text("line 602: arrival_s").wait_for()  # where the answer would be

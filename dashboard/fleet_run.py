@@ -1,0 +1,51 @@
+"""The way from a fleet of a plan to a recording of it: it is simulated once, and opened when it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard.blocks import mistake
+from dashboard.job_view import follow, start
+from dashboard.planned import Planned, Ways
+from planning.jobs.job import Job
+from planning.plan.frontier import Fleet
+from serving.errors import UserError
+
+_TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording is opened when it is there
+_SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
+
+
+def open_when_there(job: Job) -> None:
+    """Have the next drawing go to the recording, if there is one: from the callback of a click on the fleet."""
+    st.session_state[_TO_OPEN] = job.id
+
+
+def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, label: str = "Simulate it") -> None:
+    """In `button` what leads to the recording of the fleet, or makes it; below, how far it is."""
+    job = plan.fleet_job(runs, fleet)
+    try:
+        status = follow(job)
+    except UserError as error:
+        mistake(error, runs)
+        return
+    if status.state == "done":
+        _open(job, plan, ways, button)
+    elif not status.active:
+        if st.session_state.get(_TO_OPEN) == job.id:
+            del st.session_state[_TO_OPEN]  # it was clicked, or its simulation was cancelled: it is not there
+        if button.button(label, key="simulate", help=_SIMULATE, icon=":material/timeline:"):
+            open_when_there(job)
+            start(job)
+
+
+def _open(job: Job, plan: Planned, ways: Ways, place: Any) -> None:
+    """Go to the recording at once, if it was clicked or waited for; else show the way."""
+    if "Run" not in ways:
+        return
+    run = {"run": f"jobs/{job.id}/run", "plan": plan.name}
+    if st.session_state.pop(_TO_OPEN, None) == job.id:
+        st.switch_page(ways["Run"], query_params=run)
+    place.page_link(ways["Run"], label="Open the run", icon=":material/timeline:", query_params=run)

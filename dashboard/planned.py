@@ -1,0 +1,121 @@
+"""What was planned, on the pages that one goes to from there: a strip at their top, and what their inputs begin with.
+
+A plan is known by the name of its job, which the links between these pages carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+
+from dashboard.blocks import mistake
+from dashboard.bundled import bundled_answer
+from dashboard.plan_page.inputs import plan_request
+from dashboard.plan_page.tasks import FLEET, PLAN
+from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name
+from dashboard.shown import literal, verbatim
+from dashboard.uploads import trace_name
+from dashboard.url import keep, named
+from planning.jobs.job import Job, finished
+from planning.plan.document import PlanDocument
+from planning.plan.frontier import Fleet
+from planning.plan.objectives import parse_objectives
+from serving.errors import UserError
+
+Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; none where a page is drawn alone
+TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose policies are to be compared at once
+
+
+class Planned(NamedTuple):
+    """A plan with an answer: the name of its job, the settings it was asked with, and what came of it."""
+
+    name: str
+    settings: Mapping[str, Any]
+    answer: PlanDocument
+
+    @property
+    def model(self) -> str:
+        """Its name in the catalogue, or what says that it is none of it."""
+        best = self.answer.recommendation
+        model = str(self.settings.get("model") or (best and best.deployment.get("model")) or "the usual model")
+        return "a model of your own" if "/uploads/" in model else model
+
+    @property
+    def traffic(self) -> str:
+        """The trace by its name, or the kind of the requests and their rate."""
+        traffic = self.settings["traffic"]
+        if isinstance(traffic, str):
+            return trace_name(Path(traffic))
+        rate = traffic.get("arrivals", {}).get("rate") if isinstance(traffic, dict) else None
+        name = str(traffic.get("name", "traffic")) if isinstance(traffic, dict) else "several kinds of requests"
+        return name if rate is None else f"{name}, {rate:,.4g} requests/s"
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The loosest bound of each metric among the SLOs, in milliseconds."""
+        return dict(parse_objectives(self.settings["slos"]).bounds)
+
+    def fleet_job(self, runs: Path, point: Fleet) -> Job:
+        """What records one of its fleets."""
+        settings = {"plan": self.settings, "engine": point.engine, "replicas": point.replicas}
+        return Job(runs / "jobs", FLEET, settings)
+
+
+def plans(runs: Path) -> dict[str, Planned]:
+    """The answered plans by the name of their job, the newest first, then the bundled one.
+
+    Of a damaged one a line says so.
+    """
+    found: dict[str, Planned] = {}
+    for job in finished(runs / "jobs", PLAN):
+        try:
+            found[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
+        except UserError:
+            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
+    settings = plan_request().as_json()
+    found[EXAMPLE] = Planned(EXAMPLE, settings, PlanDocument.read(bundled_answer(settings)))
+    return found
+
+
+def planned(runs: Path) -> Planned | None:
+    """The plan that the link names, or that this tab looked at last; None without one. It stays in the link."""
+    said = named("plan")
+    name = said or st.session_state.get(LOOKED_AT)
+    if name is None:
+        return None
+    found = plans(runs).get(name)
+    if found is None:
+        if said:
+            st.info(
+                f"The plan {verbatim(said[:40])} of this link is not on this server. Ask for the link of its Plan page."
+            )
+        return None
+    if said or name != EXAMPLE:
+        keep("plan", name)
+    return found
+
+
+def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
+    """One line: what was planned, and where one can go with it from the page `here`."""
+    best = plan and plan.answer.recommendation
+    if plan is None or best is None:
+        return
+    said = (fleet_name(best, plan.answer.spares), plan.model, plan.traffic, ", ".join(plan.answer.objectives))
+    query = {"plan": plan.name}
+    with st.container(border=True, horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"Planned: **{literal(said[0])}** · {' · '.join(map(literal, said[1:]))}", width="content")
+        if here != "Frontier" and "Frontier" in ways:
+            st.page_link(ways["Frontier"], label="Frontier", icon=":material/scatter_plot:", query_params=query)
+        if here != "Policy lab" and "Policy lab" in ways:
+            compare = st.button("Compare policies on it", icon=":material/compare_arrows:", type="tertiary")
+            if compare:
+                st.session_state[TO_COMPARE] = plan.name
+                st.switch_page(ways["Policy lab"], query_params={**query, "offered": "plan"})
+        job = plan.fleet_job(runs, best)
+        if here != "Run" and "Run" in ways and job.status.state == "done":
+            run = {**query, "run": f"jobs/{job.id}/run"}
+            st.page_link(ways["Run"], label="Its run", icon=":material/timeline:", query_params=run)

@@ -1,0 +1,79 @@
+"""The SLOs of a plan over what a run's requests saw: how each latency is distributed, its bound, and a verdict."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from calibration.provenance import of_run
+from dashboard.blocks import BARE, figure
+from dashboard.bundled import bundled_recordings
+from dashboard.cdf_panels import Line, cdf_panels
+from dashboard.palette import ALARM, run_colour
+from dashboard.planned import Planned
+from dashboard.shown import literal
+from planning.jobs.files import read_json
+from planning.plan.objectives import Objective, Objectives, parse_objectives
+from traces.ecdf import ecdf
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+_HEIGHT = 230
+_OF_A_PLAN = re.compile(r"jobs/([0-9a-f]{16})/run")
+_HELP = "A curve that is left of the line at the percentile keeps its SLO. The SLOs are those of the plan above."
+
+
+def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:
+    """Those of the plan that the recording `name` is a fleet of, else of the plan at hand; none of what is bundled."""
+    if job := _OF_A_PLAN.fullmatch(name):
+        request = read_json(runs / "jobs" / job[1] / "request.json")
+        settings = request.get("settings") if isinstance(request, dict) else None
+        if isinstance(settings, dict) and "plan" in settings:
+            return tuple(settings["plan"]["slos"])
+    return tuple(plan.settings["slos"]) if plan is not None and name not in bundled_recordings() else ()
+
+
+def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) -> None:
+    """Nothing without SLOs."""
+    if not slos:
+        return
+    objectives = parse_objectives(slos)
+    drawn = slo_figure(metrics, objectives, run_colour(recording.run))
+    figure(drawn, "slos", "Against the SLOs", of_run(recording.run), _HELP, menu=BARE)
+    st.markdown(literal("; ".join(_verdicts(metrics, objectives))) + ".")
+
+
+def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.Figure:
+    """How each bounded latency is distributed among the requests that finished, with its bound."""
+    names = [name for name, _ in objectives.bounds]
+    curves: dict[str, Any] = {name: ecdf(metrics.values(name)) for name in names}
+    plot = cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT, log_x=False)
+    panels = [name for name in names if len(curves[name][0])]
+    for name, bound in objectives.bounds:
+        if name in panels:
+            at = panels.index(name) + 1
+            end = max(plot.get_subplot(1, at).xaxis.range[1], 1.05 * bound)
+            plot.update_xaxes(range=[0, end], row=1, col=at)
+            plot.add_vline(x=bound, line={"color": ALARM, "dash": "dash", "width": 1.5}, row=1, col=at)
+    return plot
+
+
+def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
+    """Each objective, whether it held, and what was observed of it."""
+    told = []
+    for each in objectives.each:
+        observed = each.observed(metrics)
+        kept = "cannot be told" if math.isnan(observed) else "holds" if not _broken(each, metrics) else "is broken"
+        seen = objectives.seen(each, observed, objectives.broken(metrics))
+        told.append(f"{each.text} {kept} ({seen})")
+    return told
+
+
+def _broken(objective: Objective, metrics: RunMetrics) -> bool:
+    misses, counted = objective.misses(metrics)
+    return misses > objective.allowed(counted)

@@ -1,0 +1,115 @@
+"""What was planned goes along: to the Policy lab, to a run of the fleet, to a claim, and in a link."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+from dashboard.bundled import RUN_SAMPLE
+from dashboard.plan_page.inputs import plan_request
+from dashboard.plan_page.words import EXAMPLE
+from dashboard.planned import TO_COMPARE, Planned
+from dashboard.run_page.slo_lines import slo_figure, slos_of
+from dashboard.uploads import keep_trace, trace_name, trace_path
+from planning.compare.request import CompareRequest
+from planning.jobs.files import write_json
+from planning.jobs.job import Job
+from planning.plan.document import PlanDocument
+from planning.plan.objectives import parse_objectives
+from serving.deployments.config import parse
+from tests.dashboard.samples import plan_example
+from tests.dashboard.test_uploads import CSV
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+
+def opened(page: str, runs: Path, session: dict[str, Any] | None = None, **url: str) -> AppTest:
+    def script(page, runs):
+        from importlib import import_module
+        from pathlib import Path
+
+        import_module(f"dashboard.{page}_page.page").show(Path(runs))
+
+    app = AppTest.from_function(script, args=(page, str(runs)), default_timeout=300)
+    for name, value in url.items():
+        app.query_params[name] = value
+    for name, value in (session or {}).items():
+        app.session_state[name] = value
+    return app.run()
+
+
+def text(app: AppTest) -> str:
+    assert not app.exception
+    kinds = ("markdown", "info", "caption", "error")
+    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Planned:
+    return Planned(EXAMPLE, plan_request().as_json(), PlanDocument.read(plan_example()["answer"]))
+
+
+def test_policies_are_compared_on_the_planned_fleet_and_traffic_at_once(
+    tmp_path: Path, started: list[Job], plan: Planned
+) -> None:
+    best = plan.answer.recommendation
+    assert best is not None
+    app = opened("policy_lab", tmp_path, {TO_COMPARE: EXAMPLE}, plan=EXAMPLE, offered="plan")
+    assert f"{best.replicas} × {best.engine}" in text(app)
+    (job,) = started
+    request = parse(CompareRequest, job.settings, where="lab")
+    assert job.settings["traffic"] == plan.settings["traffic"]
+    assert request.bounds == plan.bounds == dict(parse_objectives(plan.settings["slos"]).bounds)
+    for side, policy in ((request.a, "vllm"), (request.b, "fair")):
+        assert side.deployment is not None and side.replicas == best.replicas
+        assert side.deployment.model_dump(mode="json") == best.deployment and side.settings == {"policy": policy}
+    again = opened("policy_lab", tmp_path, plan=EXAMPLE, offered="plan")
+    assert len(started) == 1 and again.button[-1].label == "Compare"  # a link alone starts nothing
+
+
+def test_a_claim_takes_the_planned_model_and_gpu(tmp_path: Path, plan: Planned) -> None:
+    app = opened("claims", tmp_path, plan=EXAMPLE)
+    (button,) = [button for button in app.button if button.label.startswith("Take the planned")]
+    button.click().run()
+    best = plan.answer.recommendation
+    assert best is not None and not app.exception
+    chosen = {box.label: box.value for box in app.selectbox}
+    assert (chosen["Model"], chosen["GPU"]) == (plan.model, plan.answer.gpu_of(best))
+
+
+def test_a_run_of_a_planned_fleet_is_held_against_the_slos_of_its_plan(tmp_path: Path) -> None:
+    metrics = RunMetrics.of(Recording.load(RUN_SAMPLE))
+    ttft = float(np.nanpercentile(metrics.values("ttft_ms"), 99, method="inverted_cdf"))
+    slos = [f"ttft_ms p99<={ttft * 2:.0f}", "tpot_ms p99<=0.5"]
+    directory = tmp_path / "jobs" / "0123456789abcdef"
+    directory.mkdir(parents=True)
+    (directory / "run").symlink_to(RUN_SAMPLE)
+    write_json(directory / "request.json", {"task": "x", "settings": {"plan": {"slos": slos}}})
+    assert slos_of(tmp_path, "jobs/0123456789abcdef/run", None) == tuple(slos)
+    drawn = slo_figure(metrics, parse_objectives(slos), "#000000")
+    assert sorted(shape.x0 for shape in drawn.layout.shapes) == [0.5, round(ttft * 2)]
+    assert slos_of(tmp_path, "mine", None) == ()
+
+
+def test_a_link_to_what_this_server_has_not_says_who_must_do_what(tmp_path: Path) -> None:
+    digest = sha256(CSV).hexdigest()[:16]
+    told = text(opened("plan", tmp_path, traffic="trace", trace=f"{digest}:azure hour.csv"))
+    assert "The trace azure_hour.csv of this link is not on this server" in told and digest in told
+    assert "is not on this server" in text(opened("policy_lab", tmp_path, plan="fedcba9876543210"))
+
+
+def test_a_trace_keeps_its_name_and_the_hash_of_its_file(tmp_path: Path, read_here: None) -> None:
+    digest = keep_trace(tmp_path, CSV, "../../Azure hour.csv")
+    path = trace_path(tmp_path, digest)
+    assert digest == sha256(CSV).hexdigest()[:16] and path is not None
+    assert trace_name(path) == "Azure_hour.csv"
+    settings = {**plan_request().as_json(), "traffic": str(path)}
+    assert Planned("x", settings, PlanDocument.read(plan_example()["answer"])).traffic == "Azure_hour.csv"
