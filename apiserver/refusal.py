@@ -6,7 +6,8 @@ from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+
+from serving.remedies import remedy
 
 _TYPES = {
     401: "authentication_error",
@@ -48,41 +49,10 @@ def invalid(error: ValidationError) -> Refusal:
     nearest = [each for other, each in of_field if other == way]
     of_its_type = [each for each in nearest if not each["type"].endswith("_type")] or nearest
     param = ".".join(way) or None
-    remedies = dict.fromkeys(map(_remedy, of_its_type))
+    remedies = dict.fromkeys(map(remedy, of_its_type))
     return Refusal(400, f"{param or 'the body'} {' or '.join(remedies).replace('or must be', 'or')}", param)
 
 
 def _way(place: tuple[int | str, ...]) -> list[str]:
     """The names and positions that lead to a field, without the members of unions that pydantic has among them."""
     return [str(part) for part in place if part != "str" and not str(part).startswith(("list[", "function-"))]
-
-
-def _remedy(error: ErrorDetails) -> str:
-    kind, bounds = error["type"], error.get("ctx", {})
-    if kind in _REMEDIES:
-        return _REMEDIES[kind].format(**bounds)
-    return error["msg"].removeprefix("Value error, ")
-
-
-_REMEDIES = {
-    "missing": "is missing; add it",
-    "extra_forbidden": "is not supported; leave it out",
-    "string_type": "must be a string",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "finite_number": "must be a finite number",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_short": "must not be empty",
-    "string_too_long": "must have at most {max_length} characters",
-    "too_short": "must not be empty",
-    "too_long": "must have at most {max_length} entries",
-    "literal_error": "must be {expected}",
-    "json_invalid": "is not JSON: {error}",
-    "string_unicode": "is not UTF-8 text",
-}

@@ -26,6 +26,7 @@ from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.plugins import located
+from serving.remedies import remedy
 from serving.settings import Settings
 from serving.speculative import SpeculativeConfig
 from serving.yaml_file import read_mapping
@@ -342,13 +343,13 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
         field = ".".join([where, *map(str, first["loc"])])
         if first["type"] == "missing":
             raise UserError(field, None, "is missing; add it") from None
-        remedy = first["msg"].removeprefix("Value error, ")
+        wanted = remedy(first)
         if first["type"] == "extra_forbidden":
             *way, name = first["loc"]
             near = get_close_matches(str(name), _settings(model, way), n=1)
-            remedy = f"is not a setting; did you mean {near[0]}?" if near else "is not a setting; leave it out"
+            wanted = f"is not a setting; did you mean {near[0]}?" if near else "is not a setting; leave it out"
         given = first["input"]
-        raise UserError(field, None if isinstance(given, dict) else given, remedy) from None
+        raise UserError(field, None if isinstance(given, dict) else given, wanted) from None
 
 
 def _refuse_truths(data: Any, made: Any, where: str) -> None:
