@@ -27,6 +27,8 @@ POLICY = {
     "vllm": SIMULATED,
     "static": "#8e2f4f",
     "prefill-first": "#a8744a",
+    "sglang": "#6b5b3e",
+    "trtllm": "#4f8a8b",
     "sarathi": "#18936f",
     "sjf": "#8b5cd6",
     "priority-ageing": "#d24f8e",

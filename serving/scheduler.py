@@ -26,6 +26,8 @@ POLICIES = {
     "vllm": "serving.policies.vllm:VllmScheduler",
     "static": "serving.policies.static:StaticScheduler",
     "prefill-first": "serving.policies.prefill_first:PrefillFirstScheduler",
+    "sglang": "serving.policies.sglang:SglangScheduler",
+    "trtllm": "serving.policies.trtllm:TrtllmScheduler",
     "sarathi": "serving.policies.sarathi:SarathiScheduler",
     "sjf": "serving.policies.sjf:SjfScheduler",
     "priority-ageing": "serving.policies.priority_ageing:PriorityAgeingScheduler",

@@ -34,7 +34,7 @@ from serving.yaml_file import read_mapping
 Model = TypeVar("Model", bound=BaseModel)
 _SELDOM_SET = (
     "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
-    "static_timeout_ms",
+    "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
 )  # fmt: skip
 
 
@@ -102,6 +102,15 @@ class SchedulerConfig(Settings):
     )
     fair_output_weight: int = Field(
         2, ge=0, le=1000, description="fair: weight of one output token in the service that a tenant has received"
+    )
+    scheduler_recv_interval: int = Field(
+        1, ge=1, le=1_000_000, description="sglang: steps of decodes after which new requests are looked for"
+    )
+    batch_wait_timeout_iters: int = Field(
+        0, ge=0, le=1_000_000, description="trtllm: most steps that prompts wait beside decodes for more of them"
+    )
+    batch_wait_max_tokens_ratio: float = Field(
+        0.0, ge=0.0, le=1.0, description="trtllm: share of the token budget at which they wait no longer"
     )
 
     kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(

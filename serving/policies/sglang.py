@@ -1,0 +1,59 @@
+"""The `sglang` policy: what SGLang does by default where vLLM does otherwise, after its `Scheduler` and `PrefillAdder`.
+
+Prompts and decodes never share a step (no `--enable-mixed-chunk`), and prompts come first. New requests are looked for
+after every step with prompts, when nothing runs, and else once in `scheduler_recv_interval` steps of decodes
+(`SchedulerRecvSkipper`). Requests that retract others, and the ratio by which SGLang expects outputs to be shorter than
+asked for, are as in `vllm`.
+"""
+
+from __future__ import annotations
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.content import Content
+from serving.policies.prefill_first import PrefillFirstScheduler
+from serving.request import Request
+from serving.step_plan import StepPlan
+from serving.workload import WorkloadRequest
+
+
+class SglangScheduler(PrefillFirstScheduler):
+    """Prefill first, and new requests are seen only now and then."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+        self._unseen: set[int] = set()
+        self._decoded = 0  # steps since requests were last looked for
+
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        request = super().add(arrived, outputs)
+        if request.id in self.requests:
+            self._unseen.add(request.id)
+        return request
+
+    def head(self) -> Request | None:
+        found = super().head()
+        return None if found is None or found.id in self._unseen else found
+
+    def schedule(self) -> StepPlan:
+        if self._decoded >= self.config.scheduler_recv_interval or not self.running:
+            self._look()
+        plan = super().schedule()
+        self._decoded += bool(plan.tokens)
+        if plan.prefill_tokens:
+            self._look()
+        return plan
+
+    def steady_steps(self) -> int:
+        if not self._unseen:
+            return super().steady_steps()
+        return min(super().steady_steps(), max(self.config.scheduler_recv_interval - self._decoded, 0))
+
+    def skip(self, steps: int) -> list[Request]:
+        self._decoded = (self._decoded + steps - 1) % self.config.scheduler_recv_interval + 1
+        return super().skip(steps)
+
+    def _look(self) -> None:
+        self._unseen.clear()
+        self._decoded = 0

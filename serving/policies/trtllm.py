@@ -1,0 +1,62 @@
+"""The `trtllm` policy: what TensorRT-LLM's PyTorch backend does by default where vLLM does otherwise.
+
+Prompts are not split (`enable_chunked_prefill` is off), and a request is admitted only if the KV blocks of all its
+tokens to come are there beside those that the running ones will need (`GUARANTEED_NO_EVICT`), so that none is ever
+preempted. With `batch_wait_timeout_iters` prompts wait beside decodes until they fill a share of the budget, or for so
+many steps (`PyExecutor._waiting_requests`).
+"""
+
+from __future__ import annotations
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import Hit
+from serving.kv.content import Content
+from serving.policies.vllm import VllmScheduler
+from serving.request import Request
+from serving.step_plan import StepPlan
+
+
+class TrtllmScheduler(VllmScheduler):
+    """Whole prompts, and no preemption."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+        self._chunks = False
+        self._waited = 0  # steps that prompts have been held back for
+
+    def fill(self, plan: StepPlan, budget: int) -> None:
+        left = self.serve_running(plan, budget)
+        if self.waiting and not plan.preempted and self._stop_waiting(plan, budget):
+            self.admit_waiting(plan, left)
+
+    def _stop_waiting(self, plan: StepPlan, budget: int) -> bool:
+        longest = self.config.batch_wait_timeout_iters
+        if not longest or not plan.tokens:
+            return True
+        enough = self.config.batch_wait_max_tokens_ratio * budget
+        prompts = 0
+        for request in self.waiting:
+            prompts += request.known
+            if plan.tokens + prompts > budget:
+                prompts -= request.known
+                break
+        if self._waited >= longest or plan.tokens + prompts >= enough:
+            self._waited = 0
+            return True
+        self._waited += 1
+        return False
+
+    def steady_steps(self) -> int:
+        return 0 if self.waiting and self.config.batch_wait_timeout_iters else super().steady_steps()
+
+    def _reason_to_reject(self, request: Request) -> str:
+        if request.prompt_len > self._budget:
+            return f"{request.prompt_len} prompt tokens exceed max_num_batched_tokens {self._budget}, and are not split"
+        return super()._reason_to_reject(request)
+
+    def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
+        promised = sum(self.most_held(each) for each in self.running.values())
+        enough = promised + self.most_held(request) <= self.pool.total
+        return enough and super()._fits(request, tokens, hit, now)
