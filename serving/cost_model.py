@@ -54,6 +54,15 @@ class PipelinedCost(CostModel, Protocol):
         ...
 
 
+@runtime_checkable
+class NetworkedCost(CostModel, Protocol):
+    """A cost model that knows what its engine sends between nodes."""
+
+    def network_ns(self, tokens: int) -> int:
+        """For how long the collectives of a step of so many tokens keep a device's adapter busy."""
+        ...
+
+
 def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
     """The plans of `decode_run_ns`, one by one."""
     for _ in range(steps):

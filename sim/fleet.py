@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.call_limit import CallWatch
+from serving.deployments.node_groups import nodes_of
 from serving.own_contract import contract_with
 from serving.request import Request
 from serving.scheduler import POLICIES, find_policy
@@ -21,11 +22,12 @@ from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.own_router import OwnRouter
 from sim.pace import paced
-from sim.priced_pool import PricedPool
+from sim.priced_pool import PricedPool, networked
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
 from sim.router import Router
 from sim.run_log import RunLog
+from sim.shared_network import SharedNetwork
 
 
 class Life:
@@ -199,6 +201,8 @@ class Fleet:
         replica = Replica(self._clock, index, policy, self._costs[pool], self._log, self._on_end, stages)
         if self._transfers is not None:
             self._transfers.connect(replica, self.pools[pool].config.role)
+            if self._transfers.shares_inter_node and nodes_of(deployment) > 1:
+                replica.network = SharedNetwork(self._transfers.links, index, networked(self.pools[pool]))
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)

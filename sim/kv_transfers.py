@@ -54,6 +54,7 @@ class KvTransfers:
         on_prefilled: Callable[[Request], None],
         hands_on_first_token: bool = True,
     ) -> None:
+        self.shares_inter_node = links.shares_inter_node
         fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
         self.links = Links(clock, round(links.latency_us * 1000), links.nic_gb_s * _GB, fabric)
         self.hands_on_first_token = hands_on_first_token

@@ -57,6 +57,7 @@ class Links:
         self._fabric = () if fabric_bytes_s is None else (Port(round(fabric_bytes_s * _FINE)),)
         self._ports: dict[int, tuple[Port, Port]] = {}  # out and in
         self._losses: Counter[int] = Counter()  # under way
+        self._taken: dict[int, tuple[int, int]] = {}  # by something else, as a fraction
 
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
         """Send `size` bytes, beginning after the latency; `on_end` is called when all of them are there."""
@@ -88,8 +89,23 @@ class Links:
         self._losses[replica] -= 1
         if self._losses[replica]:
             return
+        self._open(replica)
+
+    def flows(self, replica: int) -> int:
+        """How many go into or out of `replica` now, whichever are more."""
+        return max(len(port.flows) for port in self._of(replica))
+
+    def take(self, replica: int, part: int, whole: int) -> None:
+        """Something else takes `part / whole` of the link of `replica`, in both directions, until the next call."""
+        if self._taken.get(replica, (0, 1)) != (part, whole):
+            self._taken[replica] = part, whole
+            if not self._losses[replica]:
+                self._open(replica)
+
+    def _open(self, replica: int) -> None:
+        part, whole = self._taken.get(replica, (0, 1))
         for port in self._of(replica):
-            port.capacity = self._nic
+            port.capacity = self._nic - self._nic * part // whole
         self._share(self._of(replica))
 
     def _of(self, replica: int) -> tuple[Port, Port]:

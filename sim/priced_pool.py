@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from serving.cost_model import CostModel
+from serving.cost_model import CostModel, NetworkedCost
 from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
@@ -28,6 +28,17 @@ class PricedPool:
     def gpus(self) -> int:
         """GPUs of one rank."""
         return self.deployment.gpus // self.ranks
+
+
+def networked(pool: PricedPool) -> NetworkedCost:
+    """What tells how much its engines send between nodes. Raises UserError where nothing does, or stages do."""
+    if not isinstance(pool.cost, NetworkedCost):
+        remedy = "needs the kernel tables of a GPU; simulate with --gpu, or leave it out"
+        raise UserError("fleet.links.shares_inter_node", True, remedy)
+    if (stages := pool.deployment.pipeline_parallel_size) > 1:
+        remedy = "cannot be combined with fleet.links.shares_inter_node; leave one of them out"
+        raise UserError("pipeline_parallel_size", stages, remedy)
+    return pool.cost
 
 
 def plain_fleet(replicas: int) -> FleetConfig:

@@ -26,6 +26,7 @@ from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.pace import paced
 from sim.pipeline import Pipeline
 from sim.run_log import RunLog
+from sim.shared_network import SharedNetwork
 
 
 class LoadListener(Protocol):
@@ -45,6 +46,7 @@ class Replica:
     hands_on              if given, says of each that finishes whether another replica goes on with it, which is then
                           not its end; KV blocks that it still holds are kept until `release`
     on_planned            if given, called with each plan that is launched, and when it ends
+    network               if given, what its steps share with KV transfers
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Replica:
         self._on_end = on_end
         self.hands_on: Callable[[Request], bool] | None = None
         self.on_planned: Callable[[StepPlan, int], None] | None = None
+        self.network: SharedNetwork | None = None
         self._kept: dict[int, Request] = {}
         self._depth = 2 if policy.limits.async_scheduling else stages
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
@@ -253,7 +256,10 @@ class Replica:
             else:
                 if start < self._last_end_ns:
                     start = self._last_end_ns
-                end = start + self._cost.step_ns(plan)
+                step_ns = self._cost.step_ns(plan)
+                if self.network is not None:
+                    step_ns += self.network.wait_ns(plan.tokens, step_ns)
+                end = start + step_ns
             self._last_end_ns = end
             launched.append((plan, end))
             self._log.planned(self.index, self.scheduler, plan, now, start, end, stages_ns)
@@ -334,6 +340,10 @@ class Replica:
         decodes = self.scheduler.decodes
         rows = len(decodes.members)
         durations = self._cost.decode_run_ns(rows, decodes.context, decodes.squares, steps)
+        if self.network is not None:
+            durations = list(durations)
+            more_ns = self.network.wait_ns(rows, durations[0])
+            durations = [ns + more_ns for ns in durations]
         if self._launched:
             self._overlap(durations, self._cost.cpu_ns(self._launched[0][0]), now)
         else:

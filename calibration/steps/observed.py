@@ -115,6 +115,9 @@ class ObservedOperations(_Observed):
         self._longest: dict[int, float] = {}  # context, by decode rows
         self._prompts: dict[tuple[int, int, int], None] = {}  # exponents of prompts, tokens of each, and past of each
 
+    def network_ns(self, tokens: int) -> int:
+        return self.pure.network_ns(tokens)
+
     def at(self, share: float) -> Self:
         return type(self)(self.pure.scaled(*(factor_at(known, share) for known in self.interval)))
 

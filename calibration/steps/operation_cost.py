@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import exp, log2, sqrt
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.kernels.inter_node import rate_between_nodes
 from calibration.kernels.times import KernelTimes
-from calibration.operations import Operation, StepSizes
+from calibration.operations import Collective, Operation, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
@@ -180,7 +182,20 @@ class OperationCost:
         least = self._launching(True, False, True) if self.deployment.enforce_eager else 0
         return [cpu + max(fixed + ps, least) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
 
+    def network_ns(self, tokens: int) -> int:
+        return self._network_ns[min(tokens, self._most_tokens)]
+
     # Tables
+
+    @cached_property
+    def _network_ns(self) -> list[int]:
+        """By tokens: the bytes that collectives send between nodes, at the rate of the link."""
+        tokens, gpu = np.arange(self._most_tokens + 1, dtype=np.float64), self.kernels.gpu
+        busy = np.zeros_like(tokens)
+        for operation in step_operations(self.model, self.deployment, StepSizes(prefill_tokens=tokens)):
+            if isinstance(operation, Collective) and operation.link is not None:
+                busy += 1e9 * operation.count * operation.sent_between_nodes / rate_between_nodes(gpu, operation)
+        return np.round(busy).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
     def _cpu_ns(self, rows: int) -> int:
         return round(self.host.step_ns + self.host.row_ns * rows)

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from serving.plugins import located
 from serving.settings import Settings
@@ -55,12 +62,24 @@ class LinksConfig(_Settings):
     nic_gb_s: float = Field(50.0, gt=0, le=1e9, description="most GB/s that a replica sends, and most that it receives")
     fabric_gb_s: float | None = Field(None, gt=0, le=1e9, description="GB/s of all transfers together; null: no limit")
     latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer starts")
+    shares_inter_node: bool = Field(
+        False,
+        description="KV goes over the adapters that join an engine's own nodes, and contends with its collectives",
+    )
     kv_bytes_per_token: int | None = Field(
         None,
         ge=1,
         le=10**9,
         description="KV bytes of one token over all layers and devices; null: from the model's shapes",
     )
+
+    @model_serializer(mode="wrap")
+    def _without_sharing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written only where it is stated: recordings stay as they were."""
+        data: dict[str, Any] = dump(self)
+        if not self.shares_inter_node:
+            data.pop("shares_inter_node", None)
+        return data
 
 
 class Patience(_Settings):
