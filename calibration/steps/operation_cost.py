@@ -195,7 +195,7 @@ class OperationCost:
         for operation in step_operations(self.model, self.deployment, StepSizes(prefill_tokens=tokens)):
             if isinstance(operation, Collective) and operation.link is not None:
                 busy += 1e9 * operation.count * operation.sent_between_nodes / rate_between_nodes(gpu, operation)
-        return np.round(busy).astype(np.int64).tolist()  # type: ignore[no-any-return]
+        return [round(ns) for ns in busy.tolist()]
 
     def _cpu_ns(self, rows: int) -> int:
         return round(self.host.step_ns + self.host.row_ns * rows)

@@ -115,8 +115,8 @@ def test_adapters_that_a_node_shares_are_slower() -> None:
     [
         ({"inter_node": {"link": "infiniband"}}, "engine.inter_node.link", "'infiniband-ndr'"),
         ({"inter_node": {"link": "ethernet-100"}}, "inter_node.link", "set latency_us"),
-        ({"inter_node": {"bandwidth_gb_s": 0}}, "engine.inter_node.bandwidth_gb_s", "greater than 0"),
-        ({"inter_node": {"gpus_per_node": 0}}, "engine.inter_node.gpus_per_node", "greater than or equal to 1"),
+        ({"inter_node": {"bandwidth_gb_s": 0}}, "engine.inter_node.bandwidth_gb_s", "more than 0"),
+        ({"inter_node": {"gpus_per_node": 0}}, "engine.inter_node.gpus_per_node", "at least 1"),
         ({"tp": 6, "dp": 2}, "tensor_parallel_size", "must divide the 8 GPUs of a node"),
     ],
 )
