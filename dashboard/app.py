@@ -22,4 +22,6 @@ def _icon() -> Image.Image:
 
 
 st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
+# Streamlit leaves 96 px above a page's first line; its own bar takes 60 of them.
+st.html("<style>[data-testid=stMainBlockContainer] { padding-top: 4.5rem }</style>")
 st.navigation(pages(Path(sys.argv[1])), position="top").run()

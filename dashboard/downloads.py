@@ -5,25 +5,43 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from functools import partial
 
 import streamlit as st
 
+from dashboard.export_task import MANY, export_job, exported
+from dashboard.job_view import follow, start
 from planning.exports.export import formats_of, write_export
 from planning.exports.exportable import Exportable
 from planning.exports.formats import FORMATS
+from planning.exports.recorded_run import RecordedRun
 
 
 def downloads(source: Exportable, name: str) -> None:
-    """Everything that `source` can be written as, in files called `name`, or what of it can stand in a file's name."""
+    """Everything that `source` can be written as, in files called `name`, or what of it can stand in a file's name.
+
+    Long tables of a recording are prepared by a job first, of which a line tells how far it is.
+    """
     stem = re.sub(r"[^\w.]+", "-", name).strip("-.")
     with st.popover("Download", icon=":material/download:"):
         for format in formats_of(source):
             about = FORMATS[format]
             for table in source.tables if about.tabular else (None,):
                 several = table is not None and len(source.tables) > 1
+                label = f"{about.label} of {table}" if several else about.label
+                content = _export(source, format, table)
+                if table and isinstance(source, RecordedRun) and sum(source.recording.group_rows(table)) > MANY:
+                    job = export_job(source.runs / "jobs", source, format, table)
+                    if job.status.state != "done":
+                        if st.button(f"Prepare {label}", key=f"prepare-{format}-{table}", width="stretch"):
+                            start(job)
+                        if job.status.state != "absent":
+                            follow(job)
+                        continue
+                    content = partial(exported, job)
                 st.download_button(
-                    f"{about.label} of {table}" if several else about.label,
-                    _export(source, format, table),
+                    label,
+                    content,
                     file_name=f"{stem}{f'-{table}' if several else ''}{about.suffix}",
                     mime=about.mime,
                     help=about.what,

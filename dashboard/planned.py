@@ -16,9 +16,8 @@ from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import FLEET, PLAN
-from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name
+from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name, traffic_name
 from dashboard.shown import literal, verbatim
-from dashboard.uploads import trace_name
 from dashboard.url import keep, named
 from planning.jobs.job import Job, finished
 from planning.plan.document import PlanDocument
@@ -39,20 +38,14 @@ class Planned(NamedTuple):
 
     @property
     def model(self) -> str:
-        """Its name in the catalogue, or what says that it is none of it."""
+        """Its name in the catalogue; of a pasted one its architecture and size."""
         best = self.answer.recommendation
-        model = str(self.settings.get("model") or (best and best.deployment.get("model")) or "the usual model")
-        return "a model of your own" if "/uploads/" in model else model
+        return model_name(str(self.settings.get("model") or (best and best.deployment["model"]) or ""))
 
     @property
     def traffic(self) -> str:
         """The trace by its name, or the kind of the requests and their rate."""
-        traffic = self.settings["traffic"]
-        if isinstance(traffic, str):
-            return trace_name(Path(traffic))
-        rate = traffic.get("arrivals", {}).get("rate") if isinstance(traffic, dict) else None
-        name = str(traffic.get("name", "traffic")) if isinstance(traffic, dict) else "several kinds of requests"
-        return name if rate is None else f"{name}, {rate:,.4g} requests/s"
+        return traffic_name(self.settings["traffic"], self.answer)
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -109,7 +102,7 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
     with st.container(border=True, horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f"Planned: **{literal(said[0])}** · {' · '.join(map(literal, said[1:]))}", width="content")
         if here != "Frontier" and "Frontier" in ways:
-            st.page_link(ways["Frontier"], label="Frontier", icon=":material/scatter_plot:", query_params=query)
+            st.page_link(ways["Frontier"], label="See the frontier", icon=":material/scatter_plot:", query_params=query)
         if here != "Policy lab" and "Policy lab" in ways:
             compare = st.button("Compare policies on it", icon=":material/compare_arrows:", type="tertiary")
             if compare:

@@ -23,6 +23,14 @@ def shown(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def timed(label: str, *times_ms: float | None) -> tuple[str, list[str]]:
+    """`label` with its unit, and times in it: seconds from 10,000 ms on, by the first of them."""
+    first = times_ms[0]
+    in_s = first is not None and 10_000 <= first < math.inf
+    scaled = [time and time / 1000 if in_s else time for time in times_ms]
+    return f"{label} ({'s' if in_s else 'ms'})", list(map(shown, scaled))
+
+
 def percent(share: float | None) -> float | None:
     """A share in percent; None stays None."""
     return None if share is None else 100 * share

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -136,6 +137,11 @@ def number(
     return int(amount(label, parameter, low, high, otherwise, step, help, "%d", int))
 
 
+def _refused(label: str, said: str, remedy: str) -> None:
+    """Say that the page does not take what the link says."""
+    st.info(f"{label.strip()} cannot be {verbatim(repr(said[:80]))}, as the link says: {remedy}.")
+
+
 def quantity(text: str | None, low: float, high: float, otherwise: float) -> float:
     """The number that a link gives; `otherwise` where it gives none from `low` to `high`."""
     try:
@@ -204,8 +210,11 @@ def choose_many(
     """A choice of any number of options, in the URL as a line of CSV; names of no option are passed over."""
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
-    wanted = list(dict.fromkeys(name for name in names if name in options))
-    chosen: list[str] = st.multiselect(label, options, wanted, show, _key(parameter), help)
+    wanted, key = list(dict.fromkeys(name for name in names if name in options)), _key(parameter)
+    unknown = [name for name in names if name not in options]
+    if unknown and key not in st.session_state:
+        _refused(label, _line(unknown), "it is left out")
+    chosen: list[str] = st.multiselect(label, options, wanted, show, key, help)
     keep(parameter, _line(chosen), _line(otherwise))
     return chosen
 
@@ -236,7 +245,10 @@ def amount(
     kind: type[float] = float,
 ) -> float:
     """A number that is the query parameter; `otherwise` when that is absent or no such number."""
-    value, key = kind(quantity(named(parameter), low, high, otherwise)), _key(parameter)
+    said, key = named(parameter), _key(parameter)
+    value = kind(quantity(said, low, high, otherwise))
+    if said is not None and quantity(said, low, high, math.inf) == math.inf and key not in st.session_state:
+        _refused(label, said, f"it must be from {low:,.6g} to {high:,.6g}, and is {otherwise:,.6g} here")
     chosen = kind(st.number_input(label, kind(low), kind(high), value, kind(step), show, key=key, help=help))
     keep(parameter, f"{chosen:.10g}", f"{otherwise:.10g}")
     return chosen

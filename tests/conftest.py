@@ -9,7 +9,7 @@ import pytest
 
 import tests.budget  # noqa: F401
 import tokentwin  # noqa: F401
-from tests.dashboard.browser import own_runs, own_server, page, server, server_runs, window  # noqa: F401
+from tests.dashboard.browser import page, server, server_runs, window  # noqa: F401
 from tests.fast_lane import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,

@@ -57,12 +57,12 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     sentences = {name: claim.claim for name, claim in checked.items()}
     with titled("What everyone says about inference", (1, 1)):
         name = choose("Claim", list(checked), "claim", show=lambda name: sentences.get(name, name))
+    downloads(answer, "claims")
     _found(checked[name], claims[name])
     _own(runs, name, claims[name], plan)
     with st.expander("All claims"):
         rows = [{"claim": c.claim, "expected": c.expected, "verdict": c.verdict} for c in checked.values()]
         table(pd.DataFrame(rows))
-    downloads(answer, "claims")
 
 
 def _found(checked: CheckedClaim, claim: Claim) -> None:

@@ -48,6 +48,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests. SLOs: "
         f"{literal(', '.join(answer.objectives))}. Click a fleet to choose it."
     )
+    downloads(answer, "plan")
     if not points:
         st.info("This plan has no fleet to show: no candidate can serve the traffic.")
         return
@@ -62,7 +63,6 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         _clickable(plot, "price", "What speed costs", rated, planned, runs)
     _fleet(runs, planned, points[_chosen(points, recommended)], ways)
     table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content")
-    downloads(answer, "plan")
 
 
 def _in_order(found: dict[str, Planned]) -> dict[str, Planned]:

@@ -20,7 +20,7 @@ from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.fleet_over_time import FleetOverTime
 from dashboard.run_page.held_steps import HeldSteps
 from dashboard.run_page.step_time_charts import part_times
-from dashboard.run_page.words import backlog, distribution_rows, scalar_rows
+from dashboard.run_page.words import backlog, distribution_rows, headline_figures, scalar_rows
 from dashboard.series import column
 from dashboard.shown import capitalised, sentence
 from dashboard.step_page.charts import roofline
@@ -50,6 +50,9 @@ def run_report(source: RecordedRun) -> tuple[str, list[str]]:
         paragraph(" · ".join(filter(None, facts)), soft=True),
         warning(f"{outcome.shortfall}: {outcome.latencies_of}") if outcome.shortfall else "",
         paragraph(f"{capitalised(found.verdict.lower())}: {backlog(found)}", soft=True) if found else "",
+        table(
+            [{"": each.label, "value": each.value, "90 % band": each.band} for each in headline_figures(run, metrics)]
+        ),
         heading("Over time"),
         figure(run_charts.timeline(*over_time, run_colour(run)), of_run(run)),
         heading("Where step time goes"),

@@ -30,7 +30,8 @@ def sweep_report(source: Sweep) -> tuple[str, list[str]]:
         *_failures(found),
         *_origin(found),
     ]
-    return f"Sweep {source.path.resolve().name}", blocks
+    name = source.path.resolve().name
+    return name if name.lower().startswith("sweep") else f"Sweep {name}", blocks
 
 
 def _figures(found: SweepResults, complete: pa.Table, view: SweepView) -> Iterator[str]:

@@ -24,6 +24,7 @@ from dashboard.job_view import offer
 from dashboard.kept_inputs import Incomplete
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
+from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
@@ -45,6 +46,7 @@ from serving.errors import UserError
 from serving.metrics import metric
 
 _GLANCE = 20_000  # requests that say what the lengths are like
+_FEW = 2000  # that say enough for an estimate
 
 
 @in_url
@@ -76,15 +78,21 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         strip(runs, plan, ways, "Plan")
         _answer(plan, runs, ways)
     else:
-        _unanswered(job)
+        _unanswered(job, request)
     _traffic(offered, request)
 
 
-def _unanswered(job: Job) -> None:
+def _unanswered(job: Job, request: PlanRequest) -> None:
     st.title("Which fleet?", anchor=False)
+    estimates_table(*_estimates(job.id, request))
     why = "These inputs have no answer yet. A first answer takes seconds, the whole answer about a minute."
     if offer(job, why, "Find the fleet", "find", watched=COARSE):
         _first_answer(job.document(COARSE), job.settings["spares"])
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _estimates(key: str, _request: PlanRequest) -> Any:
+    return estimates(_request, glance(_request, _FEW))
 
 
 def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
@@ -104,8 +112,8 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
     if best is None:
         st.title("No fleet", anchor=False)
         st.error(literal(answer.answer), icon=":material/block:")
-        _rest(answer)
         downloads(answer, "plan")
+        _rest(answer)
         return
     spares = answer.spares
     st.title(words.fleet_name(best, spares), anchor=False)
@@ -113,6 +121,7 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(words.provenance(best.standing))
         run = st.container(width="content")
+        downloads(answer, "plan")
     run_of(runs, plan, best, ways, run, "Simulate it and open its run")
     _published_error(runs, answer.gpu_of(best))
     _warn_of_short_traffic(answer)
@@ -146,7 +155,6 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
         st.subheader("Serve it with vLLM", anchor=False, help=_HELP["serve"])
         st.code(best.vllm_serve, language="bash", wrap_lines=True)
     _rest(answer)
-    downloads(answer, "plan")
 
 
 def _published_error(runs: Path, gpu: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.shown import prose
+from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from planning.plan.headline import percent
@@ -150,7 +151,7 @@ def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
     # A calibration may have brought the model.
     served = (candidate.deployment["model"] for candidate in answer.candidates.values())
     model = settings.get("model") or next(served, "no model")
-    return f"{fleet}: {model_name(model)}, {_traffic(settings['traffic'], answer)}, {slos}"
+    return f"{fleet}: {model_name(model)}, {traffic_name(settings['traffic'], answer)}, {slos}"
 
 
 def model_name(model: str) -> str:
@@ -166,12 +167,13 @@ def model_name(model: str) -> str:
     return f"{config['architectures'][0]}, {f'{size:.3g} B' if size >= 1 else f'{1000 * size:.3g} M'}"
 
 
-def _traffic(traffic: Any, answer: PlanDocument) -> str:
+def traffic_name(traffic: Any, answer: PlanDocument) -> str:
     """`traffic` is a specification, several of them, or the path of a trace."""
     spec = traffic if isinstance(traffic, Mapping) else {}
     rate = spec.get("arrivals", {}).get("rate") or answer.requests_per_s
     said = f" at {rate:,.3g} requests/s" if rate else ""
-    return f"{spec.get('name', 'a trace' if isinstance(traffic, str) else 'a mix')}{said}"
+    name = trace_name(Path(traffic)) if isinstance(traffic, str) else spec.get("name", "a mix")
+    return f"{name}{said}"
 
 
 def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, Any]]:

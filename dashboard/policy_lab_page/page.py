@@ -121,7 +121,9 @@ def _answer(answer: ComparisonDocument) -> None:
     names = Sides(*side_names(answer.a, answer.b))
     st.subheader(f"{_ICONS[answer.winner, answer.difference]} {verbatim(capitalised(answer.verdict))}", anchor=False)
     rated = words.provenance(answer)
-    badge(rated)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(rated)
+        downloads(answer, "comparison")
     st.caption(words.basis(answer))
     if answer.units.carry_over:
         st.warning(words.CARRIED_OVER, icon=":material/warning:")
@@ -200,7 +202,7 @@ def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
 
 
 def _rest(answer: ComparisonDocument) -> None:
-    """The numbers, the two deployments, and downloads."""
+    """The numbers, and the two deployments."""
     with st.expander("The numbers"):
         table(words.number_rows(answer.rows), _FORMATS, _CHANGE)
         st.caption(words.ENDS)
@@ -208,7 +210,6 @@ def _rest(answer: ComparisonDocument) -> None:
         for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):
             place.markdown(f"**{key}**" + (f": {side.replicas} × " if (side.replicas or 1) > 1 else ""))
             place.json(side.deployment.as_json(), expanded=1)
-    downloads(answer, "comparison")
 
 
 _ICONS = {  # by who is better on the whole, and whether anything differs

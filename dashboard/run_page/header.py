@@ -14,8 +14,8 @@ from calibration.validation.decision_replay import recorded_deployment
 from dashboard.blocks import badge
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
-from dashboard.run_page.words import backlog, bands_of
-from dashboard.shown import capitalised, literal, sentence, shown
+from dashboard.run_page.words import backlog, bands_of, headline_figures
+from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
 from planning.request_endings import RequestEndings
 from serving.metrics import metric
@@ -25,8 +25,6 @@ from traces.run_metrics import RunMetrics
 
 _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
-_LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
-_RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
 _OF_A_FLEET = re.compile(r"jobs/[0-9a-f]+/run")
 _CELL_PX = 138  # all abreast on a wide page, five on a narrow one
 _BAND = "The grey numbers are 90 % bands. They come from the uncertainty of the step times."
@@ -64,31 +62,17 @@ def _title(name: str, recording: Recording) -> str:
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
     """The figures that a run is judged by, their badge, and their bands where the recording holds them."""
-    scalars, bands = metrics.scalars(), bands_of(run)
-    cells = [
-        (f"{metric(name).label} {stat} (ms)", getattr(metrics.distribution(name), stat), name, stat)
-        for name, stat in _LATENCIES
-    ]
-    cells += [(label, scalars[name], name, "value") for name, label in _RATES]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         badge(of_run(run))
-        if bands:
+        if bands_of(run):
             st.caption(_BAND, width="content")
         outcome = RequestEndings.of(metrics)
         if outcome.shortfall:
             st.caption(sentence(outcome.latencies_of), width="content")
     with st.container(horizontal=True, gap="small"):
-        for label, value, name, stat in cells:
-            band = bands.get(name, {}).get(stat)
-            st.metric(
-                label,
-                shown(value),
-                f"{shown(band[0])}–{shown(band[1])}" if band else None,
-                delta_color="off",
-                delta_arrow="off",
-                help=metric(name).help,
-                width=_CELL_PX,
-            )
+        for label, value, band, name in headline_figures(run, metrics):
+            help = metric(name).help
+            st.metric(label, value, band, delta_color="off", delta_arrow="off", help=help, width=_CELL_PX)
 
 
 def _backlog(metrics: RunMetrics) -> str | None:

@@ -13,7 +13,7 @@ from dashboard.blocks import BARE, figure
 from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
-from dashboard.shown import percent, shown
+from dashboard.shown import percent, shown, timed
 from serving.metrics import metric
 from traces.distribution import Distribution
 from traces.recording import Recording
@@ -45,7 +45,8 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
                 above = st.container()
                 with st.container(horizontal=True, gap="small"):
                     for text, value, name in cells:
-                        st.metric(text, shown(value), help=metric(name).help, width=_CELL_PX)
+                        text, (said,) = timed(text, value) if name.endswith("_ms") else (text, [shown(value)])
+                        st.metric(text, said, help=metric(name).help, width=_CELL_PX)
                 for note in notes.get(title, ()):
                     st.caption(note)
                 figure(figures[title], title, title, provenance, place=above, small=True, menu=BARE)
@@ -56,14 +57,14 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
     steps, queue = (metrics.distribution(name) for name in ("step_ms", "queue_ms"))
     return {
         "Token": [
-            (f"{metric(gaps.metric).label} p50 (ms)", gaps.spread.p50, gaps.metric),
-            (f"{metric(gaps.metric).label} p99 (ms)", gaps.spread.p99, gaps.metric),
+            (f"{metric(gaps.metric).label} p50", gaps.spread.p50, gaps.metric),
+            (f"{metric(gaps.metric).label} p99", gaps.spread.p99, gaps.metric),
             ("input (tok/s)", s["input_throughput"], "input_throughput"),
             ("output (tok/s)", s["output_throughput"], "output_throughput"),
         ],
         "Compute": [
-            ("step p50 (ms)", steps.p50, "step_ms"),
-            ("step p99 (ms)", steps.p99, "step_ms"),
+            ("step p50", steps.p50, "step_ms"),
+            ("step p99", steps.p99, "step_ms"),
             ("tokens/step", metrics.distribution("batch_tokens").mean, "batch_tokens"),
             ("busy (%)", percent(s["busy"]), "busy"),
         ],
@@ -74,8 +75,8 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("preemptions", s["preemptions"], "preemptions"),
         ],
         "Request": [
-            ("queue p50 (ms)", queue.p50, "queue_ms"),
-            ("queue p99 (ms)", queue.p99, "queue_ms"),
+            ("queue p50", queue.p50, "queue_ms"),
+            ("queue p99", queue.p99, "queue_ms"),
             ("requests/s", s["request_throughput"], "request_throughput"),
             ("peak at once", s["concurrency_peak"], "concurrency"),
         ],

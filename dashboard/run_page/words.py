@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibration.provenance import Provenance, noted
 from calibration.steps.coverage import shown_share
-from dashboard.shown import shown
+from dashboard.shown import shown, timed
 from planning.diagnose.document import DiagnosisDocument
 from serving.metrics import metric
 from traces.recording_notes import notes_of
@@ -65,6 +65,8 @@ def _change(share: float | None) -> str:
 
 
 Bands = Mapping[str, Mapping[str, tuple[float, float]]]
+_LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
+_RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -80,6 +82,29 @@ def bands_of(run: Mapping[str, Any]) -> Bands:
     """The 90 % bands by metric and statistic; none where the recording holds none."""
     bands = notes_of(run).get("bands")
     return bands if isinstance(bands, dict) else {}
+
+
+class Figure(NamedTuple):
+    """One that a run is judged by: its name with its unit, the figure, and its 90 % band where there is one."""
+
+    label: str
+    value: str
+    band: str | None
+    metric: str
+
+
+def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Figure]:
+    """Latencies at their median and tail, then rates."""
+    scalars, bands, found = metrics.scalars(), bands_of(run), []
+    for name, stat in _LATENCIES:
+        band = bands.get(name, {}).get(stat, ())
+        value = getattr(metrics.distribution(name), stat)
+        label, (text, *ends) = timed(f"{metric(name).label} {stat}", value, *band)
+        found.append(Figure(label, text, "–".join(ends) or None, name))
+    for name, label in _RATES:
+        ends = [shown(end) for end in bands.get(name, {}).get("value", ())]
+        found.append(Figure(label, shown(scalars[name]), "–".join(ends) or None, name))
+    return found
 
 
 def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:

@@ -73,6 +73,7 @@ def show(runs: Path) -> None:
         mistake(error, runs)
         return
     _verdict(report)
+    downloads(Validation(reports[name], runs if own else None), name)
     _ladder(rungs(report, external, clients, decisions))
     with st.container():
         _distributions(reports[name], report)
@@ -92,7 +93,6 @@ def show(runs: Path) -> None:
     if clients is not None:
         _clients(clients)
     _provenance(report)
-    downloads(Validation(reports[name], runs if own else None), name)
 
 
 def _bundled(runs: Path) -> None:

@@ -97,7 +97,8 @@ class KvCapacity(NamedTuple):
         config = deployment.scheduler
         need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
-            frugal = self._blocks(self.left + self.activations - self.forward) >= need
+            # At no room at all that would only just let the longest request in, one at a time.
+            frugal = self.num_blocks > 0 and self._blocks(self.left + self.activations - self.forward) >= need
             remedy = "lower max_num_seqs, or " if frugal else ""
             raise UserError(
                 "gpu",

@@ -90,21 +90,8 @@ def chromium(playwright):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, server_runs):
-    """The dashboard's address; one server for all files whose tests leave nothing behind."""
+    """The dashboard's address: one server for all files. What a test leaves there may be the newest for the next."""
     with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
-def own_runs(tmp_path_factory, server_runs):
-    """A copy of them, which tests may add to."""
-    return shutil.copytree(server_runs, tmp_path_factory.mktemp("own") / "samples")
-
-
-@pytest.fixture(scope="session")
-def own_server(tmp_path_factory, own_runs):
-    """The address of a dashboard over `own_runs`, so that no test's plans and runs are the newest for other files."""
-    with dashboard(own_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 
 

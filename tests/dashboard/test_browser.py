@@ -12,12 +12,13 @@ pytestmark = [
 ]
 THEMES = ("light", "dark")
 
-# What is to be seen on a page, how many plots it has at least, and how many marks in them.
+# What is to be seen on a page, how many plots it has at least, and how many marks in them. Pages that open on the newest
+# of what there is are told what to show: other tests leave plans and runs.
 PAGES = {
     "": ("Why not", 5, 50),
-    "frontier": ("What speed costs", 2, 20),
+    "frontier?plan=example": ("What speed costs", 2, 20),
     "policy-lab": ("Winners and losers", 4, 40),
-    "run": ("Four lifecycles", 6, 60),
+    "run?run=real-1": ("Four lifecycles", 6, 60),
     "step": ("Where the time of one engine step goes", 2, 10),
     "trust": ("TTFT p50 -3.1 %", 3, 200),
     "claims": ("Under your conditions", 1, 3),

@@ -22,19 +22,17 @@ ANSWER = "Why not fewer?"
 
 
 @pytest.fixture
-def runs(tmp_path):
-    """Where jobs are kept; none of their processes outlives the test."""
-    path = tmp_path / "runs"
-    path.mkdir()
-    yield path
-    for leader in leaders(path):
+def new_leaders(server_runs):
+    """A function that gives the processes of the jobs that the test starts; none of them outlives it."""
+    before = set(server_runs.glob("jobs/*/process.json"))
+
+    def leaders():
+        return [read_json(path) for path in sorted(set(server_runs.glob("jobs/*/process.json")) - before)]
+
+    yield leaders
+    for leader in leaders():
         with suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)
-
-
-def leaders(runs):
-    """The processes of all jobs, dead or alive."""
-    return [read_json(path) for path in sorted(runs.glob("jobs/*/process.json"))]
 
 
 def begun(page, address, link):
@@ -43,11 +41,11 @@ def begun(page, address, link):
     page.get_by_role("button", name="Cancel").wait_for()
 
 
-def test_tabs_and_reloads_find_the_same_work_and_no_kill_loses_any(runs, window, tmp_path):
+def test_tabs_and_reloads_find_the_same_work_and_no_kill_loses_any(server, server_runs, new_leaders, window, tmp_path):
     first, second, other = (without_plots(window.new_page()) for _ in range(3))
-    with dashboard(runs, tmp_path, end=subprocess.Popen.kill) as address:
+    with dashboard(server_runs, tmp_path, end=subprocess.Popen.kill) as address:
         begun(first, address, HEAVY.format(30))
-        (heavy,) = leaders(runs)
+        (heavy,) = new_leaders()
         os.killpg(heavy, signal.SIGSTOP)  # it has to be there, not to work: it would never be done in time
         first.reload()
         first.get_by_role("progressbar").wait_for()
@@ -59,18 +57,18 @@ def test_tabs_and_reloads_find_the_same_work_and_no_kill_loses_any(runs, window,
             page.get_by_text("Cancelled. You can start it again.").wait_for()
             page.get_by_role("button", name="Find the fleet", disabled=False).wait_for()
         until(lambda: not group(heavy))
-        (light,) = [leader for leader in leaders(runs) if leader != heavy]  # and not a third
+        (light,) = [leader for leader in new_leaders() if leader != heavy]  # and not a third
     until(lambda: not group(light))
-    with dashboard(runs, tmp_path) as address:
-        other.goto(f"{address}/{LIGHT}")
-        other.get_by_text(ANSWER).wait_for()
-        begun(first, address, HEAVY.format(31))
-        (heavy,) = [leader for leader in leaders(runs) if group(leader)]
-        os.kill(heavy, signal.SIGKILL)
-        first.get_by_text("its process died before it was done").wait_for()
-        until(lambda: not group(heavy))
-        first.get_by_role("button", name="Find the fleet").click()
-        first.get_by_role("button", name="Cancel").click()
-        first.get_by_text("Cancelled. You can start it again.").wait_for()
+    # another server over the same runs
+    other.goto(f"{server}/{LIGHT}")
+    other.get_by_text(ANSWER).wait_for()
+    begun(first, server, HEAVY.format(31))
+    (heavy,) = [leader for leader in new_leaders() if group(leader)]
+    os.kill(heavy, signal.SIGKILL)
+    first.get_by_text("its process died before it was done").wait_for()
+    until(lambda: not group(heavy))
+    first.get_by_role("button", name="Find the fleet").click()
+    first.get_by_role("button", name="Cancel").click()
+    first.get_by_text("Cancelled. You can start it again.").wait_for()
     for page in (first, second, other):
         page.close()

@@ -12,8 +12,8 @@ pytestmark = [
 ]
 
 
-def test_from_two_policies_to_an_answer(own_server, page):
-    page.goto(f"{own_server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
+def test_from_two_policies_to_an_answer(server, page):
+    page.goto(f"{server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
     page.get_by_role("button", name="Compare").click()
     page.get_by_text("Winners and losers").wait_for()
     settle(page, plots=4)
@@ -31,8 +31,8 @@ def test_from_two_policies_to_an_answer(own_server, page):
     page.wait_for_url(lambda url: "compare=recordings" in url and "rec_a=" in url)
 
 
-def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(own_server, page):
-    page.goto(f"{own_server}/policy-lab?b=pasted")
+def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, page):
+    page.goto(f"{server}/policy-lab?b=pasted")
     text = page.get_by_role("textbox", name="Paste it")
     text.fill("model: Llama-3.1-8B\npolicy: os:system")
     text.press("Control+Enter")

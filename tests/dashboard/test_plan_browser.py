@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-def test_from_an_upload_to_a_run_in_five_clicks(own_server, page):
+def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     """The planner's path: upload, SLO, answer, run; then frontier, lab, and the link for a colleague."""
     clicks = []
 
@@ -20,7 +20,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(own_server, page):
         page.get_by_role(role, name=name, **how).first.click()
         clicks.append(name)
 
-    page.goto(f"{own_server}/?model=Llama-3.1-8B&gpus=H100&tp=1")
+    page.goto(f"{server}/?model=Llama-3.1-8B&gpus=H100&tp=1")
     page.get_by_role("button", name="Find the fleet").wait_for()
     click("radio", "Trace")
     page.get_by_text("Upload a trace.").wait_for()
@@ -54,7 +54,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(own_server, page):
     page.wait_for_url(lambda url: "policy-lab?" in url and "offered=plan" in url)
     page.get_by_text("Winners and losers").wait_for()
 
-    page.get_by_role("link", name="Frontier").last.click()
+    page.get_by_role("link", name="See the frontier").click()
     page.get_by_text("What speed costs").wait_for()
     page.get_by_role("link", name="Open the run").wait_for()
     settle(page, plots=2)

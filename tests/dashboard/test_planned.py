@@ -14,7 +14,9 @@ pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
 from dashboard.bundled import RUN_SAMPLE
+from dashboard.plan_page.estimates import estimates
 from dashboard.plan_page.inputs import plan_request
+from dashboard.plan_page.tasks import glance
 from dashboard.plan_page.words import EXAMPLE
 from dashboard.planned import TO_COMPARE, Planned
 from dashboard.run_page.slo_lines import slo_figure, slos_of
@@ -112,4 +114,17 @@ def test_a_trace_keeps_its_name_and_the_hash_of_its_file(tmp_path: Path, read_he
     assert digest == sha256(CSV).hexdigest()[:16] and path is not None
     assert trace_name(path) == "Azure_hour.csv"
     settings = {**plan_request().as_json(), "traffic": str(path)}
-    assert Planned("x", settings, PlanDocument.read(plan_example()["answer"])).traffic == "Azure_hour.csv"
+    assert Planned("x", settings, PlanDocument.read(plan_example()["answer"])).traffic.startswith("Azure_hour.csv at ")
+
+
+def test_an_estimate_is_there_at_once_and_no_simulated_fleet_is_faster(plan: Planned) -> None:
+    request = plan_request()
+    rows, ruled_out = estimates(request, glance(request, 2000))
+    by_engine = {row["candidate"]: row for row in rows}
+    assert by_engine.keys() | {name for name, _ in ruled_out} >= {point.engine for point in plan.answer.points}
+    for point in plan.answer.points:
+        row = by_engine[point.engine]
+        assert (point.tok_s_user or 0) < row["tok/s per user"]
+        assert not point.met or row["GPUs"] <= point.gpus
+    for row in rows:
+        assert row["KV room (tokens)"] == plan.answer.candidates[row["candidate"]].kv_tokens

@@ -1,6 +1,8 @@
 """The Run page's views: what each shows of a run, and what it says where it cannot. A browser brushes elsewhere."""
 
+import io
 import json
+import math
 import threading
 import time
 
@@ -20,7 +22,8 @@ from calibration.kernels.times import Coverage
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.predict import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
-from dashboard.bundled import bundled_answer, portable, sample_diagnosis
+from dashboard import shown
+from dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
 from dashboard.loading import prefetch, token_gaps
 from dashboard.run_page import page as run_page
 from dashboard.run_page.diagnosis_charts import what_it_buys
@@ -29,6 +32,7 @@ from dashboard.run_page.step_time_charts import part_times
 from planning.diagnose.baseline import LATENCIES
 from planning.diagnose.document import Counterfactual, DiagnosisDocument
 from planning.diagnose.recorded_run import diagnosis
+from planning.jobs.job import Job
 from planning.repricing import Source, source_of
 from planning.request_endings import RequestEndings
 from serving.deployments.config import Deployment
@@ -487,3 +491,32 @@ def test_gaps_of_a_small_run_are_those_of_all_requests(timed):
     gaps = token_gaps(timed)
     assert gaps.share == 1
     assert np.array_equal(gaps.values, RunMetrics.of(timed).values("itl_ms"))
+
+
+def test_a_long_table_is_prepared_by_a_job_and_is_the_export(tmp_path, monkeypatch):
+    from dashboard import downloads as menu
+    from dashboard.export_task import export_job, write
+    from planning.exports.export import write_export
+    from planning.exports.recorded_run import RecordedRun
+
+    source = RecordedRun(RUN_SAMPLE, runs=tmp_path)
+    job = export_job(tmp_path / "jobs", source, "csv", "steps")
+    job.directory.mkdir(parents=True)
+    assert write(job.settings, job.directory, lambda stage, share: None) > 1000
+    whole = io.BytesIO()
+    write_export(source, "csv", whole, "steps")
+    assert (job.directory / "export").read_bytes() == whole.getvalue()
+    monkeypatch.setattr(menu, "MANY", 100)
+    started = []
+    monkeypatch.setattr(Job, "start", lambda job: started.append(job))
+    app = page(tmp_path)
+    prepare = [button for button in app.button if button.label.startswith("Prepare ")]
+    assert {button.label for button in prepare} >= {"Prepare CSV of requests", "Prepare CSV of steps"}
+    next(button for button in prepare if button.label == "Prepare CSV of steps").click().run()
+    assert [job.settings["table"] for job in started] == ["steps"] and not app.exception
+
+
+def test_times_from_ten_seconds_on_are_in_seconds():
+    assert shown.timed("TTFT p99", 9999.0, 12_000.0) == ("TTFT p99 (ms)", ["9,999", "12,000"])
+    assert shown.timed("TTFT p99", 163_037.0, 9000.0, None) == ("TTFT p99 (s)", ["163", "9", "–"])
+    assert shown.timed("TTFT p99", None)[0] == shown.timed("TTFT p99", math.inf)[0] == "TTFT p99 (ms)"

@@ -14,7 +14,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def timed(own_runs, tmp_path_factory):
+def timed(server_runs, tmp_path_factory):
     """A run that kernel tables timed, among those of the server; its name."""
     from click.testing import CliRunner
 
@@ -25,12 +25,12 @@ def timed(own_runs, tmp_path_factory):
     for command in (["trace", "synth", str(trace), *synth], ["simulate", str(trace), "--gpu", "H100", "-o", str(out)]):
         done = CliRunner().invoke(cli, command)
         assert done.exit_code == 0, done.output
-    shutil.copytree(out, own_runs / "timed")
+    shutil.copytree(out, server_runs / "timed")
     return "timed"
 
 
-def test_a_box_on_the_timeline_narrows_the_requests(own_server, page, timed):
-    page.goto(f"{own_server}/run?run={timed}")
+def test_a_box_on_the_timeline_narrows_the_requests(server, page, timed):
+    page.goto(f"{server}/run?run={timed}")
     settle(page, plots=6)
     plot = page.locator("[data-testid=stPlotlyChart]").first.bounding_box()
     row = plot["y"] + plot["height"] / 3
@@ -50,15 +50,15 @@ def test_a_box_on_the_timeline_narrows_the_requests(own_server, page, timed):
     page.wait_for_url(lambda url: "window=" not in url)
 
 
-def test_every_view_opens(own_server, page, timed):
-    page.goto(f"{own_server}/run?run={timed}&view=steps")
+def test_every_view_opens(server, page, timed):
+    page.goto(f"{server}/run?run={timed}&view=steps")
     page.get_by_text("What bounds it").wait_for()
     for scheme, width in (("light", 1280), ("dark", 800)):
         in_scheme(page, scheme)
         settle(page, plots=7)
         drawn(page, 60)
         fits(page, width)
-    page.goto(f"{own_server}/run?run={timed}&view=metrics")
+    page.goto(f"{server}/run?run={timed}&view=metrics")
     settle(page, plots=5)
     drawn(page, 60)
     for width in (1280, 800):
