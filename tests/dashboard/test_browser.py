@@ -12,8 +12,8 @@ pytestmark = [
 ]
 THEMES = ("light", "dark")
 
-# What is to be seen on a page, how many plots it has at least, and how many marks in them. Pages that open on the newest
-# of what there is are told what to show: other tests leave plans and runs.
+# What is to be seen on a page, how many plots it has at least, and how many marks in them. Pages that open on the
+# newest of what there is are told what to show: other tests leave plans and runs.
 PAGES = {
     "": ("Why not", 5, 50),
     "frontier?plan=example": ("What speed costs", 2, 20),
