@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 from typing import Any, NamedTuple
 
 from planning.settings import with_settings
@@ -23,6 +24,7 @@ from serving.deployments.vllm_defaults import served_by_default
 from serving.errors import UserError
 from serving.workload import Workload
 
+_SEARCHED = 5  # engines of a replica, prefill and decode together
 _ROUND = 1024  # tokens to which the longest request is rounded up
 _NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # in the name of an engine
 
@@ -45,8 +47,15 @@ class Split(NamedTuple):
         if text == "none":
             return None
         if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in (prefill, decode)):
-            raise UserError("split", text, "must be none, or PREFILL:DECODE engines, e.g. 1:2")
+            raise UserError("split", text, "must be none, search, or PREFILL:DECODE engines, e.g. 1:2")
         return cls(int(prefill), int(decode))
+
+    @classmethod
+    def listed(cls, texts: Sequence[str]) -> list[Split | None]:
+        """Of all these, each once; `search` is none and every ratio of up to five engines. Raises UserError."""
+        small = [f"{p}:{total - p}" for total in range(2, _SEARCHED + 1) for p in range(1, total) if gcd(p, total) == 1]
+        spelt = [one for text in texts for one in (("none", *small) if text == "search" else (text,))]
+        return list(dict.fromkeys(map(cls.parse, spelt)))
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         request.policies or (base.policy,),
         request.prices,
         request.variations,
-        [Split.parse(text) for text in request.splits or ("none",)],
+        Split.listed(request.splits or ("none",)),
     )
     return Candidates(engines, ruled_out, KernelPricing(learnt))
 

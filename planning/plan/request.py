@@ -34,7 +34,8 @@ class PlanRequest(Offered):
     )
     splits: tuple[str, ...] | None = Field(
         None,
-        description="ratios of prefill to decode engines to consider, such as 1:1,1:2; none: every engine does both",
+        description="ratios of prefill to decode engines to consider, such as 1:1,1:2; none: every engine does both; search: "
+        "none and every ratio of up to five engines",
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"
@@ -65,8 +66,7 @@ class PlanRequest(Offered):
     @field_validator("splits")
     @classmethod
     def _prefill_to_decode(cls, splits: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for text in splits or ():
-            Split.parse(text)
+        Split.listed(splits or ())
         return splits
 
     @field_validator("deployment")

@@ -45,6 +45,15 @@ def test_a_split_replica_is_all_of_its_engines() -> None:
     assert engine().fleet(4, "random").pools[0].replicas == 4 and engine().fleet(4, "random").router.name == "random"
 
 
+def test_a_search_is_none_and_every_small_ratio_once() -> None:
+    found = Split.listed(("1:2", "search", "none"))
+    assert found[0] == Split(1, 2) and len(found) == len(set(found)) == 10
+    ratios = {split.prefill / split.decode for split in found if split}
+    assert ratios == {p / d for p in range(1, 5) for d in range(1, 5) if p + d <= 5}
+    with pytest.raises(UserError, match="must be none, search, or PREFILL:DECODE"):
+        Split.listed(("all",))
+
+
 def test_a_split_fleet_is_found_by_trying_every_one() -> None:
     query, engines = question(*SLOS), [engine(), split(1, 1), split(1, 3)]
     with Workers(query, 1) as workers:
@@ -100,5 +109,5 @@ def test_candidates_may_be_split_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["1", "0:1", "1:x", "1:2:3", "65:1"])
 def test_what_is_no_split_is_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match="must be none, or PREFILL:DECODE"):
+    with pytest.raises(UserError, match="must be none, search, or PREFILL:DECODE"):
         plan(tmp_path, "--split", text)

@@ -275,7 +275,7 @@ def test_inference_perf_names_the_field_that_is_missing(tmp_path: Path) -> None:
 
 # AIConfigurator's table
 
-HEADER = "id,silicon_data_source,backend,backend_version,model_path,system,precision,isl,osl,batch_size,tp_size,pp_size,attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms"  # noqa: E501
+HEADER = "id,silicon_data_source,backend,backend_version,model_path,system,precision,isl,osl,batch_size,tp_size,pp_size,attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms,mode,decode_tp_size"  # noqa: E501
 
 
 def table(folder: Path, *rows: Mapping[str, str]) -> None:
@@ -306,6 +306,30 @@ def test_a_row_is_a_closed_loop_of_ten_waves(tmp_path: Path) -> None:
     assert spread.workload.concurrency == 3, "one of two ranks has half of five requests, rounded up"
     assert (spread.settings["data_parallel_size"], spread.settings["enable_expert_parallel"]) == (2, True)
     assert plain.figures == {"ttft_ms.mean": 50.0, "tpot_ms.mean": 10.0}
+
+
+def test_rows_with_prefill_and_decode_apart_have_the_workers_that_are_told(tmp_path: Path) -> None:
+    apart = {"mode": "disagg", "tp_size": "", "decode_tp_size": "8"}
+    table(
+        tmp_path,
+        conc(36, **apart),
+        conc(36, **apart, silicon_tpot_ms="5"),
+        conc(72, **apart),
+        conc(36),
+        conc(9, **apart),
+    )
+    told = [
+        {"isl": 100, "concurrency": 36, "prefill": 1, "decode": 9, "tpot_ms": [9, 11]},
+        {"isl": 100, "concurrency": 72, "prefill": 2, "decode": 7, "attention_dp": True, "tpot_ms": [9, 11]},
+    ]
+    runs = read(tmp_path, format="silicon-table", file="table.csv", systems={"h": "H100"}, rules=[{}], apart=told)
+    assert [run.name for run in runs] == ["row0", "row2"]  # the second has drafts, the last is not told of
+    assert [run.workload.concurrency for run in runs] == [36, 72]
+    tensor, data = (run.settings for run in runs)
+    assert (tensor["tensor_parallel_size"], tensor["data_parallel_size"]) == (8, 1)
+    assert (data["tensor_parallel_size"], data["data_parallel_size"]) == (1, 8)
+    pools = [(pool["role"], pool["replicas"]) for pool in data["fleet"]["pools"]]
+    assert pools == [("prefill", 2), ("decode", 7)] and data["enable_expert_parallel"]
 
 
 def test_later_rules_win_and_apply_to_their_rows_only(tmp_path: Path) -> None:

@@ -72,13 +72,43 @@ class Rule(Settings):
         return all(row.text(key) == value for key, value in self.when.items())
 
 
+class Apart(Settings):
+    """Workers of rows that prefill and decode apart, of which the table states the sizes and leaves the counts blank.
+
+    attention_dp    whether a worker's attention is data-parallel over its devices, which the table does not tell either
+    tpot_ms         between which such a row's TPOT lies: of the others of that concurrency nobody states the drafts
+    """
+
+    isl: int
+    concurrency: int
+    prefill: int = Field(ge=1)
+    decode: int = Field(ge=1)
+    attention_dp: bool = False
+    tpot_ms: tuple[float, float]
+    caution: str = ""
+
+    def settings(self, devices: int) -> dict[str, Any]:
+        """Of workers of so many devices, which have whole experts."""
+        tp, dp = (1, devices) if self.attention_dp else (devices, 1)
+        pools = [
+            {"name": role, "role": role, "replicas": count}
+            for role, count in (("prefill", self.prefill), ("decode", self.decode))
+        ]
+        split = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
+        return {**split, "fleet": {"pools": pools, "router": "least-requests"}}
+
+
 class SiliconTable(Settings):
-    """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`."""
+    """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`.
+
+    With `apart` only rows that prefill and decode apart are read, and of these those that it knows the workers of.
+    """
 
     format: Literal["silicon-table"] = "silicon-table"
     file: str
     systems: dict[str, str]
     rules: tuple[Rule, ...] = ()
+    apart: tuple[Apart, ...] = ()
     seed: int = 0
 
     def read(self, data: Path) -> list[MeasuredRun]:
@@ -87,6 +117,10 @@ class SiliconTable(Settings):
         rows: list[_Deployed] = []
         runs: list[MeasuredRun] = []
         for line in csv_rows(path):
+            if self.apart:
+                split = (_Deployed(line, self.rules, each) for each in self.apart if line.text("mode") == "disagg")
+                rows += [row for row in split if row.is_apart]
+                continue
             why = next((rule.skip for rule in self.rules if rule.skip and rule.matches(line)), "")
             if why:
                 runs.append(MeasuredRun(line.text("id"), Workload([]), {}, skipped=why))
@@ -127,9 +161,10 @@ class SiliconTable(Settings):
 
 
 class _Deployed:
-    """A row, read by the rules that match it."""
+    """A row, read by the rules that match it, and by what is known of its workers."""
 
-    def __init__(self, row: Row, rules: Sequence[Rule]) -> None:
+    def __init__(self, row: Row, rules: Sequence[Rule], apart: Apart | None = None) -> None:
+        self.apart = apart
         self.rules = [rule for rule in rules if rule.matches(row)]
         columns = {key: value for rule in self.rules for key, value in rule.columns.items()}
         self.row = Row(row.path, row.line, {**row.fields, **columns})
@@ -140,6 +175,17 @@ class _Deployed:
         self.isl, self.osl = self.row.integer("isl", 1), self.row.integer("osl", 1)
         # One rank of a data-parallel group is simulated, with its share of the requests.
         self.ranks = self.row.integer("attention_dp_size", 0, 1) or 1
+        if apart is not None:
+            self.cautions += [apart.caution] if apart.caution else []
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether `apart` is about it."""
+        known = self.apart
+        assert known is not None
+        low, high = known.tpot_ms
+        at = (known.isl, known.concurrency) == (self.isl, self.concurrency)
+        return at and bool(self.rules) and low <= self.figures["tpot_ms.mean"] <= high
 
     def text(self, column: str) -> str:
         return self.row.text(column)
@@ -154,7 +200,8 @@ class _Deployed:
     def configuration(self) -> tuple[Any, ...]:
         """What two rows have in common when they measured the same; the concurrency is the last of it."""
         columns = ("model_path", "system", "precision", "backend_version", "tp_size", "pp_size", "moe_ep_size")
-        return (*(self.text(column) for column in columns), self.ranks, self.isl, self.osl, self.concurrency)
+        shape = *(self.text(column) for column in columns), self.ranks, self.isl, self.osl
+        return (*shape, self.apart and (self.apart.prefill, self.apart.decode), self.concurrency)
 
     def settings(self) -> dict[str, Any]:
         """The deployment: what the rules say, then what the row says."""
@@ -165,6 +212,9 @@ class _Deployed:
             settings |= rule.deployment
             if rule.seqs_as_concurrency:
                 scheduler["max_num_seqs"] = self.concurrency
+        if self.apart is not None:
+            settings |= self.apart.settings(self.row.integer("decode_tp_size", 1))
+            return {**settings, **({"scheduler": scheduler} if scheduler else {})}
         settings["tensor_parallel_size"] = self.row.integer("tp_size", 1)
         if self.ranks > 1:
             settings["data_parallel_size"] = self.ranks

@@ -146,6 +146,8 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
     """The runs of a case that can be predicted, and those that cannot. Raises UserError for a file that is wrong."""
     found, skipped = [], []
     for run in case.format.read(data):
+        if "fleet" in run.settings:
+            continue  # they take long to simulate and teach nothing; where their table is read whole they are counted
         if run.skipped:
             skipped.append(Skipped(run.name, run.skipped))
             continue

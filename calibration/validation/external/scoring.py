@@ -123,8 +123,11 @@ def simulated_figures(
 
     Raises UserError when the engine would turn requests away that the measured one served.
     """
-    rank = deployment.model_copy(update={"data_parallel_size": 1})  # the workload is one rank's share
-    metrics = run_metrics(run.workload, rank, cost, replicas, lambda: find_router(router))
+    if deployment.fleet is None:  # the workload is one rank's share
+        deployment = deployment.model_copy(update={"data_parallel_size": 1})
+    metrics = run_metrics(
+        run.workload, deployment, cost, replicas, None if deployment.fleet else lambda: find_router(router)
+    )
     rejected = metrics.statuses().get("rejected", 0)
     if rejected:
         remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"
