@@ -34,8 +34,8 @@ class PlanRequest(Offered):
     )
     splits: tuple[str, ...] | None = Field(
         None,
-        description="ratios of prefill to decode engines to consider, such as 1:1,1:2; none: every engine does both; search: "
-        "none and every ratio of up to five engines",
+        description="ratios of prefill to decode engines to consider, such as 1:1,1:2; none: every engine does both; "
+        "search: none and every ratio of up to five engines",
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"

@@ -20,8 +20,7 @@ _EDITION = re.compile(
     r"-(instruct|chat|base|it|hf|thinking|fp8|nvfp4|fp4-v2|fp4|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
 )
 _NOT_MODELLED = {  # families by the beginning of their names, and why
-    "deepseek-v4": "compressed attention (one KV entry for 4 or 128 tokens, by layer) and hyper-connections have no cost "
-    "here",
+    "deepseek-v4": "compressed attention (one KV entry for 4 or 128 tokens) and hyper-connections have no cost here",
 }
 _PACKED = {  # editions in integers: bits, inputs that share a scale, whether they have zero points
     "awq": (4, 128, True),

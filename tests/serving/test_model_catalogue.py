@@ -183,5 +183,5 @@ def test_the_verb_refuses_in_one_line(arguments: list[str], says: str) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "DeepSeek-V4-Pro"])
 def test_what_is_not_modelled_is_refused_by_name_with_the_reason(name: str) -> None:
-    with pytest.raises(UserError, match="cannot be simulated: compressed attention .* choose one of Llama"):
+    with pytest.raises(UserError, match=r"cannot be simulated: compressed attention .* choose one of Llama"):
         find_model(name)

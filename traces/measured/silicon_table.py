@@ -231,9 +231,12 @@ class _Deployed:
         """A closed loop of requests with lengths drawn between these shares of the nominal."""
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
+        waves = self.load.waves
+        if self.apart is None:  # a prefill pool takes the first wave at once, which fewer waves would let weigh more
+            waves = min(waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES))
         requests = [
             WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))
-            for id_ in range(slots * min(self.load.waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES)))
+            for id_ in range(slots * waves)
         ]
         return Workload(
             requests, name=self.text("id"), concurrency=slots, shares_prefixes=False, stagger_ns=_STAGGER_NS
