@@ -13,7 +13,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from serving.workload import WorkloadRequest
+from serving.kv.block_runs import Run
+from serving.workload import Span, WorkloadRequest
 
 
 class Status(Enum):
@@ -31,10 +32,11 @@ _LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
 
 
 class DecodeClock(Protocol):
-    """What a request reads of the `DecodeSet` it is a member of: steps planned, and those that have returned."""
+    """What a request reads of the `DecodeSet` it is a member of: steps planned, those returned, and its lag."""
 
     clock: int
     committed: int
+    lag: int
 
 
 class Request:
@@ -55,7 +57,8 @@ class Request:
         "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted",
         "arrived", "blocks", "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit",
         "hashed", "held", "id", "joined", "keys", "loading", "max_len", "preemptions", "priority",
-        "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "stale", "status",
+        "prompt_len", "proposed", "reason", "recomputed", "registered",
+        "runs", "sampled_in", "spans", "stale", "status",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
@@ -79,8 +82,11 @@ class Request:
         self.exit_clock = 0  # and when its last token will be scheduled
         self.admitted = -1  # order of admission; later is larger
         self.held = 0  # blocks referenced
-        self.hashed = 0  # of those, full ones registered for reuse
+        self.hashed = 0  # of those, full ones that can be reused; and
+        self.registered = 0  # of these, those that a `BlockPool` has registered, in
+        self.runs: list[Run] = []  # these, and what was split off them since
         self.blocks: list[int] = []  # their physical ids, where the pool keeps identities
+        self.spans: list[Span] = []  # what its sequence consists of, made on demand
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
         self.loading = 0  # tokens that will be computed once the load under way has ended
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
@@ -137,6 +143,12 @@ class Request:
     def outputs(self) -> int:
         """Output tokens that have returned."""
         return self.known - self.prompt_len
+
+    def full_blocks(self, block_size: int) -> int:
+        """Blocks that can be reused: those full of tokens that are computed and known."""
+        if self.decodes is None:
+            return self.hashed
+        return max(self.hashed, (self.computed - self.decodes.lag) // block_size)
 
     @property
     def ended(self) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Segment = tuple[str, int]
+Name = str | bytes | int
+Span = tuple[Name, int, int]  # tokens of that name from one position in a sequence to another
 
 PRIVATE = ""
 STOPPED = "a stop string ended it"  # why a request finished at its `stop_ns`

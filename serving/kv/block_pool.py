@@ -1,91 +1,161 @@
-"""KV blocks with identities: physical ids, reference counts, LRU free queue, and the prefix cache.
+"""KV blocks as runs: references, the LRU free queue, and the prefixes that can be found.
 
-The order of the free queue decides what survives, and follows vLLM: blocks are taken from the head, which evicts
-their content; a hit takes a block out of the middle; a freed request's blocks go over in reverse, those
-without a key to the front, those with one to the end.
+Every block stands where it would in vLLM's free queue, but a request costs its segments and not its blocks. Blocks
+without content stand before all others and are alike, so they are a number. Where blocks have identities each step
+registers what it fills. Without, decodes only take blocks, and what they have filled is registered when it is looked
+for. Where nothing is shared, a request can find its own blocks alone, after a preemption.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import Hit, blocks_for
-from serving.kv.content import Content
-from serving.kv.observed_cache import CacheObserver, ObservedCache
-from serving.kv.prefix_cache import PrefixCache
+from serving.kv.block_runs import FreeQueue, Run
+from serving.kv.blocks import NO_HIT, CacheObserver, Hit, blocks_for
+from serving.kv.content import Content, OwnContent
+from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
 
 
 class BlockPool:
-    """`config.num_blocks` blocks, of which block 0 is the null block and never handed out."""
+    """`config.num_blocks` blocks, of which block 0 is the null block and never handed out.
 
-    counts_only = False
+    `content` is None where nothing is shared; `named` gives blocks identities. Raises ValueError if more blocks are
+    taken than there are.
+    """
 
-    def __init__(self, config: SchedulerConfig, content: Content) -> None:
+    def __init__(self, config: SchedulerConfig, content: Content | None = None, *, named: bool = False) -> None:
         self.block_size = config.block_size
-        self.total = config.num_blocks - 1
+        self.total = self.free = config.num_blocks - 1
         self.version = 0
-        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, config.num_blocks))
-        self._references = [0] * config.num_blocks
-        self._cache = PrefixCache(content) if config.enable_prefix_caching else None
+        self.counts_only = content is None
+        self.caches = content is not None and config.enable_prefix_caching
+        self._caching = config.enable_prefix_caching
+        self._tree = PrefixTree(config.block_size, content or OwnContent())
+        self._queue = FreeQueue()
+        self._blank = self.total  # free blocks without content, and
+        self._blank_ids: list[int] = []  # theirs, the next to be taken last
+        self._observer: CacheObserver | None = None
+        self._named = False
+        if named:
+            self._name()
+
+    def _name(self) -> None:
+        self._named = True
+        self._blank_ids = list(range(self.total, 0, -1))
 
     @property
-    def free(self) -> int:
-        return len(self._queue)
-
-    @property
-    def caches(self) -> bool:
-        """Whether prefixes can be found."""
-        return self._cache is not None
+    def defers(self) -> bool:
+        return not self._named
 
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` what can be found from now on; nothing can be found yet."""
-        if self._cache:
-            self._cache = ObservedCache(self._cache, observer)
+        self._name()
+        self._observer = observer
 
     def lookup(self, request: Request) -> Hit:
         found = self._find(request)
-        return Hit(len(found), sum(not self._references[block] for block in found))
+        if not found:
+            return NO_HIT
+        return Hit(found[-1][1], sum(end - run.first for run, end in found if not run.references))
+
+    def settled(self, request: Request) -> bool:
+        return self._named or self._tree.settled(request, (request.known - 1) // self.block_size)
+
+    def _find(self, request: Request) -> list[tuple[Run, int]]:
+        if not (self.caches or (self._caching and request.preemptions)):
+            return []
+        return self._tree.find(request, (request.known - 1) // self.block_size)
 
     def admit(self, request: Request, hit: Hit) -> None:
-        for block in self._find(request):
-            if not self._references[block]:
-                del self._queue[block]
-            self._references[block] += 1
-            request.blocks.append(block)
-        request.held = request.hashed = hit.blocks
+        if hit.blocks:
+            for run, end in self._find(request):
+                if end < run.last:
+                    self._tree.split(run, end)
+                if not run.references:
+                    self._queue.remove(run)
+                    self.free -= end - run.first
+                run.references += 1
+                request.runs.append(run)
+                request.blocks += run.ids
+        request.held = request.hashed = request.registered = hit.blocks
+        if self.caches and not self._named:
+            self._tree.open[f"out:{request.id}"] = request
+            self.version += 1
 
     def extend(self, request: Request, tokens: int) -> None:
-        for _ in range(blocks_for(tokens, self.block_size) - len(request.blocks)):
-            block, _ = self._queue.popitem(last=False)
-            if self._cache:
-                self._cache.evict(block)
-            self._references[block] = 1
-            request.blocks.append(block)
-        request.held = len(request.blocks)
+        need = -(-tokens // self.block_size) - request.held
+        if need > 0:
+            request.blocks += self._take(need)
+            request.held += need
+
+    def _take(self, count: int) -> list[int]:
+        """The ids of `count` blocks from the head of the queue; their content is evicted."""
+        self.free -= count
+        if self.free < 0:
+            raise ValueError(f"{-self.free} KV blocks were taken beyond those there are")
+        blank = min(count, self._blank)
+        ids: list[int] = []
+        if blank:
+            self._blank -= blank
+            count -= blank
+            if self._named:
+                ids = self._blank_ids[: -blank - 1 : -1]
+                del self._blank_ids[-blank:]
+        while count:
+            run = self._queue.head
+            length = run.last - run.first
+            evicted = self._tree.evict(run, count if count < length else length)
+            if count >= length:
+                self._queue.remove(run)
+            count -= length if length < count else count
+            if self._named:
+                ids += evicted
+                if self._observer is not None:
+                    for id in evicted:
+                        self._observer.removed(id)
+        return ids
 
     def register(self, request: Request, tokens: int) -> None:
-        full = tokens // self.block_size
-        if self._cache and full > request.hashed:
-            self._cache.insert(request, request.hashed, full)
-            request.hashed = full
+        first, full = request.hashed, tokens // self.block_size
+        if full <= first:
+            return
+        request.hashed = full
+        if self.caches:
+            self._tree.register(request, full)
             self.version += 1
+            if self._observer is not None:
+                self._observer.stored(request, first, full)
 
     def forget(self, request: Request, tokens: int) -> None:
         full = tokens // self.block_size
-        if self._cache:
-            for block in request.blocks[full : request.hashed]:
-                self._cache.evict(block)
-        request.hashed = min(request.hashed, full)
+        if full >= request.hashed:
+            return
+        request.hashed = full
+        for run in self._held(request):
+            if run.last > full and run.node is not None:
+                lost = self._tree.split(run, full) if run.first < full else run
+                self._tree.lose(lost)
+                if self._observer is not None:
+                    for id in lost.ids:
+                        self._observer.removed(id)
 
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        self.take_for(decodes, 1, lag)
+        if self._named:
+            self.take_for(decodes, 1, lag)
+        else:
+            self._take(len(decodes.crossing()))
+            decodes.lag = lag
 
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
+        if not self._named:
+            self._take(decodes.crossings(steps))
+            decodes.lag = lag
+            return
         for after in range(steps):
             starts, fills = decodes.crossing(after), decodes.crossing(after + 1 - lag)
             for request in _in_order((starts | fills).values()):
@@ -99,37 +169,87 @@ class BlockPool:
         return decodes.crossings(steps)
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        for request in _in_order(decodes.crossing(after=-lag).values()):
-            self.register(request, request.computed - lag)
+        if self._named:
+            for request in _in_order(decodes.crossing(after=-lag).values()):
+                self.register(request, request.computed - lag)
         decodes.lag = lag
 
     def release(self, request: Request, may_return: bool = False) -> None:
-        for block in reversed(request.blocks):
-            self._references[block] -= 1
-            if not self._references[block]:
-                self._queue[block] = None
-                if not self._cache or not self._cache.holds(block):
-                    self._queue.move_to_end(block, last=False)
+        kept = request.hashed if self._caching else 0
+        if kept > request.registered and (self.caches or may_return):
+            self._tree.register(request, kept)
+        registered = request.registered
+        if kept > registered:
+            self._append_unfound(kept - registered)
+        else:
+            kept = registered
+        self._put_first(request.held - kept, request.blocks[kept:])
+        for run in reversed(self._held(request)):
+            run.references -= 1
+            if not run.references:
+                if run.node is None:
+                    self._put_first(run.last - run.first, run.ids)
+                else:
+                    self.free += run.last - run.first
+                    self._queue.append(run)
+        request.runs.clear()
         request.blocks.clear()
-        request.held = request.hashed = 0
+        request.held = request.hashed = request.registered = 0
+        self._tree.open.pop(f"out:{request.id}", None)
         self.version += 1
 
-    def _find(self, request: Request) -> list[int]:
-        if not self._cache:
-            return []
-        return self._cache.find(request, (request.known - 1) // self.block_size)
+    def _put_first(self, count: int, ids: list[int]) -> None:
+        """Free blocks that hold nothing."""
+        self.free += count
+        self._blank += count
+        self._blank_ids += reversed(ids)
+
+    def _append_unfound(self, count: int) -> None:
+        """Blocks that nobody will ask for are free, to be taken after all that are free now."""
+        self.free += count
+        tail = self._queue.tail
+        if tail is not None and tail.node is None:
+            tail.last += count
+        else:
+            run = Run(None, 0, count, [])
+            run.references = 0
+            self._queue.append(run)
+
+    def _held(self, request: Request) -> list[Run]:
+        """The runs that hold the registered blocks of `request`, in order."""
+        found: list[Run] = []
+        ends = [run.first for run in request.runs[1:]]
+        for run, end in zip(request.runs, [*ends, request.registered], strict=False):
+            found.append(run)
+            while run.last < end:
+                assert run.rest is not None
+                run = run.rest
+                found.append(run)
+        return found
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless counts equal a recount over the live `requests`."""
-        counted = [0] * len(self._references)
+        references: Counter[Run] = Counter()
+        used = 0
         for request in requests:
-            assert len(request.blocks) == len(set(request.blocks))
-            for block in request.blocks:
-                counted[block] += 1
-        assert counted == self._references
-        assert {b for b in range(1, len(counted)) if not counted[b]} == set(self._queue)
-        if self._cache:
-            self._cache.check()
+            held = self._held(request)
+            ends = [0, *(run.last for run in held)]
+            assert ends == [*(run.first for run in held), request.registered]
+            references.update(held)
+            decodes = request.decodes is not None and not self._named
+            used += blocks_for(request.computed, self.block_size) if decodes else request.held
+            used -= request.registered
+            if self._named:
+                assert len(request.blocks) == len(set(request.blocks)) == request.held
+                assert request.blocks[: request.registered] == [id for run in held for id in run.ids]
+        assert all(run.references == count for run, count in references.items())
+        free = self._queue.runs()
+        assert not any(run.references for run in free)
+        assert self.free == self._blank + sum(run.last - run.first for run in free)
+        assert self.total - self.free == used + sum(run.last - run.first for run in references)
+        self._tree.check(run for run in [*free, *references] if run.node is not None)
+        if self._named:
+            assert self._blank == len(self._blank_ids)
 
 
 def _in_order(requests: Iterable[Request]) -> list[Request]:

@@ -1,8 +1,4 @@
-"""What a scheduler asks of KV memory: fixed-size blocks, reference counts, and a cache of equal prefixes.
-
-Two implementations decide the same: `BlockPool` keeps every block's identity, as an engine needs;
-`CountingPool` keeps counts, when no request can reuse another's tokens (a property test holds them equal).
-"""
+"""What a scheduler asks of KV memory: fixed-size blocks, reference counts, and a cache of equal prefixes."""
 
 from __future__ import annotations
 
@@ -25,7 +21,8 @@ NO_HIT = Hit(0, 0)
 class KvBlocks(Protocol):
     """KV memory of one engine, without the null block.
 
-    counts_only  no identities: the order in which requests take blocks within a step cannot matter
+    counts_only  nothing is shared: the order in which requests take blocks within a step cannot matter
+    defers       what decodes fill is registered when it is looked for, so that steady steps need not be told of it
     total, free  blocks there are, and blocks nobody references (cached ones included)
     version      grows whenever a request that did not fit might fit now
     """
@@ -36,6 +33,13 @@ class KvBlocks(Protocol):
 
     @property
     def free(self) -> int: ...
+
+    @property
+    def defers(self) -> bool: ...
+
+    def settled(self, request: Request) -> bool:
+        """Whether `version` tells whenever the hit of `request` has become longer."""
+        ...
 
     def lookup(self, request: Request) -> Hit:
         """The longest cached prefix of `request`, at most `known - 1` tokens."""
@@ -78,6 +82,18 @@ class KvBlocks(Protocol):
 
     def release(self, request: Request, may_return: bool = False) -> None:
         """Drop all of the request's references; `may_return` keeps its blocks findable by itself."""
+        ...
+
+
+class CacheObserver(Protocol):
+    """Who is told which blocks can be found."""
+
+    def stored(self, request: Request, first: int, last: int) -> None:
+        """The request's blocks from `first` up to but not including `last` can be found from now on."""
+        ...
+
+    def removed(self, block: int) -> None:
+        """`block`, which could be found, cannot be found any more."""
         ...
 
 

@@ -1,23 +1,40 @@
-"""What a KV block holds, as a key: equal keys mean equal tokens from the start of the sequence.
+"""What sequences hold, so that equal ones can be found: as spans of named tokens, or as a key for each KV block.
 
 Key of block i = H(key of block i-1, its content), so a key names a whole prefix; only full blocks have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
 from serving.deployments.config import SchedulerConfig
 from serving.request import Request
-from serving.workload import PRIVATE
+from serving.workload import PRIVATE, Span
 
 ROOT = b""
 
 
-class Content(Protocol):
-    """Where block contents come from: segments in the simulator, token ids in a real engine."""
+class Spans(Protocol):
+    """Where the names of tokens come from.
+
+    ahead  tokens after a block that its content takes in, beside those in the names of spans
+    """
+
+    @property
+    def ahead(self) -> int: ...
+
+    def spans(self, request: Request) -> Sequence[Span]:
+        """`(name, begin, end)` over the sequence, or its full blocks; none is empty.
+
+        Token j of a span equals token j of any span with the same name, and no other.
+        """
+        ...
+
+
+class Content(Spans, Protocol):
+    """Where contents come from: segments in the simulator, token ids in a real engine."""
 
     def blocks(self, request: Request, first: int, last: int) -> Iterable[bytes]:
         """A canonical form of the tokens of each full block from `first` to `last`, inclusive."""
@@ -38,8 +55,16 @@ def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
 class SegmentContent:
     """Contents from the prompt's segments; the output of request r is segment `out:r`."""
 
+    ahead = 0
+
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
+
+    def spans(self, request: Request) -> Sequence[Span]:
+        spans = request.spans
+        if not spans:
+            spans += (span for span in _spans(request) if span[1] < span[2])
+        return spans
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
         start, end = first * self._block_size, (last + 1) * self._block_size
@@ -56,22 +81,29 @@ class SegmentContent:
                 begin = until
 
 
-class ContentAhead:
-    """Contents that take in the tokens after each block, as vLLM's do under `eagle`, whose head computes the KV of a
+class ContentAhead(SegmentContent):
+    """Contents that take in the token after each block, as vLLM's do under `eagle`, whose head computes the KV of a
     token from the one that follows it (`num_hash_lookahead_tokens`, here 1)."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._blocks = SegmentContent(block_size)
-        self._tokens = SegmentContent(1)
+    ahead = 1
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
-        for index, block in enumerate(self._blocks.blocks(request, first, last), first + 1):
+        tokens = SegmentContent(1)
+        for index, block in enumerate(super().blocks(request, first, last), first + 1):
             end = index * self._block_size
-            yield block + b"|" + b"".join(self._tokens.blocks(request, end, end))
+            yield block + b"|" + b"".join(tokens.blocks(request, end, end))
 
 
-def segment_content(config: SchedulerConfig) -> Content:
+class OwnContent:
+    """Spans by which a request finds nothing but its own blocks."""
+
+    ahead = 0
+
+    def spans(self, request: Request) -> Sequence[Span]:
+        return ((request.id, 0, request.max_len),)
+
+
+def segment_content(config: SchedulerConfig) -> SegmentContent:
     """The contents that a simulated engine finds prefixes by."""
     if config.speculative is not None and config.speculative.num_hash_lookahead_tokens:
         return ContentAhead(config.block_size)

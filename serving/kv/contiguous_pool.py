@@ -20,7 +20,7 @@ class ContiguousPool:
     With `names` a request gets the ids of its blocks, as an engine needs them.
     """
 
-    counts_only = True
+    counts_only = defers = True
 
     def __init__(self, config: SchedulerConfig, names: bool) -> None:
         self.block_size = config.block_size
@@ -44,6 +44,9 @@ class ContiguousPool:
     def longest(self) -> int:
         """Blocks of the longest free run."""
         return max((blocks for _, blocks in self._runs), default=0)
+
+    def settled(self, request: Request) -> bool:
+        return True
 
     def lookup(self, request: Request) -> Hit:
         return NO_HIT

@@ -7,17 +7,16 @@ block takes its place in the table; queries of steps in flight count as queries 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_groups import most_sliding_tokens
 from serving.errors import UserError
-from serving.kv.block_pool import BlockPool
-from serving.kv.blocks import NO_HIT, Hit, KvBlocks, blocks_for
+from serving.kv.blocks import NO_HIT, CacheObserver, Hit, KvBlocks, blocks_for
 from serving.kv.content import Content, block_keys
-from serving.kv.observed_cache import CacheObserver
+from serving.kv.observed_cache import ObservedCache
 from serving.kv.prefix_cache import PrefixCache
 from serving.request import Request
 from serving.step_plan import by_admission
@@ -25,7 +24,7 @@ from serving.step_plan import by_admission
 _NULL = 0
 
 
-class GroupedPool(BlockPool):
+class GroupedPool:
     """`config.kv_groups` says which groups there are. A request's `held` and `hashed` count entries of each table.
 
     groups  how many there are
@@ -33,8 +32,14 @@ class GroupedPool(BlockPool):
     `Request.blocks` is the table of the first group with full attention, or of the first group if there is none.
     """
 
+    counts_only = defers = False
+
     def __init__(self, config: SchedulerConfig, content: Content) -> None:
-        super().__init__(config, content)
+        self.block_size = config.block_size
+        self.total = config.num_blocks - 1
+        self.version = 0
+        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, config.num_blocks))
+        self._references = [0] * config.num_blocks
         windows = config.kv_groups
         self.groups = len(windows)
         self._sliding = [group for group, window in enumerate(windows) if window]
@@ -42,9 +47,8 @@ class GroupedPool(BlockPool):
         self._shown = self._full[0] if self._full else 0
         self._content = content
         self._caches: list[PrefixCache] = []
-        if self._cache:
+        if config.enable_prefix_caching:
             self._caches = [PrefixCache(content) for _ in windows]
-            self._caches[self._shown] = self._cache
         self._past = max(windows) - 1  # tokens before its own that a query sees
         self._tail = blocks_for(self._past, self.block_size)  # blocks at the end of a hit that must be there
         interval = config.prefix_cache_retention_interval
@@ -55,13 +59,24 @@ class GroupedPool(BlockPool):
         self._junction: dict[int, int] = {}  # where full attention's cached prefix ends, if the hit ends before
         self._unsettled: dict[int, Request] = {}  # what was extended by itself, and may have prefill in flight
 
+    @property
+    def free(self) -> int:
+        return len(self._queue)
+
+    @property
+    def caches(self) -> bool:
+        """Whether prefixes can be found."""
+        return bool(self._caches)
+
+    def settled(self, request: Request) -> bool:
+        return True
+
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` of the first group with full attention. Raises UserError if there is none."""
         if not self._full:
             raise UserError("kv-events", "on", "tells of full attention; every layer of this model has a window")
-        super().observe(observer)
-        if self._cache:
-            self._caches[self._shown] = self._cache
+        if self._caches:
+            self._caches[self._shown] = ObservedCache(self._caches[self._shown], observer)
 
     def tables(self, request: Request) -> list[list[int]]:
         """Block ids of `request` by group, 0 where the window has passed."""
@@ -244,6 +259,14 @@ class GroupedPool(BlockPool):
                     self._take(request, request.computed + after + 1)
                 if request.id in fills:
                     self.register(request, request.computed + after + 1 - lag)
+        decodes.lag = lag
+
+    def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
+        self.take_for(decodes, 1, lag)
+
+    def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
+        for request in sorted(decodes.crossing(after=-lag).values(), key=by_admission):
+            self.register(request, request.computed - lag)
         decodes.lag = lag
 
     def _settle(self, decodes: DecodeSet, lag: int) -> dict[int, Request]:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from serving.kv.blocks import CacheObserver
 from serving.kv.prefix_cache import PrefixCache
 from serving.request import Request
-
-
-class CacheObserver(Protocol):
-    """Who is told which blocks can be found."""
-
-    def stored(self, request: Request, first: int, last: int) -> None:
-        """The request's blocks from `first` up to but not including `last` can be found from now on."""
-        ...
-
-    def removed(self, block: int) -> None:
-        """`block`, which could be found, cannot be found any more."""
-        ...
 
 
 class ObservedCache(PrefixCache):

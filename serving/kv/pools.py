@@ -1,4 +1,4 @@
-"""Which KV memory an engine gets: blocks with identities, or counts of them where no identity can matter."""
+"""Which KV memory an engine gets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import KvBlocks
 from serving.kv.content import Content, segment_content
 from serving.kv.contiguous_pool import ContiguousPool
-from serving.kv.counting_pool import CountingPool
 from serving.kv.grouped_pool import GroupedPool
 from serving.kv.state_pool import StatePool
 
 
 def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
-    """Identities where something can be shared or an engine needs them (it brings its own `content`)."""
+    """Identities where an engine needs them: it brings its own `content`."""
     if config.kv_reservation != "paged":
         if config.kv_groups or config.state_blocks:
             remedy = "needs a model with full attention in all layers; set it to paged"
@@ -24,6 +23,7 @@ def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content |
         return GroupedPool(config, content or segment_content(config))
     if config.state_blocks:
         return StatePool(config)
-    if content is not None or (shares_prefixes and config.enable_prefix_caching):
-        return BlockPool(config, content or segment_content(config))
-    return CountingPool(config)
+    if content is not None:
+        return BlockPool(config, content, named=True)
+    shares = shares_prefixes and config.enable_prefix_caching
+    return BlockPool(config, segment_content(config) if shares else None)

@@ -7,12 +7,12 @@ request's admission to its end, and is not found again by another.
 from __future__ import annotations
 
 from serving.deployments.config import SchedulerConfig
+from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import Hit
-from serving.kv.counting_pool import CountingPool
 from serving.request import Request
 
 
-class StatePool(CountingPool):
+class StatePool(BlockPool):
     """`config.state_blocks` of the blocks are a request's while it is admitted. `Request.held` counts the others."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -29,5 +29,4 @@ class StatePool(CountingPool):
         super().release(request, may_return)
         if request.id in self._admitted:
             self._admitted.remove(request.id)
-            self.free += self._states
-            self._put_first(self._states)
+            self._put_first(self._states, [])

@@ -176,13 +176,13 @@ class SteadyDecode:
     def _steps_without_admission(self, steps: int) -> int:
         """How many of `steps` pure decode steps would leave the queue as it is, though there is a seat.
 
-        Where blocks have identities, every block that fills up may be one that the head could share.
+        Where decodes register what they fill, each block may be one that the head could share.
         """
         rules = self._rules
         budget, head = rules.waiting_budget(), rules.head()
         if budget <= 0 or head is None:
             return steps
-        if not self._pool.counts_only or not rules.head_was_refused(head, budget):
+        if not self._pool.defers or not rules.head_was_refused(head, budget):
             return 0
         return rules.waiting.steps_at_head(head, steps)
 

@@ -319,7 +319,7 @@ class VllmScheduler:
                 continue
             if not tokens:
                 # Who is admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
-                stays = self._reserves_all or self.pool.counts_only
+                stays = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
                 self._refused = circumstances if stays and not self._pads else None
                 break
             budget -= self.give(plan, request, tokens)

@@ -11,7 +11,6 @@ import pytest
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from serving.kv.block_pool import BlockPool
 from serving.plugins import find, located
 from serving.policies.vllm import VllmScheduler
 from serving.scheduler import POLICIES
@@ -153,6 +152,6 @@ def test_a_file_that_holds_no_policy_is_one_line(
 def test_identities_of_blocks_are_checked_like_counts() -> None:
     deployment = Deployment(policy=f"{FAILING}:ManyBlocks", scheduler=LIMITS)
     cluster = Cluster(deployment, COST, TableSink(), steps=False)
-    assert isinstance(cluster.replicas[0].scheduler.pool, BlockPool)
+    assert not cluster.replicas[0].scheduler.pool.counts_only
     with pytest.raises(UserError, match=r"holds \d+ KV blocks; there are 41"):
         cluster.run(WORKLOAD)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
+from serving.kv.content import SegmentContent
 from serving.policies.vllm import VllmScheduler
 from serving.request import Status
 from serving.workload import WorkloadRequest
@@ -38,8 +39,10 @@ def test_the_naive_program_reproduces_the_recordings(path: Path) -> None:
     assert results == sorted(recording["results"], key=lambda r: r["id"])
 
 
-def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[list[Any], list[Any]]:
-    """The same run by our scheduler, in a loop of a dozen lines."""
+def ours(
+    recording: dict[str, Any], shares: bool, check: bool = False, named: bool = False
+) -> tuple[list[Any], list[Any]]:
+    """The same run by our scheduler, in a loop of a dozen lines; `named` gives blocks identities."""
     config, cost = SchedulerConfig(**recording["config"]), recording["cost"]
     to_come = deque(
         sorted(
@@ -52,7 +55,8 @@ def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[
             key=lambda r: (r.arrival_ns, r.id),
         )
     )
-    scheduler = VllmScheduler(config, shares_prefixes=shares)
+    content = SegmentContent(config.block_size) if named else None
+    scheduler = VllmScheduler(config, shares_prefixes=shares, content=content)
     depth = recording.get("depth", 2 if config.async_scheduling else 1)
     steps: list[Any] = []
     results: list[Any] = []
@@ -65,6 +69,7 @@ def ours(recording: dict[str, Any], shares: bool, check: bool = False) -> tuple[
         plan = scheduler.schedule()
         if check:
             scheduler.decodes.check()
+            scheduler.pool.check(scheduler.requests.values())
             for request in scheduler.requests.values():
                 request.check()
         if plan.tokens:
@@ -154,12 +159,12 @@ def naive(recording: dict[str, Any]) -> Any:
         return None
 
 
-def check(recording: dict[str, Any], shares: bool, wanted: Any) -> None:
+def check(recording: dict[str, Any], shares: bool, wanted: Any, named: bool = False) -> None:
     if wanted is None:
         with pytest.raises(UserError, match="preempt one another"):
             ours(recording, shares)
     else:
-        assert ours(recording, shares, check=True) == wanted
+        assert ours(recording, shares, check=True, named=named) == wanted
 
 
 EVERY_LOOP = pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
@@ -171,13 +176,15 @@ EVERY_ORDER = pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @given(seed=SEEDS)
 def test_sharing_workloads_are_decided_alike(seed: int, policy: str, overlapped: bool) -> None:
     recording = random_recording(Random(f"{seed} {policy} {overlapped}"), policy, overlapped, sharing=True)
-    check(recording, shares=True, wanted=naive(recording))
+    wanted = naive(recording)
+    check(recording, shares=True, wanted=wanted)
+    check(recording, shares=True, wanted=wanted, named=True)
 
 
 @EVERY_LOOP
 @EVERY_ORDER
 @given(seed=SEEDS)
-def test_counting_blocks_decides_as_naming_them(seed: int, policy: str, overlapped: bool) -> None:
+def test_finding_ones_own_blocks_decides_as_finding_anybodys(seed: int, policy: str, overlapped: bool) -> None:
     recording = random_recording(Random(f"{seed} {policy} {overlapped}"), policy, overlapped, sharing=False)
     wanted = naive(recording)
     check(recording, shares=False, wanted=wanted)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.deployments.config import SchedulerConfig
-from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import blocks_for
 from serving.kv.grouped_pool import GroupedPool
 from serving.request import Request, Status
@@ -116,11 +115,7 @@ class Driver:
         waiting = [request.id for request in scheduler.waiting]
         assert sorted([*waiting, *scheduler.running]) == sorted(scheduler.requests), "lost or doubled"
         assert scheduler.decodes.members.keys() <= scheduler.running.keys()
-        if isinstance(scheduler.pool, BlockPool):
-            scheduler.pool.check(scheduler.requests.values())
-        else:
-            held = sum(-(-r.computed // self.config.block_size) for r in scheduler.running.values())
-            assert scheduler.pool.free == scheduler.pool.total - held
+        scheduler.pool.check(scheduler.requests.values())
 
     def check_windows(self, pool: GroupedPool, plan: StepPlan) -> None:
         """What queries see is held until their step has returned; what none to come can see is not held."""
@@ -186,7 +181,7 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
 @given(drivers())
 def test_nothing_is_lost_whatever_happens(given_driver: tuple[Driver, random.Random]) -> None:
     driver, chance = given_driver
-    shares = isinstance(driver.scheduler.pool, BlockPool)
+    shares = not driver.scheduler.pool.counts_only
     for id in range(chance.randrange(1, 25)):
         shared: list[Segment] = [("sys", 20)] if shares and chance.random() < 0.5 else []
         prompt = (*shared, ("", chance.randrange(1, 30)))

@@ -51,6 +51,7 @@ class TieredRun:
         self.cluster = Cluster(deployment, COST, sink, steps=False)
         self.scheduler = self.cluster.replicas[0].scheduler
         self._schedule, self.scheduler.schedule = self.scheduler.schedule, self._check_and_schedule
+        self.seen = {}
         self.cluster.run(Workload(requests))
         self.table = sink.requests.sort_by("request_id")
         self.rows = self.table.to_pylist()
@@ -60,17 +61,11 @@ class TieredRun:
         scheduler = self.scheduler
         for request in scheduler.requests.values():
             request.check()
-        held = sum(request.held for request in scheduler.requests.values())
-        assert scheduler.pool.total - scheduler.pool.free <= held + sum(map(len, self._kept()))
+        self.seen |= scheduler.requests
+        scheduler.pool.check(self.seen.values())
         if scheduler.kv_loading is not None:
             scheduler.kv_loading.external.check()
         return plan
-
-    def _kept(self):
-        """Blocks of requests that have ended."""
-        pool = self.scheduler.pool
-        live = {block for request in self.scheduler.requests.values() for block in request.blocks}
-        return [[block] for block, count in enumerate(pool._references) if count and block not in live]
 
     def ttft_ns(self, id):
         return self.rows[id]["first_token_ns"] - self.rows[id]["arrival_ns"]

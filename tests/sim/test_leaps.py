@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -129,6 +131,20 @@ def test_leaping_is_stepping(policy, concurrency, scheduler, overlapped, plan_ns
     assert (preempted > 0) == (scheduler is TIGHT and policy not in ("static", "trtllm"))
 
 
+def conversations(offered):
+    """Two in three go on with what another asked and got, which may not be there yet."""
+    turns = list(offered)
+    for id, request in enumerate(turns):
+        if id % 3:
+            before = turns[id - 1 - id % 2]
+            prompt = (*before.prompt, (f"out:{before.id}", before.output_len), (f"u{id}", 1 + id % 7))
+        else:
+            prompt = (("sys", 40), (f"u{id}", request.prompt_len))
+        if sum(tokens for _, tokens in prompt) + request.output_len <= 1024:
+            turns[id] = replace(request, prompt=prompt)
+    return turns
+
+
 @given(
     seed=st.integers(0, 2**32),
     rate=st.sampled_from([2.0, 12.0, 60.0]),
@@ -150,7 +166,8 @@ def test_leaping_is_stepping_whatever_the_settings(
     def cost():
         return step_cost(seed) if calibrated else TokenCost(3_000_000, 9_000, 999, plan_ns=seed % 5_000)
 
-    workload = Workload(requests(seed, 60, rate, priorities=3), concurrency=concurrency, shares_prefixes=shared)
+    offered = requests(seed, 60, rate, priorities=3)
+    workload = Workload(conversations(offered) if shared else offered, concurrency=concurrency, shares_prefixes=shared)
     assert_same(
         workload,
         cost,

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from calibration.steps.draft_cost import StatedDraft
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.kv.block_pool import BlockPool
 from serving.request import Request, Status
 from serving.scheduler import POLICIES, find_policy
 from serving.speculative import Coins, SpeculativeConfig
@@ -405,7 +404,4 @@ def _check_state(scheduler, config: SchedulerConfig) -> None:
         assert request.known + request.placeholders <= request.max_len + beyond
     for request in scheduler.running.values():
         assert request.held * config.block_size >= request.computed
-    if isinstance(scheduler.pool, BlockPool):
-        scheduler.pool.check(scheduler.requests.values())
-    else:
-        assert scheduler.pool.free == scheduler.pool.total - sum(r.held for r in scheduler.running.values())
+    scheduler.pool.check(scheduler.requests.values())

@@ -1,0 +1,139 @@
+"""Runs of KV blocks that follow on each other in a sequence, where they are found, and the queue of the free ones.
+
+A node is what one sequence had that no sequence before it had: all that follows its first token that was new. Others
+follow it until they part from it, at the end of a segment or within one, and have nodes of their own from there. A
+block belongs to the node of its last token.
+
+The order of the queue decides what survives, and follows vLLM, block by block: a freed request's blocks go to the end
+in reverse, and blocks are taken from the head. So a run stands in the queue with its last block foremost, and is
+evicted from its end: what is left of it is always the beginning of a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serving.workload import Name, Span
+
+# Where a sequence parts from its parent node: that, the token, and the name and the begin of the span it goes on with
+Branch = tuple["Node | None", int, Name, int]
+
+_NO_END = 1 << 62
+
+
+class Node:
+    """A sequence from the token at which it parts from its `parent`: `spans`, the last of which has no end.
+
+    children  nodes that part from this one
+    lost      whether it has been forgotten, since nothing was found here or further on
+    runs      blocks that are found here, by their first; and
+    spares    those with the same content as these, which were registered later, in order of registration
+    """
+
+    __slots__ = ("branch", "children", "lost", "parent", "runs", "spans", "spares")
+
+    def __init__(self, parent: Node | None, branch: Branch, spans: Sequence[Span], at: int) -> None:
+        self.parent = parent
+        self.branch = branch
+        name, begin, _ = spans[-1]
+        self.spans = [*spans[at:-1], (name, begin, _NO_END)]
+        self.lost = False
+        self.children = 0
+        self.runs: list[Run] = []
+        self.spares: list[Run] = []
+
+    def follow(self, spans: Sequence[Span], at: int) -> tuple[int, int]:
+        """A sequence goes on here with its span number `at`: the token at which it parts, and with which span then."""
+        for own, begin, until in self.spans:
+            name, _, end = spans[at]
+            if name != own:
+                return begin, at
+            if end > until:
+                return until, at
+            at += 1
+            if end < until or at == len(spans):
+                return end, at
+        return end, at
+
+
+class Run:
+    """Blocks `first` up to but not including `last` of the sequences through `node`; whoever holds one holds all.
+
+    ids            their physical ids, or nothing where blocks have none
+    node           None where the run cannot be found
+    references     requests that hold it; and
+    rest           the run that was last split off its end, which they hold as well if they held that
+    before, after  its neighbours in the queue; None while it is not there
+    """
+
+    __slots__ = ("after", "before", "first", "ids", "last", "node", "references", "rest")
+
+    def __init__(self, node: Node | None, first: int, last: int, ids: list[int]) -> None:
+        self.node = node
+        self.first = first
+        self.last = last
+        self.ids = ids
+        self.references = 1
+        self.rest: Run | None = None
+        self.before: Run | None = None
+        self.after: Run | None = None
+
+    def split(self, at: int) -> Run:
+        """Cut the run before block `at`, and return what comes after: its end, which is foremost in the queue."""
+        upper = Run(self.node, at, self.last, self.ids[at - self.first :])
+        upper.references = self.references
+        del self.ids[at - self.first :]
+        self.last = at
+        upper.rest, self.rest = self.rest, upper
+        if self.before is not None:
+            upper.before, upper.after = self.before, self
+            self.before.after = self.before = upper
+        return upper
+
+    def cut(self, count: int) -> list[int]:
+        """Shorten the run by its last `count` blocks, and return their ids, the last first."""
+        self.last -= count
+        if not self.ids:
+            return []
+        ids = self.ids[: -count - 1 : -1]
+        del self.ids[-count:]
+        return ids
+
+
+class FreeQueue:
+    """Runs in the order in which they are evicted."""
+
+    def __init__(self) -> None:
+        self._ring = ring = Run(None, 0, 0, [])
+        ring.before = ring.after = ring
+
+    @property
+    def head(self) -> Run:
+        """The run that is evicted first. There is one."""
+        assert self._ring.after is not None and self._ring.after is not self._ring
+        return self._ring.after
+
+    @property
+    def tail(self) -> Run | None:
+        """The run that is evicted last, if there is any."""
+        return None if self._ring.before is self._ring else self._ring.before
+
+    def append(self, run: Run) -> None:
+        last, ring = self._ring.before, self._ring
+        assert last is not None
+        run.before, run.after = last, ring
+        last.after = ring.before = run
+
+    def remove(self, run: Run) -> None:
+        before, after = run.before, run.after
+        assert before is not None and after is not None
+        before.after, after.before = after, before
+        run.before = run.after = None
+
+    def runs(self) -> list[Run]:
+        """All of them, in order."""
+        found, run = [], self._ring.after
+        while run is not None and run is not self._ring:
+            found.append(run)
+            run = run.after
+        return found
