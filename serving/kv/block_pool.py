@@ -20,6 +20,8 @@ from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
 
+_NO_IDS: list[int] = []  # of blocks that have none
+
 
 class BlockPool:
     """`config.num_blocks` blocks, of which block 0 is the null block and never handed out.
@@ -90,25 +92,31 @@ class BlockPool:
     def extend(self, request: Request, tokens: int) -> None:
         need = -(-tokens // self.block_size) - request.held
         if need > 0:
-            request.blocks += self._take(need)
+            ids = self._take(need)
+            if ids:
+                request.blocks += ids
             request.held += need
 
     def _take(self, count: int) -> list[int]:
         """The ids of `count` blocks from the head of the queue; their content is evicted."""
         self.free -= count
+        if self._blank >= count and not self._named:  # nearly always
+            self._blank -= count
+            return _NO_IDS
         if self.free < 0:
             raise ValueError(f"{-self.free} KV blocks were taken beyond those there are")
         blank = min(count, self._blank)
-        ids: list[int] = []
-        if blank:
-            self._blank -= blank
-            count -= blank
-            if self._named:
-                ids = self._blank_ids[: -blank - 1 : -1]
-                del self._blank_ids[-blank:]
+        self._blank -= blank
+        count -= blank
+        ids = self._blank_ids[len(self._blank_ids) - blank :][::-1] if self._named else _NO_IDS
+        if ids:
+            del self._blank_ids[-blank:]
         while count:
             run = self._queue.head
             length = run.last - run.first
+            if count < length and run.node is None:
+                run.last -= count
+                break
             evicted = self._tree.evict(run, count if count < length else length)
             if count >= length:
                 self._queue.remove(run)
@@ -176,33 +184,36 @@ class BlockPool:
 
     def release(self, request: Request, may_return: bool = False) -> None:
         kept = request.hashed if self._caching else 0
-        if kept > request.registered and (self.caches or may_return):
-            self._tree.register(request, kept)
-        registered = request.registered
-        if kept > registered:
-            self._append_unfound(kept - registered)
+        if kept > request.registered:
+            if self.caches or may_return:
+                self._tree.register(request, kept)
+            else:
+                self._append_unfound(kept - request.registered)
         else:
-            kept = registered
+            kept = request.registered
         self._put_first(request.held - kept, request.blocks[kept:])
-        for run in reversed(self._held(request)):
-            run.references -= 1
-            if not run.references:
-                if run.node is None:
-                    self._put_first(run.last - run.first, run.ids)
-                else:
-                    self.free += run.last - run.first
-                    self._queue.append(run)
-        request.runs.clear()
+        if request.runs:
+            for run in reversed(self._held(request)):
+                run.references -= 1
+                if not run.references:
+                    if run.node is None:
+                        self._put_first(run.last - run.first, run.ids)
+                    else:
+                        self.free += run.last - run.first
+                        self._queue.append(run)
+            request.runs.clear()
         request.blocks.clear()
         request.held = request.hashed = request.registered = 0
-        self._tree.open.pop(f"out:{request.id}", None)
+        if self.caches:
+            self._tree.open.pop(f"out:{request.id}", None)
         self.version += 1
 
     def _put_first(self, count: int, ids: list[int]) -> None:
         """Free blocks that hold nothing."""
         self.free += count
         self._blank += count
-        self._blank_ids += reversed(ids)
+        if ids:
+            self._blank_ids += reversed(ids)
 
     def _append_unfound(self, count: int) -> None:
         """Blocks that nobody will ask for are free, to be taken after all that are free now."""
