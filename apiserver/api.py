@@ -21,7 +21,6 @@ from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.kv_transfer import KvTransferParams
 from apiserver.messages import About, Add
-from apiserver.one_replica import of_one_replica
 from apiserver.protocol import ChatRequest, CompletionRequest, StreamOptions, TokenizeRequest
 from apiserver.refusal import Refusal, answer_to, invalid
 from planning.version import __version__
@@ -106,7 +105,9 @@ class Api:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         replica = self._engine.replica(request.app[_PLACE])
         text = await self._engine.metrics(replica)
-        return web.Response(body=text if replica is None else of_one_replica(text, replica), headers=headers)
+        if replica is not None:  # as a server of its own would say it
+            text = text.replace(f',engine="{replica}"'.encode(), b',engine="0"')
+        return web.Response(body=text, headers=headers)
 
     async def version(self, request: web.Request) -> web.Response:
         """Ours, and whether it is a `twin` or the `real` engine that answers."""

@@ -6,6 +6,9 @@ server of text without adapters never shows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from apiserver.exposition import Family
 from planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
 from serving.metrics import METRICS
@@ -16,57 +19,44 @@ LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 _DEFINED = {name: f"{known.label}: {known.definition}" for known in METRICS.values() for name in known.prometheus}
 
-_GAUGES = (
-    Family("vllm:num_requests_running", "gauge", "requests in the batch when the last step had ended"),
-    Family("vllm:num_requests_waiting", "gauge", "requests queued at the scheduler when the last step had ended"),
-    Family(
-        "vllm:num_requests_waiting_by_reason",
-        "gauge",
-        "queued requests that wait for room in the batch (capacity) or for KV from elsewhere (deferred)",
-        split=("reason", ("capacity", "deferred")),
-    ),
-    Family("vllm:kv_cache_usage_perc", "gauge", "KV blocks referenced / KV blocks when the last step had ended"),
-    Family(
-        "vllm:engine_sleep_state",
-        "gauge",
-        "awake is always 1: these engines never sleep",
-        split=("sleep_state", ("awake", "weights_offloaded", "discard_all")),
-    ),
-)
-_COUNTERS = (
-    Family("vllm:prefix_cache_queries", "counter", "prompt tokens looked up in the prefix cache, at first admission"),
-    Family("vllm:prefix_cache_hits", "counter", "prompt tokens found in the prefix cache, at first admission"),
-    Family("vllm:external_prefix_cache_queries", "counter", "prompt tokens looked up in KV tiers by finished requests"),
-    Family("vllm:external_prefix_cache_hits", "counter", "prompt tokens loaded from KV tiers by finished requests"),
-    Family("vllm:mm_cache_queries", "counter", "images and sounds looked up: none"),
-    Family("vllm:mm_cache_hits", "counter", "images and sounds found: none"),
-    Family("vllm:num_preemptions", "counter", _DEFINED["vllm:num_preemptions_total"]),
-    Family("vllm:prompt_tokens", "counter", "prompt tokens of requests that have their first output token"),
-    Family(
-        "vllm:prompt_tokens_by_source",
-        "counter",
-        "prompt tokens of requests that have their first output token, by where their KV came from",
-        split=("source", ("local_compute", "local_cache_hit", "external_kv_transfer")),
-    ),
-    Family(
-        "vllm:prompt_tokens_cached",
-        "counter",
-        "cached prompt tokens of requests that have their first output token",
-    ),
-    Family(
-        "vllm:prompt_tokens_cached_by_source",
-        "counter",
-        "prompt tokens found at first admission, by where their KV was",
-        split=("source", ("device", "host", "p2p", "disk", "external_unspecified")),
-    ),
-    Family("vllm:generation_tokens", "counter", "output tokens"),
-    Family(
-        "vllm:request_success",
-        "counter",
-        "requests that have ended, by the reason",
-        split=("finished_reason", FINISHED_REASONS),
-    ),
-)
+_SPLITS = {
+    "vllm:num_requests_waiting_by_reason": ("reason", ("capacity", "deferred")),
+    "vllm:engine_sleep_state": ("sleep_state", ("awake", "weights_offloaded", "discard_all")),
+    "vllm:prompt_tokens_by_source": ("source", ("local_compute", "local_cache_hit", "external_kv_transfer")),
+    "vllm:prompt_tokens_cached_by_source": ("source", ("device", "host", "p2p", "disk", "external_unspecified")),
+    "vllm:request_success": ("finished_reason", FINISHED_REASONS),
+    "vllm:admission_rejections": ("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),
+}
+_NONE = ("", ())
+_GAUGES = {
+    "vllm:num_requests_running": "requests in the batch when the last step had ended",
+    "vllm:num_requests_waiting": "requests queued at the scheduler when the last step had ended",
+    "vllm:num_requests_waiting_by_reason": "queued requests that wait for room in the batch (capacity) or for KV from "
+    "elsewhere (deferred)",
+    "vllm:kv_cache_usage_perc": "KV blocks referenced / KV blocks when the last step had ended",
+    "vllm:engine_sleep_state": "awake is always 1: these engines never sleep",
+}
+_FIRST = "prompt tokens of requests that have their first output token"
+_COUNTERS = {
+    "vllm:prefix_cache_queries": "prompt tokens looked up in the prefix cache, at first admission",
+    "vllm:prefix_cache_hits": "prompt tokens found in the prefix cache, at first admission",
+    "vllm:external_prefix_cache_queries": "prompt tokens looked up in KV tiers by finished requests",
+    "vllm:external_prefix_cache_hits": "prompt tokens loaded from KV tiers by finished requests",
+    "vllm:mm_cache_queries": "images and sounds looked up: none",
+    "vllm:mm_cache_hits": "images and sounds found: none",
+    "vllm:num_preemptions": _DEFINED["vllm:num_preemptions_total"],
+    "vllm:prompt_tokens": _FIRST,
+    "vllm:prompt_tokens_by_source": f"{_FIRST}, by where their KV came from",
+    "vllm:prompt_tokens_cached": f"cached {_FIRST}",
+    "vllm:prompt_tokens_cached_by_source": "prompt tokens found at first admission, by where their KV was",
+    "vllm:generation_tokens": "output tokens",
+    "vllm:request_success": "requests that have ended, by the reason",
+}
+_DRAFTS = {
+    "vllm:spec_decode_num_drafts": "drafts verified",
+    "vllm:spec_decode_num_draft_tokens": "draft tokens verified",
+    "vllm:spec_decode_num_accepted_tokens": "draft tokens accepted",
+}
 _TIMES = {
     "vllm:time_to_first_token_seconds": TTFT_S,
     "vllm:inter_token_latency_seconds": TOKEN_S,
@@ -85,56 +75,43 @@ _LENGTHS = {
 }
 
 CACHE_CONFIG = Family("vllm:cache_config_info", "gauge", "settings of the KV cache, as labels")
+_LATENESS = "when a token was written to its client minus when the engine had it, or the twin should have"
+_REFUSED = "requests refused because too many were queued"
+_POSITIONS = "draft tokens accepted, by their position in the draft"
+
+
+def _families(kind: Literal["gauge", "counter"], helps: Mapping[str, str]) -> tuple[Family, ...]:
+    return tuple(Family(name, kind, help, split=_SPLITS.get(name, _NONE)) for name, help in helps.items())
+
+
 OF_THE_SERVER = (
-    Family(
-        "vllm:admission_rejections",
-        "counter",
-        "requests refused because too many were queued",
-        split=("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),
-    ),
-    Family(
-        "tokentwin:lateness_seconds",
-        "histogram",
-        "when a token was written to its client minus when the engine had it, or the twin should have",
-        LATENESS_S,
-    ),
+    *_families("counter", {"vllm:admission_rejections": _REFUSED}),
+    Family("tokentwin:lateness_seconds", "histogram", _LATENESS, LATENESS_S),
     Family("tokentwin:recording", "gauge", "1 while a recording is written, else 0"),
 )
 
 
 def _drafting(draft_tokens: int) -> tuple[Family, ...]:
     """Those of an engine whose drafts have at most so many tokens; positions count from 0."""
-    return (
-        Family("vllm:spec_decode_num_drafts", "counter", "drafts verified"),
-        Family("vllm:spec_decode_num_draft_tokens", "counter", "draft tokens verified"),
-        Family("vllm:spec_decode_num_accepted_tokens", "counter", "draft tokens accepted"),
-        Family(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "counter",
-            "draft tokens accepted, by their position in the draft",
-            split=("position", tuple(map(str, range(draft_tokens)))),
-        ),
-    )
+    places = ("position", tuple(map(str, range(draft_tokens))))
+    by_place = Family("vllm:spec_decode_num_accepted_tokens_per_pos", "counter", _POSITIONS, split=places)
+    return (*_families("counter", _DRAFTS), by_place)
 
 
 def of_an_engine(longest: int, draft_tokens: int) -> tuple[Family, ...]:
     """Those of each engine: its requests have at most `longest` tokens, and drafts, if any, `draft_tokens`."""
-    histograms = [
-        *(Family(name, "histogram", _DEFINED[name], bounds) for name, bounds in _TIMES.items()),
-        Family(
-            "vllm:request_inference_time_seconds",
-            "histogram",
-            "prefill and decode time of a finished request",
-            REQUEST_S,
-        ),
-        *(Family(name, "histogram", help, one_two_five(longest)) for name, help in _LENGTHS.items()),
-        Family("vllm:request_params_n", "histogram", "answers that a finished request asked for: 1", (1, 2, 5, 10, 20)),
-        Family(
-            "vllm:request_num_preemptions",
-            "histogram",
-            "times a finished request was preempted",
-            (1, 2, 3, 4, 5, 10, 20),
-        ),
-        Family("vllm:iteration_tokens_total", "histogram", _DEFINED["vllm:iteration_tokens_total"], STEP_TOKENS),
-    ]
-    return (*_GAUGES, *_COUNTERS, *(_drafting(draft_tokens) if draft_tokens else ()), *histograms)
+    lengths = one_two_five(longest)
+    histograms = {
+        **{name: (_DEFINED[name], bounds) for name, bounds in _TIMES.items()},
+        "vllm:request_inference_time_seconds": ("prefill and decode time of a finished request", REQUEST_S),
+        **{name: (help, lengths) for name, help in _LENGTHS.items()},
+        "vllm:request_params_n": ("answers that a finished request asked for: 1", (1, 2, 5, 10, 20)),
+        "vllm:request_num_preemptions": ("times a finished request was preempted", (1, 2, 3, 4, 5, 10, 20)),
+        "vllm:iteration_tokens_total": (_DEFINED["vllm:iteration_tokens_total"], STEP_TOKENS),
+    }
+    return (
+        *_families("gauge", _GAUGES),
+        *_families("counter", _COUNTERS),
+        *(_drafting(draft_tokens) if draft_tokens else ()),
+        *(Family(name, "histogram", *of) for name, of in histograms.items()),
+    )

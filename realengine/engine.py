@@ -8,7 +8,7 @@ fits and the simulator is held against.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from time import perf_counter_ns, thread_time_ns
@@ -18,14 +18,13 @@ from realengine.deployable import check_deployment
 from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
 from realengine.drafting.proposals import propose
-from realengine.grammar import Grammar, Grammars
+from realengine.grammar import Grammars
 from realengine.host_tier import HostTier
 from realengine.ranks import Ranks
 from realengine.runner import ModelRunner
-from realengine.sampling import SamplingParams
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
-from realengine.step import Flight, Load, Step
+from realengine.step import Load, Step
 from realengine.step_input import Ints, pack
 from realengine.token_content import TokenContent
 from realengine.verification import VerifiedTokens, verify_step
@@ -59,7 +58,7 @@ class Engine:
 
     def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
         deployment = check_deployment(deployment, files)
-        self._in_flight: deque[Flight] = deque()
+        self._in_flight: deque[Step] = deque()
         self.spec = files.spec
         self.source = files.source
         self.folder = files.folder
@@ -187,32 +186,12 @@ class Engine:
             self._drafter.close()
         self.runner.close()
 
-    def add(
-        self,
-        arrived: WorkloadRequest,
-        prompt: Sequence[int],
-        *,
-        forced: Sequence[int] | None = None,
-        sampling: SamplingParams | None = None,
-        stop_ids: Collection[int] = (),
-        on_token: Callable[[int, float | None], bool] | None = None,
-        logprobs: bool = False,
-        grammar: Grammar | None = None,
-    ) -> Request:
-        """Queue a request with token ids `prompt`; see `TokenSequence` for the rest. One that is `structured` brings a
-        grammar, which `grammars` makes."""
+    def add(self, arrived: WorkloadRequest, prompt: Sequence[int], **tokens: Any) -> Request:
+        """Queue a request with token ids `prompt`; `tokens` say more of those, as `TokenSequence` has it. One that is
+        `structured` brings a grammar, which `grammars` makes."""
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
-            self.sequences[request.id] = TokenSequence(
-                request,
-                prompt,
-                forced=forced,
-                sampling=sampling,
-                stop_ids=stop_ids,
-                on_token=on_token,
-                logprobs=logprobs,
-                grammar=grammar,
-            )
+            self.sequences[request.id] = TokenSequence(request, prompt, **tokens)
             self._demand.wait(request)
         return request
 
@@ -253,7 +232,7 @@ class Engine:
         requests wait for a limited time."""
         return self._held_ns is not None or (self.tier is not None and self.tier.busy)
 
-    def launch(self) -> Flight | None:
+    def launch(self) -> Step | None:
         """Plan a step and hand it to the device; None when there is nothing to run.
 
         Raises UserError when the device or a rank cannot run it, and for an engine that an error has left unusable.
@@ -280,7 +259,7 @@ class Engine:
             )
             raise
 
-    def _launch(self) -> Flight | None:
+    def _launch(self) -> Step | None:
         plan_ns = perf_counter_ns()
         plan = self._plan()
         if self._held_for(plan_ns, self._policy.hold_ns):
@@ -298,7 +277,7 @@ class Engine:
         rows = plan.rows()
         if self.tier is not None:
             self.tier.before_step(plan, [flight.launched for flight in self._in_flight if flight.launched])
-        flight = Flight(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns)
+        flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns)
         if self._drafter is None or not self._in_flight:
             self._hand_over(flight)  # else it waits for what is accepted of the step under way, and drafted then
         flight.load = self._load()
@@ -319,7 +298,7 @@ class Engine:
             self._held_ns = now_ns
         return now_ns - self._held_ns >= hold_ns
 
-    def _hand_over(self, flight: Flight) -> None:
+    def _hand_over(self, flight: Step) -> None:
         """Make the tensors of a planned step, and hand them to the device."""
         began_ns, rows = perf_counter_ns(), flight.rows
         masks = self._masks(rows) if flight.plan.masked_rows else [()] * len(rows)
@@ -377,9 +356,9 @@ class Engine:
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
-        return Step.of(flight, told, finished, proposed, draft_ns, draft_thread_ns)
+        return flight.ended(told, finished, proposed, draft_ns, draft_thread_ns)
 
-    def _draft(self, flight: Flight, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
+    def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
         """Propose what the next step verifies: how much for whom, and how long it took. A step that waits for that is
         handed over; it was planned for as many drafts as there can be."""
         if self._drafter is None:

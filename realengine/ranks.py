@@ -12,6 +12,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 
+_ON_EVERY_RANK = (
+    "allocate", "keep_in_host", "warm_up", "dummy_step", "graph_mixed_steps", "time_steps", "time_operations",
+)  # fmt: skip
 _LAST_WORDS_S = 5.0  # how long after a failed collective a rank may take to say why, or to end
 
 
@@ -74,7 +78,8 @@ class Ranks:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._mine, name)  # what is the same on every rank: spec, device, attention, buckets
+        """What is done on every rank, and what is the same on all of them: spec, device, attention, buckets."""
+        return partial(self._do, name) if name in _ON_EVERY_RANK else getattr(self._mine, name)
 
     def launch(self, step: StepInput) -> Launched:
         assert self._mine is not None
@@ -89,9 +94,6 @@ class Ranks:
         launched.pending = _Watched(launched.pending, self, self._steps)
         return launched
 
-    def keep_in_host(self, slots: int) -> None:
-        self._do("keep_in_host", slots)
-
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         """On every rank, after the steps that have ended on this one; the copy is this rank's.
 
@@ -103,30 +105,11 @@ class Ranks:
             self._copies += 1
             return _SeenCopy(self._mine.copy(pairs, reads), self, self._copies)
 
-    def allocate(self, num_blocks: int) -> None:
-        self._do("allocate", num_blocks)
-
     def budget(self, utilization: float) -> KvBudget:
         """That of the rank with the least room."""
         mine: KvBudget = self._do("budget", utilization)
         with self._in_step():
             return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
-
-    def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
-        took: int = self._do("dummy_step", sizes, draw)
-        return took
-
-    def warm_up(self) -> None:
-        self._do("warm_up")
-
-    def time_operations(self) -> None:
-        self._do("time_operations")
-
-    def graph_mixed_steps(self, mixed: bool) -> None:
-        self._do("graph_mixed_steps", mixed)
-
-    def time_steps(self, timed: bool) -> None:
-        self._do("time_steps", timed)
 
     def close(self) -> None:
         """End the other ranks. Graphs go first, on every rank: they hold operations of the group.

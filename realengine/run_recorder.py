@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from realengine.expert_load import expert_imbalance, experts_hit
 from realengine.host_tier import TierEvents
-from realengine.step import Flight, Step
+from realengine.step import Step
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 from serving.workload import STOPPED
@@ -80,7 +80,7 @@ class RunRecorder:
         """It was due, taken from its client, and given to the scheduler at these times from the start of the run."""
         self._lives[request.id] = _Life(request, arrival_ns, send_ns, queued_ns)
 
-    def planned(self, flight: Flight) -> None:
+    def planned(self, flight: Step) -> None:
         """Preemptions count from the plan: in the overlapped loop a request may finish before that step runs."""
         for id, preempted_ns in flight.preempted_ns.items():
             if (life := self._lives.get(id)) is not None:

@@ -29,12 +29,32 @@ _NOTHING = Load(0, 0, 0, 0)
 
 
 @dataclass(slots=True)
-class Flight:
-    """A step on its way, planned at `plan_ns` on `perf_counter_ns`; `Step` says what else its fields mean.
+class Step:
+    """A step of the engine. Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device,
+    begun, computed, sampled and, where there are drafts, drafted.
 
     preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
     launched      None while it waits for the drafts that it verifies
-    tier          what happened between the engine's blocks and host memory since then; None without that
+    prepare_ns    host time making its tensors, which are there at `prepared_ns`
+    launch_ns     host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
+    mask_ns       host time working out which tokens its samples may be, within `prepare_ns`
+    host_ns       host time for this step since the host was last free, which the overlapped loop hides; None in the
+                  plain
+    tier          what had happened between the engine's blocks and host memory when it was launched; None without that
+
+    What follows is known once it has `ended`:
+
+    sampled       requests that got tokens, once for each token
+    stopped       ids of those that one of them ended
+    accepted      how many draft tokens were, of each request that had some to verify
+    proposed      how many draft tokens were then, for each request that got a token and goes on; None without drafts
+    draft_ns      of the time to `end_ns`, that of proposing what the next step verifies; None without drafts. In the
+                  overlapped loop also that of verifying and of the next step's tensors, which wait for it
+    op_ns         device time by operation, where it was measured
+    graph         whether it was replayed as a graph
+    thread_ns     CPU time of the thread that computed it; None where the CPU does not
+    speed         how fast the device was before and after it, on average; None where it is not looked at
+    expert_tokens `[layers, experts]` tokens that each expert got; None in a dense model
     """
 
     plan: StepPlan
@@ -52,97 +72,40 @@ class Flight:
     mask_ns: int = 0
     tier: TierEvents | None = None
 
+    sampled: list[Request] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    accepted: Mapping[int, int] = field(default_factory=dict)
+    finished: list[Request] = field(default_factory=list)
+    proposed: Mapping[int, int] | None = None
+    draft_ns: int | None = None
+    start_ns: int = 0
+    computed_ns: int = 0
+    end_ns: int = 0
+    op_ns: dict[str, int] | None = None
+    graph: bool = False
+    thread_ns: int | None = None
+    speed: float | None = None
+    expert_tokens: NDArray[np.int32] | None = None
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step that ran. Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device,
-    begun, computed, sampled and, where there are drafts, drafted.
-
-    sampled    requests that got tokens, once for each token
-    accepted   how many draft tokens were, of each request that had some to verify
-    proposed   how many draft tokens were then, for each request that got a token and goes on; None without drafts
-    draft_ns   of the time to `end_ns`, that of proposing what the next step verifies; None without drafts. In the
-               overlapped loop also that of verifying and of the next step's tensors, which wait for it
-
-    prepare_ns host time making its tensors, which are there at `prepared_ns`
-    launch_ns  host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
-    mask_ns    host time working out which tokens its samples may be, within `prepare_ns`
-    host_ns    host time for this step since the host was last free, which the overlapped loop hides; None in the plain
-    op_ns      device time by operation, where it was measured
-    graph      whether it was replayed as a graph
-    thread_ns  CPU time of the thread that computed it; None where the CPU does not
-    speed      how fast the device was before and after it, on average; None where it is not looked at
-    tier       what had happened between the engine's blocks and host memory when it was launched; None without that
-    expert_tokens  `[layers, experts]` tokens that each expert got; None in a dense model
-    """
-
-    plan: StepPlan
-    rows: list[Row]
-    sampled: list[Request]
-    finished: list[Request]
-    stopped: list[int]
-    accepted: Mapping[int, int]
-    proposed: Mapping[int, int] | None
-    load: Load
-    plan_ns: int
-    scheduled_ns: int
-    prepared_ns: int
-    prepare_ns: int
-    start_ns: int
-    computed_ns: int
-    end_ns: int
-    launch_ns: int
-    draft_ns: int | None
-    host_ns: int | None
-    mask_ns: int
-    op_ns: dict[str, int] | None
-    graph: bool
-    thread_ns: int | None
-    speed: float | None
-    expert_tokens: NDArray[np.int32] | None
-    tier: TierEvents | None
-
-    @classmethod
-    def of(
-        cls,
-        flight: Flight,
+    def ended(
+        self,
         told: Verified,
         finished: list[Request],
         proposed: Mapping[int, int] | None,
         draft_ns: int | None,
         draft_thread_ns: int,
     ) -> Step:
-        """`flight`, which has ended; drafting took `draft_thread_ns` of the host's own thread."""
-        launched = flight.launched
+        """The same, which has ended; drafting took `draft_thread_ns` of the host's own thread."""
+        launched = self.launched
         assert launched is not None
-        thread_ns = launched.thread_ns
-        return cls(
-            plan=flight.plan,
-            rows=flight.rows,
-            sampled=told.sampled,
-            finished=finished,
-            stopped=told.stopped,
-            accepted=told.accepted,
-            proposed=proposed,
-            load=flight.load,
-            plan_ns=flight.plan_ns,
-            scheduled_ns=flight.scheduled_ns,
-            prepared_ns=flight.prepared_ns,
-            prepare_ns=flight.prepare_ns,
-            start_ns=launched.start_ns,
-            computed_ns=launched.computed_ns,
-            end_ns=launched.end_ns + (draft_ns or 0),
-            launch_ns=flight.launch_ns,
-            draft_ns=draft_ns,
-            host_ns=flight.host_ns,
-            mask_ns=flight.mask_ns,
-            op_ns=launched.op_ns,
-            graph=launched.graph,
-            thread_ns=None if thread_ns is None else thread_ns + draft_thread_ns,
-            speed=launched.speed,
-            expert_tokens=launched.expert_tokens,
-            tier=flight.tier,
-        )
+        self.sampled, self.stopped, self.accepted = told
+        self.finished, self.proposed, self.draft_ns = finished, proposed, draft_ns
+        self.start_ns, self.computed_ns = launched.start_ns, launched.computed_ns
+        self.end_ns = launched.end_ns + (draft_ns or 0)
+        self.op_ns, self.graph, self.speed = launched.op_ns, launched.graph, launched.speed
+        self.thread_ns = None if launched.thread_ns is None else launched.thread_ns + draft_thread_ns
+        self.expert_tokens = launched.expert_tokens
+        return self
 
     @property
     def launching_ns(self) -> int:

@@ -15,8 +15,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from realengine.device import Device
 from realengine.kernels.interpreting import INTERPRETING
 from realengine.kernels.kv_splits import Splits
-from realengine.kernels.paged_decode import decode_splits, paged_decode
-from realengine.kernels.paged_prefill import make_tiles, paged_prefill, prefill_splits, tile_tokens
+from realengine.kernels.paged_attention import (
+    PagedRows,
+    decode_splits,
+    make_tiles,
+    paged_attention,
+    prefill_splits,
+    tile_tokens,
+)
 from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
@@ -84,14 +90,12 @@ class TritonAttention:
 
     def attend(self, queries: torch.Tensor, plan: _Plan, kv: LayerKv) -> torch.Tensor:
         batch, decode, prefill, fresh, _, window = plan
-        blocks, starts = batch.blocks, batch.table_start
+        rows = PagedRows(batch.context, batch.query_start, batch.query_len, batch.blocks, batch.table_start)
         out = self._out(queries, plan)
-        if decode:
-            where = (batch.context, blocks, starts)
-            paged_decode(queries, kv.keys, kv.values, *where, decode, out, self._scale, *kv[2:], window)
-        if prefill:
-            work = (batch.context, batch.query_start, batch.query_len, blocks, starts, batch.tile_row, batch.tile_first)
-            paged_prefill(queries, kv.keys, kv.values, *work, prefill, out, self._scale, *kv[2:], window)
+        for tiles, splits in ((None, decode), ((batch.tile_row, batch.tile_first), prefill)):
+            if splits:
+                how = (self._scale, *kv[2:], window)
+                paged_attention(queries, kv.keys, kv.values, rows, tiles, splits, out, *how)
         for tokens, block_ids in fresh:
             count = tokens.stop - tokens.start
             keys, values = read(kv, block_ids, 0, count, queries.dtype)

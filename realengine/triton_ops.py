@@ -44,21 +44,9 @@ class TritonOps:
     def rope_store(
         self, qkv: torch.Tensor, rotation: Rope, norms: HeadNorms | None, kv: LayerKv, batch: Batch
     ) -> torch.Tensor:
-        return rope_store(
-            qkv,
-            batch.positions,
-            batch.slots,
-            rotation.cos,
-            rotation.sin,
-            None if norms is None else norms.query,
-            None if norms is None else norms.key,
-            self._eps,
-            rotation.interleaved,
-            kv.keys,
-            kv.values,
-            kv.k_scale,
-            kv.v_scale,
-        )
+        query_norm, key_norm = norms or (None, None)
+        turn = (batch.positions, batch.slots, rotation.cos, rotation.sin, query_norm, key_norm)
+        return rope_store(qkv, *turn, self._eps, rotation.interleaved, *kv)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         return add_rms_norm(x, residual, weight, self._eps)

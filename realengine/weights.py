@@ -14,7 +14,8 @@ from realengine.checkpoints.formats import read_quantised
 from realengine.mixture import mixture_shapes
 from realengine.runnable import check_runnable
 from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_spec import ModelSpec, RopeScaling
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 _SMALL = {
@@ -28,90 +29,49 @@ _SMALL = {
     "max_positions": 4096,
     "rope_theta": 10000.0,
 }
-_LLAMA_3_1_ROPE = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 _ALLOWED = ("rotary_emb.inv_freq", "self_attn.k_scale", "self_attn.v_scale")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_SIXTEEN_EXPERTS = {"num_experts": 16, "experts_per_token": 4, "moe_intermediate_size": 64}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "mixtral": {"num_experts": 8, "experts_per_token": 2, "moe_intermediate_size": 256},
+    "qwen2-moe": {
+        "qkv_bias": True,
+        **_SIXTEEN_EXPERTS,
+        "shared_intermediate_size": 128,
+        "shared_gate": True,
+        "dense_at": (0,),
+    },
+    "qwen3-moe": {"qk_norm": True, **_SIXTEEN_EXPERTS},
+    "smollm2": {
+        "family": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "num_layers": 30,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+        "head_dim": 64,
+        "intermediate_size": 1536,
+        "max_positions": 8192,
+        "rope_theta": 100000.0,
+        "tied_embeddings": True,
+        "norm_eps": 1e-5,
+        "bos_id": 1,
+        "eos_ids": (2,),
+    },
+}
 RANDOM = {
-    "llama": ModelSpec(name="random:llama", family="llama", **_SMALL),
-    "mistral": ModelSpec(name="random:mistral", family="mistral", **_SMALL),
-    "qwen2": ModelSpec(name="random:qwen2", family="qwen2", qkv_bias=True, **_SMALL),
-    "qwen3": ModelSpec(name="random:qwen3", family="qwen3", qk_norm=True, **_SMALL),
-    "mixtral": ModelSpec(
-        name="random:mixtral",
-        family="mixtral",
-        num_experts=8,
-        experts_per_token=2,
-        moe_intermediate_size=256,
-        **_SMALL,
-    ),
-    "qwen2-moe": ModelSpec(
-        name="random:qwen2-moe",
-        family="qwen2_moe",
-        qkv_bias=True,
-        num_experts=16,
-        experts_per_token=4,
-        moe_intermediate_size=64,
-        shared_intermediate_size=128,
-        shared_gate=True,
-        dense_at=(0,),
-        **_SMALL,
-    ),
-    "qwen3-moe": ModelSpec(
-        name="random:qwen3-moe",
-        family="qwen3_moe",
-        qk_norm=True,
-        num_experts=16,
-        experts_per_token=4,
-        moe_intermediate_size=64,
-        **_SMALL,
-    ),
-    "smollm2": ModelSpec(
-        name="random:smollm2",
-        family="llama",
-        vocab_size=49152,
-        hidden_size=576,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        max_positions=8192,
-        rope_theta=100000.0,
-        tied_embeddings=True,
-        norm_eps=1e-5,
-        bos_id=1,
-        eos_ids=(2,),
-    ),
-    "llama-3.1-8b": ModelSpec(
-        name="random:llama-3.1-8b",
-        family="llama",
-        vocab_size=128256,
-        hidden_size=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=14336,
-        max_positions=131072,
-        rope_theta=500000.0,
-        rope_scaling=_LLAMA_3_1_ROPE,
-        norm_eps=1e-5,
-    ),
-    "qwen3-0.6b": ModelSpec(
-        name="random:qwen3-0.6b",
-        family="qwen3",
-        vocab_size=151936,
-        hidden_size=1024,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        max_positions=40960,
-        rope_theta=1000000.0,
-        qk_norm=True,
-        tied_embeddings=True,
-    ),
+    **{
+        name: ModelSpec(**{**_SMALL, "family": name.replace("-", "_"), **shape}, name=f"random:{name}")
+        for name, shape in _SHAPES.items()
+    },
+    **{
+        name: find_model(name).model_copy(update={"name": f"random:{name}", "bos_id": None, "eos_ids": ()})
+        for name in ("llama-3.1-8b", "qwen3-0.6b")
+    },
 }
 
 

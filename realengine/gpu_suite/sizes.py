@@ -62,7 +62,7 @@ def dry_sizes() -> Sizes:
         "cpu",
         Deployment(model="random:llama", dtype="float32", scheduler=scheduler),
         Deployment(model="random:qwen3", dtype="float32", scheduler=scheduler),
-        run_seconds=1.5,
+        run_seconds=0.8,
         run_longest=192,
         benchmark={
             "decode_rows": (1, 8),

@@ -3,14 +3,16 @@
 One program does a token's row, which it holds in registers from the first load to the last store.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import TRITON_NAME, shaped
 from realengine.kernels.to_fp8 import to_fp8
 
 if TYPE_CHECKING:
@@ -61,47 +63,23 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8:
     normed = torch.empty_like(x, dtype=torch.float8_e4m3fn if fp8 else x.dtype)
     scales = x.new_empty(tokens, 1, dtype=torch.float32) if fp8 else normed
     kept = x if residual is None else residual
-    constexprs = _compiled_in(size, residual is not None, fp8)
-    _add_rms_norm[(tokens,)](x, kept, weight, normed, scales, eps, **constexprs)
+    warps = min(max(triton.next_power_of_2(size) // (32 * _ELEMENTS_PER_THREAD), 1), 16)
+    _add_rms_norm[(tokens,)](
+        x, kept, weight, normed, scales, eps, size, residual is not None, fp8, num_warps=warps, num_stages=1
+    )
     return normed, scales
 
 
-def _compiled_in(size: int, add: bool, fp8: bool = False) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    warps = triton.next_power_of_2(size) // (32 * _ELEMENTS_PER_THREAD)
-    return {"SIZE": size, "ADD": add, "FP8": fp8, "num_warps": min(max(warps, 1), 16), "num_stages": 1}
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `add_rms_norm` launches its kernel for the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     from realengine.kernels.aot import Specialisation
 
     cases = [(size, True, torch.bfloat16, False) for size in (576, 1024, 4096, 8192)]
     cases += [(4096, False, torch.bfloat16, False), (4096, True, torch.float16, False)]
     cases += [(4096, True, torch.bfloat16, True), (8192, True, torch.bfloat16, True)]
-    found = []
     for size, add, dtype, fp8 in cases:
-        constexprs = _compiled_in(size, add, fp8)
-        normed = "*fp8e4nv" if fp8 else "*" + TRITON_NAME[dtype]
-        stored = "*" + TRITON_NAME[dtype]
-        found.append(
-            Specialisation(
-                name=f"add_rms_norm {size} {TRITON_NAME[dtype]}{'' if add else ', no residual'}"
-                f"{', to fp8' if fp8 else ''}",
-                kernel=_add_rms_norm,
-                signature={
-                    "x": stored,
-                    "residual": stored,
-                    "weight": stored,
-                    "normed": normed,
-                    "scales": "*fp32" if fp8 else stored,
-                    "eps": "fp32",
-                },
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=64,
-                expects=("ld.global.v4.b32",),
-            )
-        )
-    return found
+        x = shaped(1, size, dtype=dtype)
+        launch = partial(_launch, x, x if add else None, x[0], 1e-5, fp8)
+        kind = f"{'' if add else ', no residual'}{', to fp8' if fp8 else ''}"
+        name = f"add_rms_norm {size} {TRITON_NAME[dtype]}{kind}"
+        yield Specialisation(name, _add_rms_norm, launch, 64, ("ld.global.v4.b32",))

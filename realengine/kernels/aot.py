@@ -15,18 +15,18 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
 MODULES = (
     "kv_splits",
-    "paged_decode",
-    "paged_prefill",
+    "paged_attention",
     "rope_store",
     "add_rms_norm",
     "silu_mul",
@@ -44,31 +44,31 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Specialisation(NamedTuple):
-    """One kernel as its launcher launches it.
+    """One kernel as it is launched.
 
-    signature         Triton's type ("*bf16", "i32", "fp32") of each argument that is not a constexpr
-    constexprs        the values compiled into it
+    launch            calls the kernel's launcher with tensors on torch's meta device, which are shapes and dtypes
     register_ceiling  most registers a thread may use: more would mean fewer programs at once on a multiprocessor
     expects           what its PTX must contain, as "wgmma" or "cp.async"
+    which             of the times that the launcher launches the kernel, from 0
     """
 
     name: str
     kernel: JITFunction
-    signature: dict[str, str]
-    constexprs: dict[str, Any]
-    num_warps: int
-    num_stages: int
+    launch: Callable[[], object]
     register_ceiling: int
     expects: tuple[str, ...]
+    which: int = 0
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel uses: registers and stack of a thread, shared memory of a program.
+    """What a compiled kernel uses: warps, pipeline stages, registers and stack of a thread, shared memory of a program.
 
     Registers that did not fit are spilled to the stack: `spill_bytes` are the loads and stores of that, in bytes.
     `counts` has how often each expected string, "wgmma" and "cp.async" stand in the PTX.
     """
 
+    warps: int
+    stages: int
     registers: int
     stack_bytes: int
     spill_bytes: int
@@ -77,21 +77,21 @@ class Resources(NamedTuple):
 
 
 def compile_report(spec: Specialisation) -> Resources:
-    """Compile `spec` for `TARGET` and read what it uses from the machine code.
+    """Compile `spec` for `TARGET` and read what it uses from the machine code. Needs `compile_only`."""
+    made: list[tuple[JITFunction, Any]] = []
 
-    Pointers and integers are taken to be multiples of 16, as torch's allocations and the strides of models are, and
-    as Triton finds at a launch; without that, loads would be narrow and the report of another kernel than the real one.
-    """
-    names = spec.kernel.arg_names
-    signature = {name: spec.signature.get(name, "constexpr") for name in names}
-    aligned = [at for at, name in enumerate(names) if signature[name][0] in "*i"]
-    source = ASTSource(spec.kernel, signature, spec.constexprs, {(at,): [["tt.divisibility", 16]] for at in aligned})
-    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
-    compiled = triton.compile(source, target=TARGET, options=options)
+    def compiling(kernel: JITFunction, grid: object) -> Callable[..., None]:
+        return lambda *a, **k: made.append((kernel, kernel.run(*a, grid=grid, warmup=True, **k)))
+
+    compile_only(compiling)
+    spec.launch()
+    compiled = [kernel for function, kernel in made if function is spec.kernel][spec.which]
     ptx = compiled.asm["ptx"]
     usage = _tool("cuobjdump", "-res-usage", of=compiled.asm["cubin"])
     registers, stack = (int(re.search(rf"\b{field}:(\d+)", usage)[1]) for field in ("REG", "STACK"))
     return Resources(
+        warps=compiled.metadata.num_warps,
+        stages=compiled.metadata.num_stages,
         registers=registers,
         stack_bytes=stack,
         spill_bytes=_spill_bytes(ptx) if stack else 0,
@@ -113,9 +113,11 @@ class _CompileOnly:
         return 0
 
 
-def compile_only_driver() -> Any:
-    """A driver for `triton.runtime.driver.set_active`; what is launched under it must be a warm-up."""
-    return _CompileOnly()
+def compile_only(launch: Callable[[JITFunction, object], Callable[..., object]] | None = None) -> None:
+    """From here on this process compiles what it launches, and launches nothing; `launch` does so with a kernel and its
+    grid."""
+    triton.runtime.driver.set_active(_CompileOnly())
+    JITFunction.__getitem__ = launch or (lambda kernel, grid: partial(kernel.run, grid=grid, warmup=True))
 
 
 def specialisations() -> list[Specialisation]:
@@ -144,7 +146,7 @@ def table(reports: list[tuple[Specialisation, Resources]]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for spec, used in reports:
-        cells = [spec.name, spec.num_warps, spec.num_stages, used.registers, spec.register_ceiling, used.shared_bytes]
+        cells = [spec.name, used.warps, used.stages, used.registers, spec.register_ceiling, used.shared_bytes]
         cells += [used.stack_bytes, used.spill_bytes, *(used.counts[text] for text in _COUNTED)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

@@ -3,14 +3,16 @@
 A split leaves its largest logit and where that stands; a second launch takes the best of a row's splits.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import I32, TRITON_NAME, shaped
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -66,9 +68,11 @@ def argmax(logits: Tensor, out: Tensor) -> Tensor:
     splits = _splits(rows, vocab)
     index = out if splits == 1 else torch.empty(rows, splits, dtype=torch.int32, device=out.device)
     largest = torch.empty(rows, splits, dtype=torch.float32, device=out.device)
-    _argmax_split[(rows, splits)](logits, logits.stride(0), largest, index, vocab, **_compiled_in(splits))
+    _argmax_split[(rows, splits)](
+        logits, logits.stride(0), largest, index, vocab, splits, _BLOCK, num_warps=8, num_stages=3
+    )
     if splits > 1:
-        _argmax_merge[(rows,)](largest, index, out, SPLITS=splits, num_warps=1, num_stages=1)
+        _argmax_merge[(rows,)](largest, index, out, splits, num_warps=1, num_stages=1)
     return out
 
 
@@ -80,45 +84,13 @@ def _splits(rows: int, vocab: int) -> int:
     return splits
 
 
-def _compiled_in(splits: int) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    return {"SPLITS": splits, "BLOCK": _BLOCK, "num_warps": 8, "num_stages": 3}
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `argmax` launches its kernels for one row and for many."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For one row and for many."""
     from realengine.kernels.aot import Specialisation
 
-    found = []
     for rows, dtype in [(1, torch.bfloat16), (64, torch.bfloat16), (1024, torch.bfloat16), (64, torch.float32)]:
-        splits = _splits(rows, 151_936)
-        constexprs = _compiled_in(splits)
-        found.append(
-            Specialisation(
-                name=f"argmax {TRITON_NAME[dtype]}, {splits} splits",
-                kernel=_argmax_split,
-                signature={
-                    "logits": "*" + TRITON_NAME[dtype],
-                    "stride": "i32",
-                    "largest": "*fp32",
-                    "index": "*i32",
-                    "vocab": "i32",
-                },
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=64,
-                expects=("ld.global.v4.b32",),
-            )
-        )
-    merge = Specialisation(
-        name=f"argmax merge, {_MAX_SPLITS} splits",
-        kernel=_argmax_merge,
-        signature={"largest": "*fp32", "index": "*i32", "out": "*i32"},
-        constexprs={"SPLITS": _MAX_SPLITS},
-        num_warps=1,
-        num_stages=1,
-        register_ceiling=32,
-        expects=(),
-    )
-    return [*found, merge]
+        launch = partial(argmax, shaped(rows, 151_936, dtype=dtype), shaped(rows, dtype=I32))
+        name = f"argmax {TRITON_NAME[dtype]}, {_splits(rows, 151_936)} splits"
+        yield Specialisation(name, _argmax_split, launch, 64, ("ld.global.v4.b32",))
+    launch = partial(argmax, shaped(1, 151_936), shaped(1, dtype=I32))
+    yield Specialisation(f"argmax merge, {_MAX_SPLITS} splits", _argmax_merge, launch, 32, ())

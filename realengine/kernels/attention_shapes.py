@@ -1,4 +1,4 @@
-"""The shapes for which attention kernels are compiled ahead of time, to see their registers without a GPU.
+"""The shapes for which kernels are compiled ahead of time, to see their registers without a GPU.
 
 Models of each head dimension and group size, with each dtype and page size for one of them.
 """
@@ -6,6 +6,7 @@ Models of each head dimension and group size, with each dtype and page size for 
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 TRITON_NAME = {
     torch.float32: "fp32",
@@ -13,6 +14,12 @@ TRITON_NAME = {
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv",
 }
+I32, U8, I64, F32 = torch.int32, torch.uint8, torch.int64, torch.float32
+
+
+def shaped(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor without content: what a kernel is compiled for depends on no more."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 class Shape(NamedTuple):

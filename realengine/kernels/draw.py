@@ -6,14 +6,16 @@ low enough for the k-th largest, or likely so for the nucleus. As long as those 
 bisection reads nothing else. After that the token is drawn in vocabulary order.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import F32, I32, TRITON_NAME, shaped
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -238,44 +240,20 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
     passes, if thinning leaves too much of it.
     """
     rows, vocab = logits.shape
-    constexprs = _compiled_in(logits.dtype)
-    kept = logits.new_empty(rows, constexprs["BLOCK"])
-    _draw_row[(rows,)](logits, logits.stride(0), temperature, top_k, top_p, uniform, kept, out, vocab, **constexprs)
+    block = _BLOCK[logits.dtype]
+    kept = logits.new_empty(rows, block)
+    _draw_row[(rows,)](
+        logits, logits.stride(0), temperature, top_k, top_p, uniform, kept, out, vocab,
+        _IDLE_BITS[logits.dtype], block, num_warps=16, num_stages=3,
+    )  # fmt: skip
     return out
 
 
-def _compiled_in(dtype: torch.dtype) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    return {"IDLE": _IDLE_BITS[dtype], "BLOCK": _BLOCK[dtype], "num_warps": 16, "num_stages": 3}
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `draw` launches its kernel for each dtype of logits."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For each dtype of logits."""
     from realengine.kernels.aot import Specialisation
 
-    found = []
+    number, integer = shaped(1, dtype=F32), shaped(1, dtype=I32)
     for dtype in _IDLE_BITS:
-        constexprs = _compiled_in(dtype)
-        found.append(
-            Specialisation(
-                name=f"draw {TRITON_NAME[dtype]}",
-                kernel=_draw_row,
-                signature={
-                    "logits": "*" + TRITON_NAME[dtype],
-                    "stride": "i32",
-                    "temperature": "*fp32",
-                    "top_k": "*i32",
-                    "top_p": "*fp32",
-                    "uniform": "*fp32",
-                    "kept": "*" + TRITON_NAME[dtype],
-                    "out": "*i32",
-                    "vocab": "i32",
-                },
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=128,
-                expects=("ld.global.v4.b32",),
-            )
-        )
-    return found
+        launch = partial(draw, shaped(1, 151_936, dtype=dtype), number, integer, number, number, integer)
+        yield Specialisation(f"draw {TRITON_NAME[dtype]}", _draw_row, launch, 128, ("ld.global.v4.b32",))

@@ -8,6 +8,8 @@ Weights in FP8 and of 4 and 8 bits become floats in registers, the latter as in 
 is, too: weights are the left operand, tokens the right. A tile has rows of gate and up by turns.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.fp8_weight import FP8_BLOCK, Fp8Weight
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import F32, I32, I64, U8, shaped
 from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
 
@@ -28,7 +30,6 @@ ExpertWeights = Tensor | Fp8Weight | KernelWeight  # of all experts, with a dime
 _FEW = 16  # tokens of a tile while experts have few
 _MANY = 64
 _BLOCK_K = 64
-_STORED = {**TRITON_NAME, torch.int32: "i32", torch.uint8: "u8"}
 
 
 @triton.jit
@@ -193,62 +194,35 @@ def _compiled_in(
     }
 
 
-def specialisations() -> list["Specialisation"]:
-    """How `grouped_mlp` launches for Mixtral 8x7B on two ranks and Qwen3-30B-A3B, in steps of both sizes."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For Mixtral 8x7B on two ranks and Qwen3-30B-A3B, in steps of both sizes."""
     from realengine.kernels.aot import Specialisation
 
-    found = []
-    for name, kind, experts, hidden, inner, topk in [
-        ("8x7B/2", "bf16", 8, 4096, 7168, 2),
-        ("30B-A3B", "bf16", 128, 2048, 768, 8),
-        ("30B-A3B", "fp8", 128, 2048, 768, 8),
-        ("30B-A3B", "fp8 by block", 128, 2048, 768, 8),
-        ("30B-A3B", "int4", 128, 2048, 768, 8),
-        ("30B-A3B", "int4 with zeros", 128, 2048, 768, 8),
-        ("30B-A3B", "int8", 128, 2048, 768, 8),
-    ]:
-        for rows in (topk, 8192 * topk):
-            for gated, outputs, inputs in ((True, 2 * inner, hidden), (False, hidden, inner)):
-                weight = _shaped(kind, experts, outputs, inputs)
-                constexprs = _compiled_in(weight, gated, experts, rows, topk, torch.bfloat16)
-                values, scales, zeros = ("*" + _STORED[each.dtype] for each in _tensors(weight))
-                found.append(
-                    Specialisation(
-                        name=f"grouped_gemm {'gate and up' if gated else 'down'} {name} {kind}, "
-                        f"by {constexprs['TOKENS']}",
-                        kernel=_grouped,
-                        signature={
-                            "x": "*bf16",
-                            "values": values,
-                            "scales": scales,
-                            "zeros": zeros,
-                            "choices": "*i64",
-                            "offsets": "*i32",
-                            "shares": "*fp32",
-                            "out": "*bf16",
-                        },
-                        num_warps=constexprs.pop("num_warps"),
-                        num_stages=constexprs.pop("num_stages"),
-                        constexprs=constexprs,
-                        register_ceiling=80 if constexprs["TOKENS"] == _FEW else 128,
-                        expects=("wgmma", "cp.async"),
-                    )
-                )
-    return found
+    small, large = (8, 4096, 7168, 2), (128, 2048, 768, 8)
+    kinds = ("bf16", "fp8", "fp8 by block", "int4", "int4 with zeros", "int8")
+    for model, kind in [("8x7B/2", "bf16"), *(("30B-A3B", kind) for kind in kinds)]:
+        experts, hidden, inner, topk = large if model == "30B-A3B" else small
+        gate_up, down = _shaped(kind, experts, 2 * inner, hidden), _shaped(kind, experts, hidden, inner)
+        for tokens in (1, 8192):
+            choices, offsets = shaped(tokens * topk, dtype=I64), shaped(experts + 1, dtype=I32)
+            shares = shaped(tokens, topk, dtype=F32)
+            launch = partial(grouped_mlp, shaped(tokens, hidden), gate_up, down, choices, offsets, shares)
+            width, ceiling = (_FEW, 80) if tokens == 1 else (_MANY, 128)
+            for which, part in enumerate(("gate and up", "down")):
+                name = f"grouped_gemm {part} {model} {kind}, by {width}"
+                yield Specialisation(name, _grouped, launch, ceiling, ("wgmma", "cp.async"), which)
 
 
 def _shaped(kind: str, experts: int, outputs: int, inputs: int) -> ExpertWeights:
     """Weights of such shapes and no content."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.empty(experts, *shape, dtype=dtype, device="meta")
-
     if kind == "bf16":
-        return empty(outputs, inputs)
+        return shaped(experts, outputs, inputs)
     if kind.startswith("fp8"):
         blocks = (outputs // FP8_BLOCK, inputs // FP8_BLOCK) if kind == "fp8 by block" else (outputs, 1)
-        return Fp8Weight(empty(outputs, inputs, dtype=torch.float8_e4m3fn), empty(*blocks, dtype=torch.float32))
+        return Fp8Weight(
+            shaped(experts, outputs, inputs, dtype=torch.float8_e4m3fn), shaped(experts, *blocks, dtype=F32)
+        )
     bits, groups = (8, 1) if kind == "int8" else (4, inputs // 128)
-    zero = empty(groups, outputs, dtype=torch.uint8) if kind.endswith("zeros") else None
-    words = empty(inputs * bits // 512, outputs, 16, dtype=torch.int32)
-    return KernelWeight(words, empty(groups, outputs), zero, bits, inputs // groups, inputs)
+    zero = shaped(experts, groups, outputs, dtype=U8) if kind.endswith("zeros") else None
+    words = shaped(experts, inputs * bits // 512, outputs, 16, dtype=I32)
+    return KernelWeight(words, shaped(experts, groups, outputs), zero, bits, inputs // groups, inputs)

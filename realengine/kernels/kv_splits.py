@@ -10,13 +10,16 @@ A part leaves its result and log-sum-exp in memory (Flash-Decoding, Dao et al. 2
 unit's parts merges them, always in their order, so that a result does not depend on which part came last.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from realengine.kernels.attention_shapes import F32, I32, shaped
 from realengine.kernels.attention_tile import LOWEST
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 _CHUNK = 1024  # units that the planning program looks at together
 _FIELDS = tl.constexpr(4)  # of an item
 STEP = tl.constexpr(64)  # tokens that parts are counted in: a multiple of every KV tile
-SPLITS_SIGNATURE = {"items": "*i32", "arrived": "*i32", "partial": "*fp32", "log_sums": "*fp32"}
 
 
 class Splits(NamedTuple):
@@ -41,6 +43,9 @@ class Splits(NamedTuple):
     arrived: Tensor
     partial: Tensor
     log_sums: Tensor
+
+
+NO_SPLITS = Splits(shaped(1, 4, dtype=I32), shaped(1, 1, dtype=I32), *[shaped(1, dtype=F32)] * 2)  # to compile ahead
 
 
 @triton.jit
@@ -227,52 +232,17 @@ def plan_splits(
     tile_row, tile_first = tiles or (context, context)
     _plan_splits[(1,)](
         context, query_len, tile_row, tile_first, items, arrived, units, capacity, slots * kv_heads,
-        programs, **_compiled_in(most, tiles is not None, tokens, window),
+        programs, most, tiles is not None, tokens, _CHUNK, window, num_warps=4, num_stages=1,
     )  # fmt: skip
     return Splits(items, arrived, partial, log_sums)
 
 
-def _compiled_in(most: int, prefill: bool, tokens: int, window: int) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    return {
-        "MOST": most,
-        "PREFILL": prefill,
-        "TOKENS": tokens,
-        "CHUNK": _CHUNK,
-        "WINDOW": window,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `plan_splits` launches its kernel for Llama-3.1-8B."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For Llama-3.1-8B."""
     from realengine.kernels.aot import Specialisation
 
-    found = []
+    row = shaped(1, dtype=I32)
     for name, most, tokens in (("decode", 0, 1), ("decode, batch-invariant", 16, 1), ("prefill", 0, 32)):
-        constexprs = _compiled_in(most, name == "prefill", tokens, 0)
-        found.append(
-            Specialisation(
-                name=f"plan_splits {name}",
-                kernel=_plan_splits,
-                signature={
-                    "context": "*i32",
-                    "query_len": "*i32",
-                    "tile_row": "*i32",
-                    "tile_first": "*i32",
-                    "items": "*i32",
-                    "arrived": "*i32",
-                    "units": "i32",
-                    "capacity": "i32",
-                    "counters": "i32",
-                    "programs": "i32",
-                },
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=128,
-                expects=(),
-            )
-        )
-    return found
+        tiles = (row, row) if name == "prefill" else None
+        launch = partial(plan_splits, row, row, tiles, 1, 8, 4, 128, 49, most, tokens)
+        yield Specialisation(f"plan_splits {name}", _plan_splits, launch, 128, ())

@@ -6,6 +6,8 @@ of a product over 16 inputs, and nothing has to change places. Weights are the l
 many of, and tokens the right. Integers less their zero point are exact in 16 bits; scales are applied to sums.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import I32, TRITON_NAME, U8, shaped
 from realengine.kernels.interpreting import compute_dtype
 from realengine.packed_weight import PackedWeight
 
@@ -137,12 +139,15 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> T
     splits  programs that share a row's inputs; None: by the sizes and the GPU. What they find is added by torch.
     """
     tokens, outputs = len(x), weight.words.shape[1]
-    constexprs = _compiled_in(weight, tokens, x.dtype, splits or _choose_splits(tokens, weight, x.device))
-    splits = constexprs["SPLITS"]
+    splits = splits or _choose_splits(tokens, weight, x.device)
     found = x.new_empty(splits, tokens, outputs, dtype=torch.float32 if splits > 1 else x.dtype)
-    grid = (triton.cdiv(outputs, constexprs["ROWS"]), triton.cdiv(tokens, constexprs["TOKENS"]), splits)
+    batch, rows = _tile(tokens)
+    grid = (triton.cdiv(outputs, rows), triton.cdiv(tokens, batch), splits)
     zero = weight.words if weight.zero is None else weight.zero
-    _packed_gemm[grid](x, weight.words, weight.scale, zero, found, tokens, **constexprs)
+    _packed_gemm[grid](
+        x, weight.words, weight.scale, zero, found, tokens, OUTPUTS=outputs, SPLITS=splits, TOKENS=batch, ROWS=rows,
+        **compiled_weight(weight, x.dtype), num_warps=4, num_stages=4 if tokens <= _FEW else 3,
+    )  # fmt: skip
     return found[0] if splits == 1 else found.sum(0).to(x.dtype)
 
 
@@ -183,25 +188,10 @@ def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _compiled_in(weight: KernelWeight, tokens: int, dtype: torch.dtype, splits: int) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    batch, rows = _tile(tokens)
-    return {
-        **compiled_weight(weight, dtype),
-        "OUTPUTS": weight.words.shape[-2],
-        "SPLITS": splits,
-        "TOKENS": batch,
-        "ROWS": rows,
-        "num_warps": 4,
-        "num_stages": 4 if tokens <= _FEW else 3,
-    }
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `packed_gemm` launches its kernel for layers of Llama-3.1-8B and 70B, for few tokens and many."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For layers of Llama-3.1-8B and 70B, for few tokens and many."""
     from realengine.kernels.aot import Specialisation
 
-    found = []
     for model, outputs, inputs, bits, zeros, tokens, splits, dtype in [
         ("Llama-3.1-8B qkv", 6144, 4096, 4, False, 1, 4, torch.bfloat16),
         ("Llama-3.1-8B down", 4096, 14336, 4, True, 1, 4, torch.bfloat16),
@@ -212,34 +202,11 @@ def specialisations() -> list["Specialisation"]:
         ("Llama-3.1-8B qkv", 6144, 4096, 8, False, 4096, 1, torch.bfloat16),
     ]:
         groups = 1 if bits == 8 else inputs // 128
-        weight = KernelWeight(
-            torch.empty(triton.cdiv(inputs * bits, 32 * _STEP), outputs, _STEP, dtype=torch.int32, device="meta"),
-            torch.empty(groups, outputs, dtype=dtype, device="meta"),
-            torch.empty(groups, outputs, dtype=torch.uint8, device="meta") if zeros else None,
-            bits,
-            inputs // groups,
-            inputs,
-        )
-        constexprs = _compiled_in(weight, tokens, dtype, splits)
-        stored = "*" + TRITON_NAME[dtype]
-        found.append(
-            Specialisation(
-                name=f"packed_gemm {model} int{bits}{' with zeros' if zeros else ''} {TRITON_NAME[dtype]}, "
-                f"{constexprs['TOKENS']} tokens, {splits} splits",
-                kernel=_packed_gemm,
-                signature={
-                    "x": stored,
-                    "words": "*i32",
-                    "scales": stored,
-                    "zeros": "*u8" if zeros else "*i32",
-                    "out": "*fp32" if splits > 1 else stored,
-                    "tokens": "i32",
-                },
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=80 if constexprs["TOKENS"] < 64 else 208,
-                expects=("wgmma", "cp.async"),
-            )
-        )
-    return found
+        words = shaped(triton.cdiv(inputs * bits, 32 * _STEP), outputs, _STEP, dtype=I32)
+        zero = shaped(groups, outputs, dtype=U8) if zeros else None
+        weight = KernelWeight(words, shaped(groups, outputs, dtype=dtype), zero, bits, inputs // groups, inputs)
+        launch = partial(packed_gemm, shaped(tokens, inputs, dtype=dtype), weight, splits)
+        batch = _tile(tokens)[0]
+        kind = f"int{bits}{' with zeros' if zeros else ''} {TRITON_NAME[dtype]}, {batch} tokens, {splits} splits"
+        ceiling = 80 if batch < 64 else 208
+        yield Specialisation(f"packed_gemm {model} {kind}", _packed_gemm, launch, ceiling, ("wgmma", "cp.async"))

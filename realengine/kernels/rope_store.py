@@ -5,13 +5,15 @@ attention and keys and values to the token's slot. Heads of all three kinds can 
 stored under a mask of its own.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import SHAPES, TRITON_NAME, Shape
+from realengine.kernels.attention_shapes import F32, I32, SHAPES, shaped
 from realengine.kernels.dependent_launch import dependent_launch
 
 if TYPE_CHECKING:
@@ -138,62 +140,27 @@ def rope_store(
     tokens = len(qkv)
     heads = qkv.shape[1] // dim - 2 * kv_heads
     queries = qkv.new_empty(tokens, heads, dim)
-    constexprs = _compiled_in(heads, kv_heads, dim, page, query_norm is not None, interleaved)
     _rope_store[(tokens, triton.cdiv(heads + 2 * kv_heads, _TILE_HEADS))](
         qkv, positions, slots, cos, sin,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm, eps,
-        keys, values, 1 / k_scale, 1 / v_scale, queries, **constexprs, **dependent_launch(qkv.device),
+        keys, values, 1 / k_scale, 1 / v_scale, queries,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page, NORM=query_norm is not None, INTERLEAVED=interleaved,
+        TILE_HEADS=_TILE_HEADS,
+        **dependent_launch(qkv.device), num_warps=4, num_stages=1,
     )  # fmt: skip
     return queries
 
 
-def _compiled_in(heads: int, kv_heads: int, dim: int, page: int, norm: bool, interleaved: bool) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    return {
-        "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "DIM": dim,
-        "PAGE": page,
-        "NORM": norm,
-        "INTERLEAVED": interleaved,
-        "TILE_HEADS": _TILE_HEADS,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `rope_store` launches its kernel for every shape, with norms for Qwen3, interleaved for SmolLM2."""
-    return [_specialisation(shape) for shape in SHAPES]
-
-
-def _specialisation(shape: Shape) -> "Specialisation":
+def specialisations() -> Iterator["Specialisation"]:
+    """For every shape, with norms for Qwen3, interleaved for SmolLM2."""
     from realengine.kernels.aot import Specialisation
 
-    norm, interleaved = shape.model.startswith("Qwen3"), shape.model.startswith("SmolLM2")
-    constexprs = _compiled_in(shape.heads, shape.kv_heads, shape.dim, shape.page, norm, interleaved) | {"PDL": True}
-    stored, cached = "*" + TRITON_NAME[shape.dtype], "*" + TRITON_NAME[shape.cached]
-    return Specialisation(
-        name=f"rope_store {shape.name}",
-        kernel=_rope_store,
-        signature={
-            "qkv": stored,
-            "positions": "*i32",
-            "slots": "*i32",
-            "cos": "*fp32",
-            "sin": "*fp32",
-            "query_norm": stored,
-            "key_norm": stored,
-            "eps": "fp32",
-            "keys": cached,
-            "values": cached,
-            "key_factor": "fp32",
-            "value_factor": "fp32",
-            "queries": stored,
-        },
-        num_warps=constexprs.pop("num_warps"),
-        num_stages=constexprs.pop("num_stages"),
-        constexprs=constexprs,
-        register_ceiling=128,
-        expects=("ld.global.v4.b32", "st.global", "griddepcontrol"),
-    )
+    for shape in SHAPES:
+        norm = shaped(shape.dim, dtype=shape.dtype) if shape.model.startswith("Qwen3") else None
+        cache = shaped(1, shape.kv_heads, shape.page, shape.dim, dtype=shape.cached)
+        qkv = shaped(1, (shape.heads + 2 * shape.kv_heads) * shape.dim, dtype=shape.dtype)
+        token, angles = shaped(1, dtype=I32), shaped(1, shape.dim // 2, dtype=F32)
+        interleaved = shape.model.startswith("SmolLM2")
+        launch = partial(rope_store, qkv, token, token, angles, angles, norm, norm, 1e-5, interleaved, cache, cache)
+        expects = ("ld.global.v4.b32", "st.global", "griddepcontrol")
+        yield Specialisation(f"rope_store {shape.name}", _rope_store, launch, 128, expects)

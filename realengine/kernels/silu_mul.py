@@ -1,13 +1,15 @@
 """SwiGLU's product of the merged gate and up projections: one launch, fp32 inside, rounded once."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import TRITON_NAME, shaped
 from realengine.kernels.to_fp8 import to_fp8
 
 if TYPE_CHECKING:
@@ -33,8 +35,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, both = gate_up.shape
     size = both // 2
     out = gate_up.new_empty(tokens, size)
-    constexprs = _compiled_in(size)
-    _silu_mul[(tokens, triton.cdiv(size, constexprs["BLOCK"]))](gate_up, out, **constexprs)
+    _silu_mul[(tokens, triton.cdiv(size, _BLOCK))](gate_up, out, size, _BLOCK, num_warps=4, num_stages=1)
     return out
 
 
@@ -58,57 +59,19 @@ def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     tokens, both = gate_up.shape
     rows = gate_up.new_empty(tokens, both // 2, dtype=torch.float8_e4m3fn)
     scales = gate_up.new_empty(tokens, 1, dtype=torch.float32)
-    _silu_mul_fp8[(tokens,)](gate_up, rows, scales, **_compiled_in_fp8(both // 2))
+    warps = min(max(triton.next_power_of_2(both // 2) // (32 * _ELEMENTS_PER_THREAD), 1), 16)
+    _silu_mul_fp8[(tokens,)](gate_up, rows, scales, both // 2, num_warps=warps, num_stages=1)
     return rows, scales
 
 
-def _compiled_in(size: int) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    return {"SIZE": size, "BLOCK": _BLOCK, "num_warps": 4, "num_stages": 1}
-
-
-def _compiled_in_fp8(size: int) -> dict[str, Any]:
-    warps = triton.next_power_of_2(size) // (32 * _ELEMENTS_PER_THREAD)
-    return {"SIZE": size, "num_warps": min(max(warps, 1), 16), "num_stages": 1}
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `silu_mul` launches its kernel for Llama-3.1-8B, Qwen3-0.6B and SmolLM2."""
+def specialisations() -> Iterator["Specialisation"]:
+    """For Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     from realengine.kernels.aot import Specialisation
 
-    found = []
-    for size, dtype in [
-        (1536, torch.bfloat16),
-        (3072, torch.bfloat16),
-        (14336, torch.bfloat16),
-        (14336, torch.float16),
-    ]:
-        constexprs = _compiled_in(size)
-        stored = "*" + TRITON_NAME[dtype]
-        found.append(
-            Specialisation(
-                name=f"silu_mul {size} {TRITON_NAME[dtype]}",
-                kernel=_silu_mul,
-                signature={"gate_up": stored, "out": stored},
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=64,
-                expects=("ld.global.v4.b32",),
-            )
-        )
+    bf16, expects = torch.bfloat16, ("ld.global.v4.b32",)
+    for size, dtype in [(1536, bf16), (3072, bf16), (14336, bf16), (14336, torch.float16)]:
+        launch = partial(silu_mul, shaped(1, 2 * size, dtype=dtype))
+        yield Specialisation(f"silu_mul {size} {TRITON_NAME[dtype]}", _silu_mul, launch, 64, expects)
     for size in (14336, 28672):
-        constexprs = _compiled_in_fp8(size)
-        found.append(
-            Specialisation(
-                name=f"silu_mul {size} bf16, to fp8",
-                kernel=_silu_mul_fp8,
-                signature={"gate_up": "*bf16", "rows": "*fp8e4nv", "scales": "*fp32"},
-                num_warps=constexprs.pop("num_warps"),
-                num_stages=constexprs.pop("num_stages"),
-                constexprs=constexprs,
-                register_ceiling=128,
-                expects=("ld.global.v4.b32",),
-            )
-        )
-    return found
+        launch8 = partial(silu_mul_fp8, shaped(1, 2 * size))
+        yield Specialisation(f"silu_mul {size} bf16, to fp8", _silu_mul_fp8, launch8, 128, expects)

@@ -1,13 +1,14 @@
 """Structured output's mask: the logits of tokens that may not come next become -inf, in place, in one launch."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import TRITON_NAME
+from realengine.kernels.attention_shapes import I32, shaped
 
 if TYPE_CHECKING:
     from realengine.kernels.aot import Specialisation
@@ -30,38 +31,12 @@ def token_mask(logits: Tensor, samples: Tensor, bits: Tensor) -> None:
     """Leave of row `samples[i]` of `logits` [S, V] what bit t % 32 of `bits[i, t // 32]` allows; int32 [M], [M, W]."""
     rows, words = bits.shape
     vocab = logits.shape[1]
-    constexprs = _compiled_in()
-    grid = (rows, triton.cdiv(vocab, constexprs["BLOCK"]))
-    _token_mask[grid](logits, logits.stride(0), samples, bits, words, vocab, **constexprs)
+    grid = (rows, triton.cdiv(vocab, _BLOCK))
+    _token_mask[grid](logits, logits.stride(0), samples, bits, words, vocab, _BLOCK, num_warps=4, num_stages=1)
 
 
-def _compiled_in() -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
-    return {"BLOCK": _BLOCK, "num_warps": 4, "num_stages": 1}
-
-
-def specialisations() -> list["Specialisation"]:
-    """How `token_mask` launches its kernel."""
+def specialisations() -> Iterator["Specialisation"]:
     from realengine.kernels.aot import Specialisation
 
-    constexprs = _compiled_in()
-    stored = "*" + TRITON_NAME[torch.bfloat16]
-    return [
-        Specialisation(
-            name=f"token_mask {TRITON_NAME[torch.bfloat16]}",
-            kernel=_token_mask,
-            signature={
-                "logits": stored,
-                "stride": "i32",
-                "samples": "*i32",
-                "bits": "*i32",
-                "words": "i32",
-                "vocab": "i32",
-            },
-            num_warps=constexprs.pop("num_warps"),
-            num_stages=constexprs.pop("num_stages"),
-            constexprs=constexprs,
-            register_ceiling=64,
-            expects=("st.global",),
-        )
-    ]
+    launch = partial(token_mask, shaped(1, 151_936), shaped(1, dtype=I32), shaped(1, 4748, dtype=I32))
+    yield Specialisation("token_mask bf16", _token_mask, launch, 64, ("st.global",))

@@ -18,7 +18,6 @@ import zmq
 
 from apiserver.block_hash import BlockHash
 from apiserver.failures import Accidents, ServedFailures
-from apiserver.one_replica import of_one_replica
 from planning.priced_scenario import price_scenario
 from serving.deployments.config import Deployment
 from sim.cluster import Cluster
@@ -126,24 +125,6 @@ def test_what_one_port_has_served_is_in_no_other_ports_metrics(gateway: Gateway)
     before = [served_tokens(replica) for replica in (CUT, SOUND)]
     gateway.ask(SOUND, [3, 4, 5], 7)
     assert [served_tokens(replica) for replica in (CUT, SOUND)] == [before[0], before[1] + 7]
-
-
-def test_a_port_tells_the_metrics_of_its_own_replica() -> None:
-    text = b"""# HELP vllm:a of engine="3"
-vllm:a{engine="1",model_name="m"} 1.0
-vllm:a{engine="3",model_name="m"} 2.0
-vllm:b_bucket{model_name="m",engine="13",le="1"} 3.0
-vllm:b_bucket{model_name="m",engine="3",le="1"} 4.0
-tokentwin:c{model_name="m"} 5.0
-"""
-    assert (
-        of_one_replica(text, 3)
-        == b"""# HELP vllm:a of engine="3"
-vllm:a{engine="0",model_name="m"} 2.0
-vllm:b_bucket{model_name="m",engine="0",le="1"} 4.0
-tokentwin:c{model_name="m"} 5.0
-"""
-    )
 
 
 def test_events_name_blocks_as_vllm_does_and_a_known_prefix_is_not_stored_again(gateway: Gateway) -> None:

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realengine.kernels.kv_splits import Splits, plan_splits
-from realengine.kernels.paged_decode import decode_splits, paged_decode
-from realengine.kernels.paged_prefill import make_tiles, paged_prefill, prefill_splits, tile_tokens
+from realengine.kernels.paged_attention import (
+    PagedRows,
+    decode_splits,
+    make_tiles,
+    paged_attention,
+    prefill_splits,
+    tile_tokens,
+)
 from tests.budget import examples
 
 FP8 = torch.float8_e4m3fn
@@ -99,10 +105,8 @@ def run_decode(
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
     splits = poisoned_splits(decode_splits(batch.context, batch.query_len, rows, *sizes, window))
     for _ in range(2):  # as the layers of a step do
-        paged_decode(
-            batch.queries, batch.keys, batch.values, batch.context, batch.blocks, batch.table_start, splits, out,
-            shape.dim**-0.5, shape.k_scale, shape.v_scale, window,
-        )  # fmt: skip
+        how = (shape.dim**-0.5, shape.k_scale, shape.v_scale, window)
+        paged_attention(*batch[:3], PagedRows(*batch[3:]), None, splits, out, *how)
     return splits
 
 
@@ -119,10 +123,8 @@ def run_prefill(
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
     splits = poisoned_splits(prefill_splits(batch.context, batch.query_len, tile_row, tile_first, *sizes, window))
     for _ in range(2):
-        paged_prefill(
-            batch.queries, batch.keys, batch.values, batch.context, batch.query_start, batch.query_len, batch.blocks,
-            batch.table_start, tile_row, tile_first, splits, out, shape.dim**-0.5, shape.k_scale, shape.v_scale, window,
-        )  # fmt: skip
+        how = (shape.dim**-0.5, shape.k_scale, shape.v_scale, window)
+        paged_attention(*batch[:3], PagedRows(*batch[3:]), (tile_row, tile_first), splits, out, *how)
     return splits
 
 

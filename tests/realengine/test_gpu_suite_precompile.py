@@ -44,10 +44,8 @@ print(json.dumps(rows))
 # The JIT as a launch uses it, on real tensors, up to where it would hand the kernel to a GPU.
 LAUNCH = """
 import triton
-from triton.runtime.jit import JITFunction
-from realengine.kernels.aot import compile_only_driver
-triton.runtime.driver.set_active(compile_only_driver())
-JITFunction.__getitem__ = lambda kernel, grid: lambda *a, **k: kernel.run(*a, grid=grid, warmup=True, **k)
+from realengine.kernels.aot import compile_only
+compile_only()
 rows = []
 triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: rows.append([src.name, cache_hit])
 cpu = torch.device("cpu")
@@ -86,12 +84,13 @@ import triton
 from realengine.gpu_suite.precompile import compile_launches, launches
 from realengine.gpu_suite.sizes import gpu_sizes
 from triton.runtime.jit import JITFunction
-from realengine.kernels import paged_decode
+from realengine.kernels import paged_attention
 seen, rows = set(), []
-part = paged_decode._decode_part
+part = paged_attention._attention_part
 run = part.run
 def noted(*arguments, **options):
-    seen.add((options["HEADS"], options["KV_HEADS"], str(arguments[1].dtype)))
+    if not options["PREFILL"]:
+        seen.add((options["HEADS"], options["KV_HEADS"], str(arguments[1].dtype)))
     return run(*arguments, **options)
 part.run = noted
 compile_launches(launches(gpu_sizes()), [], rows.append, True)

@@ -14,7 +14,7 @@ from realengine.kernels import aot
 from realengine.kernels.silu_mul import specialisations
 
 REPOSITORY = Path(__file__).parents[2]
-USED = aot.Resources(64, 0, 0, 0, {"ld.global.v4.b32": 2, "wgmma": 0, "cp.async": 0})
+USED = aot.Resources(4, 1, 64, 0, 0, 0, {"ld.global.v4.b32": 2, "wgmma": 0, "cp.async": 0})
 
 
 def compiled(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def test_every_module_that_names_specialisations_is_compiled() -> None:
     ],
 )
 def test_a_fault_names_the_kernel_and_what_is_wrong(used: aot.Resources, fault: str) -> None:
-    spec = specialisations()[0]
+    spec = next(specialisations())
     assert aot.faults(spec, used) == [f"{spec.name}: {fault}"]
     assert aot.faults(spec, USED) == []
 
@@ -52,7 +52,7 @@ def test_a_fault_names_the_kernel_and_what_is_wrong(used: aot.Resources, fault: 
 def test_a_page_with_another_table_is_a_fault_unless_another_compiler_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = specialisations()[0]
+    spec = next(specialisations())
     monkeypatch.setattr(aot, "specialisations", lambda: [spec])
     monkeypatch.setattr(aot, "compile_report", lambda spec: USED)
     page = tmp_path / "page.md"

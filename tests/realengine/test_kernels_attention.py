@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from realengine.kernels import dependent_launch  # noqa: E402
-from realengine.kernels.paged_prefill import make_tiles, tile_tokens  # noqa: E402
+from realengine.kernels.paged_attention import make_tiles, tile_tokens  # noqa: E402
 
 
 def test_tiles_hold_each_query_token_once_and_start_with_the_longest() -> None:

@@ -1,0 +1,312 @@
+"""Attention over a paged KV cache, which already holds the keys and values of its queries' tokens.
+
+The query heads that share a KV head are packed into one tile, so that its KV is read once (GQA packing). A tile is of a
+decode row, with one query token, or of some query tokens of a prefill row. It goes against the row's KV from its
+beginning, so that a chunk over past KV, a whole prompt and a draft to verify are one case. KV tiles wholly below the
+causal diagonal are not masked (FlashAttention-2, Dao 2023).
+
+KV is divided among programs by `kv_splits`, on the device, so that a launch can be replayed with other contents; the
+last part of a tile merges the others. At FIXED_SPLITS a row's result does not depend on the batch that it is in.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from realengine.kernels.attention_shapes import I32, SHAPES, WINDOWED, shaped
+from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
+from realengine.kernels.dependent_launch import dependent_launch
+from realengine.kernels.interpreting import compute_dtype
+from realengine.kernels.kv_splits import (
+    NO_SPLITS,
+    STEP,
+    Splits,
+    is_last_part,
+    merged_parts,
+    passed_steps,
+    plan_splits,
+)
+
+if TYPE_CHECKING:
+    from realengine.kernels.aot import Specialisation
+
+FIXED_SPLITS = 16  # of the batch-invariant mode: enough for one row of 8 KV heads to reach a program per multiprocessor
+_DECODE_RESIDENT = 3  # programs on one multiprocessor, by the registers and shared memory of `specialisations`
+_TILE_ROWS = 128  # query rows of a prefill's tile: tokens x heads of a group; two warpgroups' worth of wgmma
+_MERGED = 8192  # numbers that a decode row's merge loads at once
+
+
+class PagedRows(NamedTuple):
+    """The rows of a step.
+
+    context      [R] int32, KV tokens of each row, these queries' own included, at least 1
+    query_start  [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of context
+    blocks       int32, block ids of all rows; those of row r begin at `table_start[r]` ([R] int32)
+    """
+
+    context: Tensor
+    query_start: Tensor
+    query_len: Tensor
+    blocks: Tensor
+    table_start: Tensor
+
+
+@triton.jit
+def _attention_part(
+    queries,
+    keys,
+    values,
+    context,
+    query_start,
+    query_len,
+    blocks,
+    table_start,
+    tile_row,
+    tile_first,
+    items,
+    arrived,
+    partial,
+    log_sums,
+    out,
+    scale_log2,
+    value_scale,
+    query_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PDL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PREFILL: tl.constexpr,
+):
+    """Program item x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    TOKENS: tl.constexpr = BLOCK_M // GROUP if PREFILL else 1
+    MEMBERS: tl.constexpr = BLOCK_M if PREFILL else GROUP
+    MERGED_ROWS: tl.constexpr = BLOCK_M if PREFILL else triton.next_power_of_2(GROUP)
+    STAGES: tl.constexpr = None if PREFILL else 1
+    BLOCK_D: tl.constexpr = triton.next_power_of_2(DIM)
+    item = items + tl.program_id(0) // KV_HEADS * 4
+    kv_head = tl.program_id(0) % KV_HEADS
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    unit = tl.load(item)
+    if unit >= 0:
+        part = tl.load(item + 1)
+        parts = tl.load(item + 2)
+        members = tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, BLOCK_D)
+        row = tl.load(tile_row + unit) if PREFILL else unit
+        tokens = tl.load(context + row)
+        table = blocks + tl.load(table_start + row)
+        if PREFILL:
+            length = tl.load(query_len + row)
+            index = tl.load(tile_first + unit) + members // GROUP
+            token = tl.load(query_start + row) + index
+            present = (members < TOKENS * GROUP) & (index < length)
+            visible = tokens - length + index + 1
+            seen_by_all = tokens - length + tl.load(tile_first + unit) + 1
+        else:
+            token = row + members * 0
+            present = members < GROUP
+            visible = tokens + members * 0
+            seen_by_all = tokens
+        heads = kv_head * GROUP + members % GROUP
+        query = load_heads(queries, token, heads, dims, query_stride, present, DIM, COMPUTE)
+
+        last = tl.minimum(tokens, seen_by_all - 1 + TOKENS)  # of the tile's queries sees up to here
+        oldest = passed_steps(seen_by_all, WINDOW)
+        share = tl.cdiv(tl.cdiv(last - oldest, STEP), parts) * STEP
+        begin = oldest + part * share
+        end = tl.minimum(last, begin + share)
+        whole = end // BLOCK_N * BLOCK_N
+        if PREFILL:
+            whole = tl.minimum(tl.maximum(seen_by_all // BLOCK_N * BLOCK_N, begin), whole)
+        weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+        if WINDOW:
+            inside = tl.minimum(tl.maximum(tl.cdiv(last - WINDOW, BLOCK_N) * BLOCK_N, begin), whole)
+            for first in tl.range(begin, inside, BLOCK_N, num_stages=STAGES):
+                weighted, total, highest = attend_tile(
+                    query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                    scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
+                )  # fmt: skip
+            begin = inside
+        for first in tl.range(begin, whole, BLOCK_N):
+            weighted, total, highest = attend_tile(
+                query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, False, COMPUTE,
+            )  # fmt: skip
+        for first in tl.range(whole, end, BLOCK_N, num_stages=STAGES):
+            weighted, total, highest = attend_tile(
+                query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
+                scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
+            )  # fmt: skip
+        seen = tl.where(total > 0, total, 1.0)  # a part may lie beyond what the first tokens see
+        result = weighted * (value_scale / seen)[:, None]
+        places = (token.to(tl.int64) * HEADS + heads)[:, None] * DIM + dims[None, :]
+        kept = present[:, None] & (dims[None, :] < DIM)
+        if parts == 1:
+            tl.store(out + places, result.to(out.dtype.element_ty), mask=kept)
+        else:
+            slot = tl.load(item + 3)
+            own = ((slot + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + members
+            held = (members < MEMBERS)[:, None] & (dims[None, :] < DIM)
+            tl.store(partial + own[:, None] * DIM + dims[None, :], result, mask=held)
+            tl.store(log_sums + own, highest + tl.log2(total), mask=members < MEMBERS)
+            if is_last_part(arrived, slot, parts, kv_head, KV_HEADS):
+                merged = merged_parts(
+                    partial, log_sums, slot, parts, kv_head, dims, KV_HEADS, MEMBERS, MERGED_ROWS, TOGETHER, DIM
+                )
+                if PREFILL:
+                    tl.store(out + places, merged.to(out.dtype.element_ty), mask=kept)
+                else:  # without the rows that only filled the tile up
+                    member = tl.arange(0, MERGED_ROWS)
+                    at = (row.to(tl.int64) * HEADS + kv_head * GROUP + member)[:, None] * DIM + dims[None, :]
+                    there = (member < GROUP)[:, None] & (dims[None, :] < DIM)
+                    tl.store(out + at, merged.to(out.dtype.element_ty), mask=there)
+
+
+def paged_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: PagedRows,
+    tiles: tuple[Tensor, Tensor] | None,
+    splits: Splits,
+    out: Tensor,
+    scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    window: int = 0,
+) -> None:
+    """Write causal attention to `out`: of the rows that `splits` names, of which token i is that of row i, or of the
+    query tokens of `tiles`. Other tokens are left alone.
+
+    queries      [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
+    keys         [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
+    tiles        `tile_row` [n] int32 of `make_tiles`, in which -1 is no tile, with `tile_first`; None for decode rows
+    splits       of `decode_splits`, or of `prefill_splits` for these tiles
+    out          [T, H, D] contiguous
+    scale        of the scores, D ** -0.5 as a rule
+    k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
+    window       tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
+
+    Only buffers' contents decide what a row reads, so that the launch can be captured in a CUDA graph.
+    """
+    heads, dim = queries.shape[1:]
+    _, kv_heads, page, _ = keys.shape
+    group, wide = triton.next_power_of_2(heads // kv_heads), queries.dtype == torch.float32
+    if tiles is None:
+        # Tile and pipeline keep some 64 KB of loads in flight on a multiprocessor, twice what latency x bandwidth asks
+        # for (Little's law). Tiles that are converted, from fp8 or for three TF32 products, are narrower for want of
+        # registers, and so are those of a prefill. 16 rows are the least that tensor cores take.
+        narrow = wide or (keys.dtype == torch.float8_e4m3fn and dim > 64)
+        block_m, together = max(16, group), max(_MERGED // (group * triton.next_power_of_2(dim)), 1)
+        pipeline = {"num_warps": 4, "num_stages": 5 if dim > 64 and keys.itemsize > 1 else 7}
+    else:
+        narrow, block_m, together, pipeline = wide, _TILE_ROWS, 1, {"num_warps": 8, "num_stages": 3}
+    _attention_part[(len(splits.items) * kv_heads,)](
+        queries, keys, values, *rows, *(tiles or (rows.context, rows.context)), *splits, out,
+        scale * k_scale * LOG2_E, v_scale, queries.stride(0),
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page, BLOCK_M=block_m, BLOCK_N=32 if narrow else 64,
+        TOGETHER=together, COMPUTE=compute_dtype(queries.dtype), WINDOW=window, PREFILL=tiles is not None,
+        **dependent_launch(queries.device), **pipeline,
+    )  # fmt: skip
+
+
+def decode_splits(
+    context: Tensor,
+    query_len: Tensor,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    multiprocessors: int,
+    fixed: bool,
+    window: int = 0,
+) -> Splits:
+    """Divide the KV of those of the first `rows` rows that have one query token.
+
+    multiprocessors  of the GPU, which are to be filled
+    fixed            cut every row into FIXED_SPLITS instead, as far as it is long enough
+    window           tokens that a query sees; 0 is all
+    """
+    programs = max(1, _DECODE_RESIDENT * multiprocessors // kv_heads)
+    most = FIXED_SPLITS if fixed else 0
+    return plan_splits(context, query_len, None, rows, kv_heads, heads // kv_heads, dim, programs, most, 1, window)
+
+
+def prefill_splits(
+    context: Tensor,
+    query_len: Tensor,
+    tile_row: Tensor,
+    tile_first: Tensor,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    multiprocessors: int,
+    fixed: bool,
+    window: int = 0,
+) -> Splits:
+    """Divide the KV of tiles as far as it takes to fill the GPU's `multiprocessors`; with `fixed` leave it whole."""
+    programs = max(1, multiprocessors // kv_heads)
+    return plan_splits(
+        context, query_len, (tile_row, tile_first), len(tile_row), kv_heads, _TILE_ROWS, dim, programs,
+        1 if fixed else 0, tile_tokens(heads, kv_heads), window,
+    )  # fmt: skip
+
+
+def tile_tokens(heads: int, kv_heads: int) -> int:
+    """Query tokens of a tile: as many as its rows hold with all the query heads of a KV head."""
+    return _TILE_ROWS // (heads // kv_heads)
+
+
+def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The row of each tile, and its first token's index among the row's query tokens.
+
+    rows             (row, query tokens, KV tokens with those) of each prefill row
+    tokens_per_tile  of `tile_tokens`
+
+    Tiles are ordered by the KV tokens that they read, the most first, as programs start in that order and a long one
+    started last would keep the rest of the GPU waiting (Graham 1969). Equal ones keep the order of `rows`.
+    """
+    tiles = [
+        (-min(context, context - length + first + tokens_per_tile), row, first)
+        for row, length, context in rows
+        for first in range(0, length, tokens_per_tile)
+    ]
+    tiles.sort(key=lambda tile: tile[0])
+    table = np.array(tiles, np.int32).reshape(-1, 3)
+    return table[:, 1].copy(), table[:, 2].copy()
+
+
+def specialisations() -> Iterator["Specialisation"]:
+    """For every shape."""
+    from realengine.kernels.aot import Specialisation
+
+    row = shaped(1, dtype=I32)
+    # A decode's programs share a multiprocessor. With the 8 warps of a prefill one stays there alone, whatever it has.
+    for kind, tiles, ceiling, product in (
+        ("paged_decode", None, 65536 // (_DECODE_RESIDENT * 4 * 32), "mma.sync"),
+        ("paged_prefill", (row, row), 255, "wgmma"),
+    ):
+        for shape in (*SHAPES, WINDOWED):
+            queries = shaped(1, shape.heads, shape.dim, dtype=shape.dtype)
+            cache = shaped(1, shape.kv_heads, shape.page, shape.dim, dtype=shape.cached)
+            about = (queries, cache, cache, PagedRows(*[row] * 5), tiles, NO_SPLITS, queries, 0.1)
+            launch = partial(paged_attention, *about, window=shape.window)
+            expects = ("cp.async", product, "atom", "griddepcontrol")
+            yield Specialisation(f"{kind} {shape.name}", _attention_part, launch, ceiling, expects)
