@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from realengine.attention_names import ATTENTION
@@ -30,7 +32,7 @@ def read_deployment(
     deployment_file: str | None, flags: dict[str, Any], otherwise: Deployment | None = None
 ) -> Deployment:
     """The deployment in the file (else `otherwise`, else the default), with every flag that was given in its place."""
-    stated = load_deployment(deployment_file) if deployment_file else None
+    stated = stated_deployment(deployment_file) if deployment_file else None
     data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # the rest may be chosen later
     if flags.get("num_blocks") is not None:
         if flags.get("gpu_memory_utilization") is not None:
@@ -44,6 +46,23 @@ def read_deployment(
     if deployment.attention != "auto":
         check_name("attention", deployment.attention, ATTENTION)
     return deployment
+
+
+def stated_deployment(path: str | Path) -> Deployment:
+    """The deployment in a YAML file, or that of a recording with the KV blocks that it had.
+
+    Raises UserError that names it where it is neither.
+    """
+    if not Path(path).is_dir():
+        return load_deployment(path)
+    from traces.recording import Recording  # loads pyarrow
+
+    run = Recording.load(path).run
+    made = parse(Deployment, json.loads(run["deployment"] or "{}"), where=f"{run['run_id']}.deployment")
+    if made.gpu_memory_utilization is None or not run["num_blocks"]:
+        return made
+    known = made.rescheduled(num_blocks=run["num_blocks"] + 1)
+    return known.model_copy(update={"gpu_memory_utilization": None})
 
 
 def refuse_engine_flags(flags: dict[str, Any]) -> None:

@@ -97,7 +97,10 @@ def recorded(
     if around:
         notes["bands"] = around
     add_notes(out, notes)
-    return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
+    recording = Recording.load(out)
+    return SimulatedRun(
+        recording, RunMetrics.of(recording), around, notes["standing"]
+    )  # MFU is of the GPU in the notes
 
 
 def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:

@@ -80,6 +80,6 @@ def deployment_options(command: Command) -> Command:
         command = setting(f"--{name.replace('_', '-')}", type=int)(command)
     for name, kind in reversed(FLAGS.items()):
         command = setting(f"--{name.replace('_', '-')}", type=kind)(command)
-    return click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="Deployment, in YAML.")(
-        command
-    )
+    return click.option(
+        "--deployment", "-d", "deployment_file", type=click.Path(), help="Deployment, in YAML, or that of a recording."
+    )(command)

@@ -12,7 +12,10 @@ from planning.diagnose.document import DiagnosisDocument
 
 
 def diagnosis_report(found: DiagnosisDocument) -> tuple[str, list[str]]:
-    return sentence(found.verdict), [*diagnosis_blocks(found), origin(found.version, found.inputs, "Run")]
+    return sentence(found.summary or found.verdict), [
+        *diagnosis_blocks(found),
+        origin(found.version, found.inputs, "Run"),
+    ]
 
 
 def diagnosis_blocks(found: DiagnosisDocument) -> Iterator[str]:
@@ -24,6 +27,9 @@ def diagnosis_blocks(found: DiagnosisDocument) -> Iterator[str]:
     if not found.counterfactuals:
         return
     yield heading("What would help")
+    yield from (paragraph(f"{asked.question} {asked.text}") for asked in found.questions)
+    if found.changes:
+        yield paragraph(f"To see what the change buys that is worth most: {found.command(found.changes[0])}")
     yield warning(sentence(found.warning)) if found.warning else ""
     yield figure(what_it_buys(found), provenance(found))
     yield table(lift_rows(found))

@@ -25,24 +25,27 @@ def what_it_buys(found: DiagnosisDocument) -> go.Figure:
     """
     name = found.metric
     before = found.simulated_finished if found.sheds else found.simulated_p99.get(name)
-    ordered = sorted(found.tried, key=lambda c: _bought(c, name))
+    ordered = sorted(found.with_changes, key=lambda c: _bought(c, name))
     figure = go.Figure()
     for label, colour, of in _traces(ordered, name):
         shares = [100 * _bought(c, name) for c in of]
         figure.add_bar(
             x=[max(share, -100.0) or _SLIVER for share in shares],
-            y=[c.name for c in of],
+            y=[c.called for c in of],
             orientation="h",
             name=label,
             marker_color=colour,
             text=[_left(c, name) for c in of],
-            textposition="auto",
+            textposition="none" if colour == ALARM else "auto",
             customdata=[f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares],
             hovertemplate=f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>",
         )
+        if colour == ALARM:  # beside the bar, where there is room however short it is
+            for c in of:
+                figure.add_annotation(x=0, y=c.called, text=_left(c, name), showarrow=False, xanchor="left", xshift=4)
     lowest = min((100 * _bought(c, name) for c in ordered), default=0.0)
     figure.update_layout(barmode="overlay")
-    figure.update_yaxes(categoryorder="array", categoryarray=[c.name for c in ordered])
+    figure.update_yaxes(categoryorder="array", categoryarray=[c.called for c in ordered])
     figure.update_xaxes(
         title_text=_axis(name, before),
         range=[max(min(1.15 * lowest, -2.0), -100.0), 112.0],
@@ -86,5 +89,5 @@ def _axis(name: str, before: float | None) -> str:
     if name == FINISHED:
         was = f"; {shown_share(before)} finished in the run" if before is not None else ""
         return f"share of the lost requests that would finish (%){was}"
-    was = f"; it was {shown(before)} ms" if before is not None else ""
+    was = f"; simulated as it was: {shown(before)} ms" if before is not None else ""
     return f"share of {metric(name).label} p99 that goes away (%){was}"

@@ -36,7 +36,10 @@ _MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
 _WORST = "worst"
 _JUDGED = {_WORST: "what is worst", **{name: metric(name).label for name in LATENCIES}}
 _ONLY = "The page shows the symptoms only."
-_BUYS = "The run is simulated again, each time without one constraint. A bar shows how much of the p99 that removes."
+_BUYS = (
+    "The run is simulated again, each time without one constraint. A bar shows how much of the p99 that removes, "
+    "relative to the run simulated again as it was. Ideals that cannot be bought have an asterisk."
+)
 _ASK = "To find what would help, the run is simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
 
@@ -63,14 +66,15 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     elif job is not None and not (found and found.counterfactuals):
         offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
-        _counterfactuals(found)
+        _counterfactuals(found, at)
 
 
 def _verdict(found: DiagnosisDocument | None) -> None:
     if found is None:
         st.markdown("This run has many requests, so it is diagnosed in the background.")
     elif found.counterfactuals:
-        st.markdown(f"**{sentence(found.verdict)}**")
+        st.markdown(f"**{sentence(found.summary or found.verdict)}**")
+        st.caption(sentence(found.verdict))
     elif found.symptoms:
         worst = found.symptoms[0]
         st.markdown(f"The worst symptom: **{worst.name}** ({worst.lifecycle}).")
@@ -85,7 +89,12 @@ def _symptom_table(found: DiagnosisDocument) -> None:
         st.caption(NO_STEPS)
 
 
-def _counterfactuals(found: DiagnosisDocument) -> None:
+def _counterfactuals(found: DiagnosisDocument, run: str) -> None:
+    for asked in found.questions:
+        st.markdown(f"- {asked.question} {literal(asked.text)}")
+    if found.changes:
+        st.markdown("The change that buys most for its GPUs, request by request:")
+        st.code(found.command(found.changes[0], run), language="shell", wrap_lines=True)
     figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
     if found.warning:
         st.warning(literal(sentence(found.warning)), icon=":material/warning:")

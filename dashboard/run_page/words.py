@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from calibration.provenance import Provenance, noted
 from calibration.steps.coverage import shown_share
 from dashboard.shown import shown, timed
-from planning.diagnose.document import DiagnosisDocument
+from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
 from serving.metrics import metric
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
@@ -31,16 +31,21 @@ def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
 
 
 def lift_rows(found: DiagnosisDocument) -> list[dict[str, Any]]:
-    """The run as it was, then without each constraint: what is left of every latency."""
-    was: dict[str, Any] = {"with": "the run as it was", "problem of": ""}
-    rows = [was, *({"with": tried.name, "problem of": tried.kind} for tried in found.tried)]
+    """The recording, the run as it was, then without each constraint and with each change: what is left of latencies.
+
+    Ideals that cannot be bought have an asterisk.
+    """
+    others = found.with_changes
+    rows: list[dict[str, Any]] = [{"with": RECORDING, "problem of": ""}, {"with": AS_IT_WAS, "problem of": ""}]
+    rows += [{"with": tried.called, "problem of": tried.kind} for tried in others]
     if found.sheds:
-        for row, share in zip(rows, (found.simulated_finished, *(t.finished for t in found.tried)), strict=True):
+        shares = (found.recorded_finished, found.simulated_finished, *(t.finished for t in others))
+        for row, share in zip(rows, shares, strict=True):
             row["requests that finish"] = None if share is None else shown_share(share)
     for name, before in found.simulated_p99.items():
         column = f"{metric(name).label} p99{' of those' if found.sheds else ''} (ms)"
-        changed = (f"{_ms(t.p99.get(name), found.sheds)} ({_change(t.bought.get(name))})" for t in found.tried)
-        for row, cell in zip(rows, (shown(before), *changed), strict=True):
+        changed = (f"{_ms(t.p99.get(name), found.sheds)} ({_change(t.bought.get(name))})" for t in others)
+        for row, cell in zip(rows, (shown(found.recorded_p99.get(name)), shown(before), *changed), strict=True):
             row[column] = cell
     return rows
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from planning.diagnose.constraint_lifts import everyone_admitted
 from planning.diagnose.document import FINISHED
 from planning.priced_scenario import PricedScenario
+from planning.traffic import waits_for_answers
 from traces.distribution import percentiles
 from traces.run_metrics import RunMetrics
 
@@ -67,6 +70,20 @@ class Baseline:
         if self.sheds:
             bought[FINISHED] = 1 - self._lost_share(requests, metrics) / self._lost
         return Bought(p99, bought, float(metrics.finished.mean()))
+
+    @staticmethod
+    def drained_ns(scenario: PricedScenario) -> int | None:
+        """How long the same requests take if all are there at once: what the engines can do, whatever the load.
+
+        Nobody is turned away. None where arrivals depend on answers.
+        """
+        if waits_for_answers(scenario.workload):
+            return None
+        admitted = everyone_admitted(scenario)
+        open_to_all = scenario if isinstance(admitted, str) else admitted
+        at_once = [replace(request, arrival_ns=0) for request in scenario.workload.requests]
+        made = replace(open_to_all, workload=replace(scenario.workload, requests=at_once)).requests()
+        return pc.max(made["finish_ns"]).as_py()
 
     def _lost_share(self, requests: pa.Table, metrics: RunMetrics) -> float:
         """Of the requests that could finish, the share that does not."""

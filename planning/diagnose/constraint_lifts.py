@@ -2,34 +2,56 @@
 
 A lift takes a scenario and gives the scenario without the constraint, or says in a few words why it does not apply.
 What it would buy tells how much of a latency that constraint is to blame for; shares of several need not add up to one,
-since constraints hide one another.
+since constraints hide one another. Each lift belongs to a layer, and answers one of the questions that are asked in
+order: of the model, of its kernels, of KV, of the scheduler, and then of capacity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from planning.diagnose.lifted_costs import repriced, twice_the_bandwidth, with_free_prefill, without_cpu_time
+from planning.diagnose.lifted_costs import (
+    WEIGHT_PARTS,
+    StagesAtOnce,
+    repriced,
+    with_free_prefill,
+    with_half_the_kv,
+    with_parts,
+    without_cpu_time,
+    without_launches,
+)
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
-from serving.cost_model import CostModel
-from serving.deployments.fleet import FailuresConfig
+from serving.cost_model import CostModel, PipelinedCost
+from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig
+from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.priced_pool import PricedPool
 
-Lifecycle = Literal["token", "compute", "memory", "request"]
+Layer = Literal["compute", "memory", "request"]
 Kind = Literal["capacity", "policy"]
 
+QUESTIONS = (
+    "Is the model heavy?",
+    "Do the kernels map well?",
+    "Is KV the limit?",
+    "Does the scheduler organise the work well?",
+    "Is there enough capacity for the traffic?",
+)
+_MODEL, _KERNELS, _KV, _SCHEDULER, _CAPACITY = range(len(QUESTIONS))
 _MOST_BLOCKS = 10_000_000  # of a SchedulerConfig
 _PLACES = 8  # times as many
 _CHUNKS = 8  # times as small
+_BLOCK = 16  # tokens: smaller blocks waste little
 _BLIND_ROUTERS = ("round-robin", "random")
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
 _WINDOW = 20  # arrivals of a mean window of that index
+_NO_PARTS = "the cost model does not say what of a step that is"
 
 
 @dataclass(frozen=True)
@@ -38,16 +60,20 @@ class Lift:
 
     name        what is lifted, as in "with ..."
     cause       what is wrong if that helps
-    lifecycle   where it bites
+    layer       where it bites
+    question    which of QUESTIONS it answers
     kind        what kind of problem it would be, which may depend on the scenario
     apply       the scenario without the constraint, or why there is no such thing
+    ideal       whether nobody can buy or set it
     """
 
     name: str
     cause: str
-    lifecycle: Lifecycle
+    layer: Layer
+    question: int
     kind: Callable[[PricedScenario], Kind]
     apply: Callable[[PricedScenario], PricedScenario | str]
+    ideal: bool = True
 
 
 def _capacity(scenario: PricedScenario) -> Kind:
@@ -65,6 +91,10 @@ def _of_cpu(scenario: PricedScenario) -> Kind:
     return "policy" if can_overlap else "capacity"
 
 
+def _of_launches(scenario: PricedScenario) -> Kind:
+    return "policy" if scenario.deployment.enforce_eager else "capacity"
+
+
 def _of_prefixes(scenario: PricedScenario) -> Kind:
     """One engine that caches and still misses lacks memory; otherwise caching, or routing, is not what it could be."""
     caches = scenario.deployment.scheduler.enable_prefix_caching
@@ -73,31 +103,47 @@ def _of_prefixes(scenario: PricedScenario) -> Kind:
 
 def infinite_kv(scenario: PricedScenario) -> PricedScenario:
     """KV blocks for every request that ever comes, so that nothing waits for memory or is evicted."""
-    return _rescheduled(scenario, num_blocks=_all_blocks(scenario))
+    return rescheduled(scenario, num_blocks=_all_blocks(scenario))
 
 
-def free_prefill(scenario: PricedScenario) -> PricedScenario:
-    """Prompts cost nothing."""
-    return _recosted(scenario, with_free_prefill)
+def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
+    """The same memory in blocks of 16 tokens, of which the last of a request is half empty on average."""
+    scheduler = scenario.deployment.scheduler
+    if scheduler.block_size <= _BLOCK:
+        return f"a block holds {scheduler.block_size} tokens, of which little is wasted"
+    blocks = (scheduler.num_blocks - 1) * scheduler.block_size // _BLOCK + 1
+    return rescheduled(scenario, block_size=_BLOCK, num_blocks=min(blocks, _MOST_BLOCKS))
 
 
-def no_cpu_time(scenario: PricedScenario) -> PricedScenario:
-    """Nothing happens between steps."""
-    return _recosted(scenario, without_cpu_time)
+def no_communication(scenario: PricedScenario) -> PricedScenario | str:
+    """What devices send each other takes no time."""
+    if all(pool.gpus == 1 for pool in scenario.all_pools):
+        return "every engine is one device"
+    return _recosted(scenario, lambda cost: with_parts(cost, 0.0, "collectives"))
 
 
-def double_bandwidth(scenario: PricedScenario) -> PricedScenario | str:
-    """Memory is read twice as fast."""
-    if any(twice_the_bandwidth(pool.cost) is None for pool in scenario.all_pools):
-        return "the cost model does not say how step times depend on memory bandwidth"
-    return _recosted(scenario, lambda cost: twice_the_bandwidth(cost) or cost)
+def no_bubbles(scenario: PricedScenario) -> PricedScenario | str:
+    """All stages of a pipeline work all the time, on one step after the other."""
+    if scenario.deployment.pipeline_parallel_size == 1:
+        return "there is no pipeline"
+    lifted = _recosted(scenario, lambda cost: StagesAtOnce(cost) if isinstance(cost, PipelinedCost) else cost)
+    return lifted if isinstance(lifted, str) else _redeployed(lifted, pipeline_parallel_size=1)
+
+
+def even_experts(scenario: PricedScenario) -> PricedScenario | str:
+    """Every device has as many tokens for its experts as the others."""
+    if all(pool.deployment.expert_imbalance == 1.0 for pool in scenario.all_pools):
+        return "experts are even already, or there are none"
+    even = {"expert_imbalance": 1.0}
+    lifted = _recosted(scenario, lambda cost: repriced(cost, scenario.deployment.model_copy(update=even)))
+    return lifted if isinstance(lifted, str) else _redeployed(lifted, **even)
 
 
 def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
     """Prefixes are cached, never evicted, and requests go to where theirs is."""
     if not scenario.workload.shares_prefixes:
         return "no request shares a prefix with another"
-    kept = _rescheduled(scenario, enable_prefix_caching=True, num_blocks=_all_blocks(scenario))
+    kept = rescheduled(scenario, enable_prefix_caching=True, num_blocks=_all_blocks(scenario))
     return replace(kept, router="prefix-affinity") if scenario.engines > 1 else kept
 
 
@@ -116,8 +162,24 @@ def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
     pools = scenario.pools
     if pools is not None:
         pools = tuple(replace(pool, config=config) for pool, config in zip(pools, larger, strict=True))
-    grown = fleet.model_copy(update={"pools": larger})
-    return replace(scenario, deployment=scenario.deployment.model_copy(update={"fleet": grown}), pools=pools)
+    return replace(_with_fleet(scenario, fleet, pools=larger), pools=pools)
+
+
+def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
+    """Every engine on twice as many devices, over which its layers and its KV are split."""
+    scheduler, devices = scenario.deployment.scheduler, scenario.deployment.tensor_parallel_size
+    if any(pool.deployment != scenario.all_pools[0].deployment for pool in scenario.all_pools):
+        return "the pools are not alike"
+    if with_parts(scenario.all_pools[0].cost, 1.0) is None:
+        return "the cost model is of so many devices"
+    wide = scenario.all_pools[0].deployment.model_copy(update={"tensor_parallel_size": 2 * devices})
+    try:
+        lifted = _recosted(scenario, lambda cost: repriced(cost, wide))
+    except UserError as error:
+        return f"{2 * devices} devices cannot share a layer: {error.remedy}"
+    blocks = min(2 * (scheduler.num_blocks - 1) + 1, _MOST_BLOCKS)
+    more = scheduler.model_copy(update={"num_blocks": blocks})
+    return lifted if isinstance(lifted, str) else _redeployed(lifted, tensor_parallel_size=2 * devices, scheduler=more)
 
 
 def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
@@ -125,7 +187,7 @@ def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
     scheduler = scenario.deployment.scheduler
     had = scheduler.max_num_batched_tokens
     budget = max(had // _CHUNKS, min(scheduler.max_num_seqs, had))
-    return _rescheduled(scenario, enable_chunked_prefill=True, max_num_batched_tokens=budget)
+    return rescheduled(scenario, enable_chunked_prefill=True, max_num_batched_tokens=budget)
 
 
 def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
@@ -134,12 +196,12 @@ def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
     if not scheduler.enable_chunked_prefill:
         return "no prompt is cut in this run"
     budget = max(scheduler.max_num_batched_tokens, scheduler.max_model_len)
-    return _rescheduled(scenario, enable_chunked_prefill=False, max_num_batched_tokens=budget)
+    return rescheduled(scenario, enable_chunked_prefill=False, max_num_batched_tokens=budget)
 
 
 def more_places(scenario: PricedScenario) -> PricedScenario:
     """Eight times as many requests may run at once."""
-    return _rescheduled(scenario, max_num_seqs=_PLACES * scenario.deployment.scheduler.max_num_seqs)
+    return rescheduled(scenario, max_num_seqs=_PLACES * scenario.deployment.scheduler.max_num_seqs)
 
 
 def better_routing(scenario: PricedScenario) -> PricedScenario | str:
@@ -149,6 +211,16 @@ def better_routing(scenario: PricedScenario) -> PricedScenario | str:
     if scenario.routes_by not in _BLIND_ROUTERS:
         return f"{scenario.routes_by} already balances loads"
     return replace(scenario, router="least-tokens")
+
+
+def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
+    """No queue is limited, and no request times out in it; users may still give up."""
+    fleet = scenario.deployment.fleet
+    own = fleet.admission if fleet else AdmissionConfig()
+    spared = AdmissionConfig(patience=own.patience, retry=own.retry)
+    if fleet is None or own == spared:
+        return "nothing limits admission"
+    return _with_fleet(scenario, fleet, admission=spared)
 
 
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
@@ -169,29 +241,101 @@ def no_failures(scenario: PricedScenario) -> PricedScenario | str:
     fleet = scenario.deployment.fleet
     if fleet is None or fleet.failures in (FailuresConfig(), FailuresConfig(seed=fleet.failures.seed)):
         return "nothing fails"
-    spared = fleet.model_copy(update={"failures": FailuresConfig()})
-    return replace(scenario, deployment=scenario.deployment.model_copy(update={"fleet": spared}))
+    return _with_fleet(scenario, fleet, failures=FailuresConfig())
+
+
+def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
+    """With other settings of the scheduler, on every engine."""
+
+    def repriced_pool(pool: PricedPool) -> PricedPool:
+        deployment = pool.deployment.rescheduled(**changes)
+        return replace(pool, deployment=deployment, cost=repriced(pool.cost, deployment))
+
+    pools = tuple(map(repriced_pool, scenario.all_pools))
+    return replace(scenario, deployment=scenario.deployment.rescheduled(**changes), pools=pools)
+
+
+def _recosted(
+    scenario: PricedScenario, lifted: Callable[[CostModel], CostModel | None], why: str = _NO_PARTS
+) -> PricedScenario | str:
+    """With what `lifted` makes of each cost model, or `why` if it makes nothing of one."""
+    pools = scenario.all_pools
+    made = {id(pool.cost): lifted(pool.cost) for pool in {id(pool.cost): pool for pool in pools}.values()}
+    found = [replace(pool, cost=cost) for pool in pools if (cost := made[id(pool.cost)]) is not None]
+    return replace(scenario, pools=tuple(found)) if len(found) == len(pools) else why
+
+
+def _redeployed(scenario: PricedScenario, **changes: Any) -> PricedScenario:
+    """With other fields of the deployment, on every engine, whose cost models know of it already."""
+    pools = tuple(replace(pool, deployment=pool.deployment.model_copy(update=changes)) for pool in scenario.all_pools)
+    return replace(scenario, deployment=scenario.deployment.model_copy(update=changes), pools=pools)
+
+
+def _with_fleet(scenario: PricedScenario, fleet: FleetConfig, **changes: Any) -> PricedScenario:
+    changed = {"fleet": fleet.model_copy(update=changes)}
+    return replace(scenario, deployment=scenario.deployment.model_copy(update=changed))
+
+
+def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[PricedScenario], PricedScenario | str]:
+    return partial(_recosted, lifted=lifted)
 
 
 PREFIXES, FREE_PREFILL, REPLICA = "perfect prefix reuse", "free prefill", "one more replica"
+ADMISSION, DOUBLED, COMMUNICATION = "no admission limits", "twice the GPUs an engine", "free communication"
 _CIRCUMSTANCES = (
-    Lift("even arrivals", "arrivals come in bursts", "request", _capacity, even_arrivals),
-    Lift("no failures", "replicas or links fail", "request", _capacity, no_failures),
-    Lift(PREFIXES, "prefixes are computed again", "memory", _of_prefixes, perfect_prefix_reuse),
-    Lift("more running requests", "max_num_seqs is too small", "request", _policy, more_places),
-    Lift("smaller chunks", "long prompt chunks delay decodes", "token", _policy, smaller_chunks),
-    Lift("prompts in one piece", "prompts are cut too small", "token", _policy, whole_prompts),
-    Lift("routing by load", "the router loads replicas unevenly", "request", _policy, better_routing),
+    Lift("even arrivals", "arrivals come in bursts", "request", _CAPACITY, _capacity, even_arrivals),
+    Lift("no failures", "replicas or links fail", "request", _CAPACITY, _capacity, no_failures),
+    Lift(PREFIXES, "prefixes are computed again", "memory", _KV, _of_prefixes, perfect_prefix_reuse),
+    Lift("small KV blocks", "KV blocks are large and half empty", "memory", _KV, _policy, small_blocks, False),
+    Lift("more running requests", "max_num_seqs is too small", "request", _SCHEDULER, _policy, more_places, False),
+    Lift("smaller chunks", "long prompt chunks delay decodes", "request", _SCHEDULER, _policy, smaller_chunks, False),
+    Lift("prompts in one piece", "prompts are cut too small", "request", _SCHEDULER, _policy, whole_prompts, False),
+    Lift(
+        "routing by load", "the router loads replicas unevenly", "request", _SCHEDULER, _policy, better_routing, False
+    ),
+    Lift(ADMISSION, "admission limits turn requests away", "request", _SCHEDULER, _policy, everyone_admitted, False),
 )
-_RESOURCES = (
-    Lift("infinite KV memory", "KV memory is too small", "memory", _capacity, infinite_kv),
-    Lift(FREE_PREFILL, "prompts take the device's time", "compute", _capacity, free_prefill),
-    Lift("no CPU time between steps", "the device waits for the CPU", "compute", _of_cpu, no_cpu_time),
-    Lift("twice the memory bandwidth", "decoding waits for memory", "token", _capacity, double_bandwidth),
+_NARROW = (
+    Lift("infinite KV memory", "KV memory is too small", "memory", _KV, _capacity, infinite_kv),
+    Lift(COMMUNICATION, "devices wait for one another's data", "compute", _KERNELS, _capacity, no_communication),
+    Lift("no pipeline bubbles", "pipeline stages wait for one another", "compute", _KERNELS, _capacity, no_bubbles),
+    Lift("even experts", "some devices' experts get more tokens", "compute", _KERNELS, _capacity, even_experts),
+    Lift(
+        "no CPU time between steps",
+        "the device waits for the CPU",
+        "compute",
+        _KERNELS,
+        _of_cpu,
+        _of_costs(without_cpu_time),
+    ),
+    Lift(
+        "free launches",
+        "steps wait for their kernels to be launched",
+        "compute",
+        _KERNELS,
+        _of_launches,
+        _of_costs(without_launches),
+    ),
 )
-_EVERYTHING = (Lift(REPLICA, "there are too few replicas", "request", _capacity, one_more_replica),)
-# From settings and what befalls the run, over one resource at a time, to what relieves all constraints at once.
-TIERS = (_CIRCUMSTANCES, _RESOURCES, _EVERYTHING)
+_HEAVY = (
+    Lift("half the KV to read", "attention reads much KV", "memory", _KV, _capacity, _of_costs(with_half_the_kv)),
+    Lift(
+        "half the weights to read",
+        "few requests share each reading of the weights",
+        "compute",
+        _MODEL,
+        _capacity,
+        _of_costs(lambda cost: with_parts(cost, 0.5, *WEIGHT_PARTS)),
+    ),
+    Lift(FREE_PREFILL, "prompts take the device's time", "compute", _MODEL, _capacity, _of_costs(with_free_prefill)),
+)
+_EVERYTHING = (
+    Lift(REPLICA, "there are too few replicas", "request", _CAPACITY, _capacity, one_more_replica, False),
+    Lift(DOUBLED, "there are too few GPUs an engine", "compute", _CAPACITY, _capacity, twice_the_gpus, False),
+)
+# From settings and what befalls the run, over what one thing wastes and what the work itself takes, to more of all.
+TIERS = (_CIRCUMSTANCES, _NARROW, _HEAVY, _EVERYTHING)
+RESOURCES = tuple(lift.name for lift in (*_NARROW, *_HEAVY))
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:
@@ -203,21 +347,6 @@ def dispersion(requests: list[WorkloadRequest]) -> float:
     window = [min((request.arrival_ns - first) * windows // (last - first), windows - 1) for request in requests]
     counts = np.bincount(window, minlength=windows)
     return float(counts.var(ddof=1) / counts.mean())
-
-
-def _rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
-    """With other settings of the scheduler, on every engine."""
-
-    def repriced_pool(pool: PricedPool) -> PricedPool:
-        deployment = pool.deployment.rescheduled(**changes)
-        return replace(pool, deployment=deployment, cost=repriced(pool.cost, deployment))
-
-    pools = tuple(map(repriced_pool, scenario.all_pools))
-    return replace(scenario, deployment=scenario.deployment.rescheduled(**changes), pools=pools)
-
-
-def _recosted(scenario: PricedScenario, wrapped: Callable[[CostModel], CostModel]) -> PricedScenario:
-    return replace(scenario, pools=tuple(replace(pool, cost=wrapped(pool.cost)) for pool in scenario.all_pools))
 
 
 def _all_blocks(scenario: PricedScenario) -> int:

@@ -1,10 +1,12 @@
-"""Why a run is as slow as it is: its symptoms, and what lifting one constraint at a time would buy.
+"""Why a run is as slow as it is: its symptoms, what lifting one constraint at a time would buy, and what to change.
 
 A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint;
 the p99 that a lift takes away is what its constraint is to blame for. Where more than one request in a hundred comes to
 nothing no p99 says anything: it is then the requests that a lift lets finish. More of a resource also helps where a
 setting is wrong, and one more replica helps nearly always. So a setting, failures or the shape of the load are blamed
-before a resource, and a resource before the number of replicas, where it buys nearly as much.
+before a resource, what one thing wastes before what the work takes, and a resource before the number of replicas, where
+it buys nearly as much. Near saturation every little relief empties the queues: resources that buy nearly the same are
+told apart by how much sooner all requests are served if they are there at once.
 """
 
 from __future__ import annotations
@@ -19,10 +21,25 @@ import pyarrow as pa
 from calibration.kernels.times import Coverage
 from calibration.steps.coverage import shown_share
 from planning.diagnose.baseline import LATENCIES, Baseline
-from planning.diagnose.constraint_lifts import FREE_PREFILL, PREFIXES, REPLICA, TIERS, offered
-from planning.diagnose.document import FINISHED, Counterfactual, shown_ms
-from planning.diagnose.symptoms import LOW_UTILISATION, Symptom
+from planning.diagnose.changes import both_sides, changed, changes, one_more
+from planning.diagnose.command import named
+from planning.diagnose.constraint_lifts import (
+    ADMISSION,
+    FREE_PREFILL,
+    PREFIXES,
+    QUESTIONS,
+    REPLICA,
+    RESOURCES,
+    TIERS,
+    Lift,
+    offered,
+    one_more_replica,
+    twice_the_gpus,
+)
+from planning.diagnose.device_symptoms import LOW_UTILISATION
+from planning.diagnose.document import FINISHED, Counterfactual, Question, Symptom, shown_ms
 from planning.priced_scenario import PricedScenario
+from planning.repricing import Source
 from serving.errors import UserError
 from serving.metrics import metric
 from traces.run_metrics import RunMetrics
@@ -30,6 +47,10 @@ from traces.saturation import FEWEST
 
 _LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NEARLY = 0.8  # of what the best lift buys
+_OF_MORE = 0.65  # the same of what less work or more GPUs would buy, which make healthy runs faster, too
+_SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
+
+LIFTS = {lift.name: lift for tier in TIERS for lift in tier}
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,10 @@ class Diagnosis:
     recorded    the p99 of TTFT, TPOT, E2E and the chosen latency, of those there are, in the recording, and
     simulated   in the simulation of the run as it was; empty without a cost model
     finished    the share of the requests that finish, in both; NaN without a cost model
+    changes     what can be set or bought, the best first
+    both        what `compare` must be told of the run as it was beside its deployment
+    gpus        of the run
+    scaling     throughput of twice the GPUs over twice that of those there are; None where that could not be tried
     standing    how far to trust the cost model's step times, and why; None without one
     again       the dataset `requests` of that simulation; None without one
     warning     why the counterfactuals may be about another run than the recorded one; None where nothing says so
@@ -53,6 +78,10 @@ class Diagnosis:
     simulated: dict[str, float]
     finished: tuple[float, float]
     counterfactuals: list[Counterfactual]
+    changes: list[Counterfactual] = field(default_factory=list)
+    both: dict[str, Any] = field(default_factory=dict)
+    gpus: int = 0
+    scaling: float | None = None
     standing: tuple[Coverage, str] | None = None
     again: pa.Table | None = field(default=None, repr=False, compare=False)
     warning: str | None = None
@@ -90,6 +119,22 @@ class Diagnosis:
             real, simulated = self.recorded[self.metric], self.simulated[self.metric]
         return simulated / real - 1 if real > 0 else None
 
+    @property
+    def questions(self) -> list[Question]:
+        """In order, each with what buys most of all that it is about."""
+        found = []
+        for at, question in enumerate(QUESTIONS):
+            tried = [c for c in self.counterfactuals if not c.skipped and LIFTS[c.name].question == at]
+            most = max(tried, key=lambda c: c.gain(self.metric), default=None)
+            if most is None:
+                found.append(Question(question=question, yes=None))
+                continue
+            gain = most.gain(self.metric)
+            wrong = gain >= _LEAST
+            yes = wrong if question not in _ASK_FOR_GOOD else not wrong
+            found.append(Question(question=question, yes=yes, lift=most.name, gain=gain))
+        return found
+
     def verdict(self) -> str:
         if not self.counterfactuals:
             if not self.symptoms:
@@ -98,6 +143,18 @@ class Diagnosis:
         if self.cause is None:
             return self._no_cause()
         return f"{self._judged(self.cause)}: {self.cause.cause}; with {self.cause.name} {self._left(self.cause)}"
+
+    def summary(self) -> str:
+        """For who decides what to buy: what is wrong, and the one change that buys most."""
+        if self.cause is None or not self.counterfactuals:
+            return self.verdict()
+        wrong = f"{self.cause.cause} ({self.cause.lifecycle})"
+        best = self.changes[0] if self.changes else None
+        if best is None or best.gain(self.metric) < _LEAST:
+            return f"{wrong}; no change that was tried buys a tenth"
+        more = (best.gpus or 0) - self.gpus
+        cost = f", on {abs(more)} {'more' if more > 0 else 'fewer'} GPU{'s' * (abs(more) > 1)}" if more else ""
+        return f"{wrong}; with {best.name} {self._left(best)}{cost}"
 
     def _judged(self, cause: Counterfactual) -> str:
         if self.troubled:
@@ -133,18 +190,23 @@ class Diagnosis:
         )
 
 
+_ASK_FOR_GOOD = (QUESTIONS[1], QUESTIONS[3], QUESTIONS[4])  # a yes is what one hopes for
+
+
 def diagnose(
     found: Sequence[Symptom],
     recorded: RunMetrics,
     scenario: PricedScenario | None = None,
     judged: str | None = None,
     tell: Callable[[str, float], None] = lambda stage, share: None,
+    source: Source | None = None,
 ) -> Diagnosis:
     """From the symptoms of a recorded run and, if there is a cost model for it, the scenario that was recorded.
 
     `judged` is the latency to explain; by default the one in which the worst symptom shows. Where more than one request
     in a hundred comes to nothing, that is explained. `tell` hears what is simulated next, and the share of all
-    simulations that are done. Raises UserError if nothing simulated has the chosen latency.
+    simulations that are done. `source` times deployments other than the recorded one. Raises UserError if nothing
+    simulated has the chosen latency.
     """
     name = judged or (found[0].metric if found else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
@@ -162,69 +224,150 @@ def diagnose(
         if judged:
             raise UserError("metric", judged, "has no value in this run; choose another latency")
         name = "e2e_ms"  # an output of one token has no TPOT
-    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name)
-    return replace(
+    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, scenario)
+    known = replace(
         known,
-        symptoms=[*found, *(_no_help(tried, name) if known.troubled else ())],
         metric=name,
         recorded={m: by_metric[m] for m in base.p99},
         simulated=base.p99,
         finished=(finished, base.finished),
         counterfactuals=tried,
         again=base.requests,
+        both=both_sides(scenario),
+        gpus=scenario.gpus,
     )
+    if known.troubled:
+        tell("simulating changes", 0.95)
+        scaling = _scaling(scenario)
+        symptoms = [*found, *_no_help(tried, name, scaling)]
+        known = replace(known, symptoms=symptoms, scaling=scaling)
+    if known.cause is not None:
+        known = replace(known, changes=_changes(scenario, base, known, source))
+    return known
 
 
 def _counterfactuals(
     scenario: PricedScenario, base: Baseline, tell: Callable[[str, float], None]
 ) -> Iterator[Counterfactual]:
-    lifts = [lift for tier in TIERS for lift in tier]
-    for done, lift in enumerate(lifts, start=1):
-        tell(f"simulating it with {lift.name}", done / (len(lifts) + 1))
+    for done, lift in enumerate(LIFTS.values(), start=1):
+        tell(f"simulating it with {lift.name}", done / (len(LIFTS) + 2))
         lifted = lift.apply(scenario)
-        skipped: dict[str, Any] = {"p99": {}, "bought": {}, "skipped": lifted}
-        yield Counterfactual(
-            name=lift.name,
-            cause=lift.cause,
-            lifecycle=lift.lifecycle,
-            kind=lift.kind(scenario),
-            **(skipped if isinstance(lifted, str) else base.against(lifted)._asdict()),
-        )
+        yield _tried(lift, lift.name, lift.kind(scenario), base, lifted)
 
 
-def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactual]:
+def _tried(
+    lift: Lift, name: str, kind: str, base: Baseline, made: PricedScenario | str, **more: object
+) -> Counterfactual:
+    what = {"p99": {}, "bought": {}, "skipped": made} if isinstance(made, str) else base.against(made)._asdict()
+    gpus = None if isinstance(made, str) else made.gpus
+    return Counterfactual.model_validate(
+        {"name": name, "cause": lift.cause, "lifecycle": lift.layer, "kind": kind, "gpus": gpus, "ideal": lift.ideal}
+        | what
+        | more
+    )
+
+
+def _changes(scenario: PricedScenario, base: Baseline, known: Diagnosis, source: Source | None) -> list[Counterfactual]:
+    """What can be set or bought against the cause: of what buys nearly most, the fewest GPUs first."""
+    assert known.cause is not None
+    lift, found = LIFTS[known.cause.name], []
+    replica = next(c for c in known.counterfactuals if c.name == REPLICA)
+    if not replica.skipped:
+        found.append(replica.model_copy(update={"settings": one_more(scenario)}))
+    for settings in changes(scenario, lift.name):
+        try:
+            made = changed(scenario, source, settings)
+        except UserError:
+            continue  # such a deployment does not fit
+        kind = "policy" if made.gpus <= scenario.gpus else "capacity"
+        found.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
+    most = max((c.gain(known.metric) for c in found), default=0.0)
+    return sorted(found, key=lambda c: (c.gain(known.metric) < _NEARLY * most, c.gpus or 0, -c.gain(known.metric)))
+
+
+def _by_blame(tried: Sequence[Counterfactual], judged: str, scenario: PricedScenario) -> list[Counterfactual]:
     """The most likely cause first, what was skipped last."""
     blame = {c.name: _blame(c, judged) for c in tried if not c.skipped}
     if PREFIXES in blame:  # it keeps all KV, too; what it does for prefixes it does by sparing prefill
         blame[PREFIXES] = min(blame[PREFIXES], blame[FREE_PREFILL])
+    most = max((blame[name] for name in RESOURCES if name in blame), default=0.0)
+    alike = [name for name in RESOURCES if blame.get(name, 0.0) >= max(_NEARLY * most, _LEAST)]
+    if len(alike) > 1:
+        blame |= {name: most * sooner for name, sooner in _sooner(scenario, alike).items()}
     best = 0.0  # of the tiers before
     for tier in TIERS:
         names = [lift.name for lift in tier if lift.name in blame]
+        nearly = _OF_MORE if tier in TIERS[2:] else _NEARLY
         for name in names:
-            if best >= max(_NEARLY * blame[name], _LEAST):
+            if best >= max(nearly * blame[name], _LEAST):
                 blame[name] = min(blame[name], best - 1e-9)
         best = max([best, *(blame[name] for name in names)])
     return sorted(tried, key=lambda c: -blame.get(c.name, -math.inf))
 
 
+def _sooner(scenario: PricedScenario, names: Sequence[str]) -> dict[str, float]:
+    """By how much sooner each lift has all requests served, relative to the best; nothing where nobody can tell."""
+    whole = Baseline.drained_ns(scenario)
+    if not whole:
+        return {}
+    spared = {}
+    for name in names:
+        lifted = LIFTS[name].apply(scenario)
+        assert isinstance(lifted, PricedScenario)  # it was tried
+        spared[name] = max(1 - (Baseline.drained_ns(lifted) or whole) / whole, 0.0)
+    most = max(spared.values())
+    return {name: share / most for name, share in spared.items()} if most > 0 else {}
+
+
 def _blame(c: Counterfactual, name: str) -> float:
-    """What it buys, less what it costs elsewhere; more that finish take longer, which is no cost."""
+    """What it buys, less what it costs elsewhere; more that finish take longer, which is no cost.
+
+    Whoever lets everybody in is to blame as far as those that were let in wait no longer for it.
+    """
     lost = c.gain("e2e_ms")
+    if c.name == ADMISSION and lost < -1:
+        return c.gain(name) / (1 - lost)
     return c.gain(name) + (lost if lost < -_LEAST and name != FINISHED else 0.0)
 
 
-def _no_help(tried: Sequence[Counterfactual], name: str) -> Iterator[Symptom]:
+def _scaling(scenario: PricedScenario) -> float | None:
+    """Throughput of twice the GPUs, by twice the GPUs an engine or else one more replica, over that of as many engines.
+
+    None where arrivals depend on answers, or nothing can be doubled.
+    """
+    more = twice_the_gpus(scenario)
+    more = one_more_replica(scenario) if isinstance(more, str) else more
+    before = Baseline.drained_ns(scenario)
+    after = None if isinstance(more, str) else Baseline.drained_ns(more)
+    if not before or not after or isinstance(more, str):
+        return None
+    grown = more.gpus / scenario.gpus
+    return before / after / grown
+
+
+def _no_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
     """What only a counterfactual can show of a troubled run."""
     replica = next(c for c in tried if c.name == REPLICA)
-    if replica.skipped or not -math.inf < replica.gain(name) < _LEAST:
+    helps_little = not replica.skipped and -math.inf < replica.gain(name) < _LEAST
+    if not helps_little and (scaling is None or scaling >= _SCALES):
         return
-    percent = round(100 * replica.gain(name))
-    if name == FINISHED:
-        lets = f"{percent} %" if percent > 0 else "none"
-        evidence = f"one more replica lets {lets} of the unfinished requests finish"
-    else:
-        takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
-        does = takes if percent >= 0 else f"adds {-percent} % to"
-        evidence = f"one more replica {does} the p99 of {metric(name).label}"
-    judged = "e2e_ms" if name == FINISHED else name
-    yield Symptom("more GPUs do not help", "request", 0.5, judged, evidence, "simulate the run with one more replica")
+    told = []
+    if helps_little:
+        percent = round(100 * replica.gain(name))
+        if name == FINISHED:
+            lets = f"{percent} %" if percent > 0 else "none"
+            told.append(f"one more replica lets {lets} of the unfinished requests finish")
+        else:
+            takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
+            does = takes if percent >= 0 else f"adds {-percent} % to"
+            told.append(f"one more replica {does} the p99 of {metric(name).label}")
+    if scaling is not None and scaling < _SCALES:
+        told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
+    yield Symptom(
+        name="more GPUs do not help",
+        lifecycle="compute and request",
+        severity=0.5,
+        metric="e2e_ms" if name == FINISHED else name,
+        evidence="; ".join(told),
+        proof="simulate the run with one more replica, and with twice the tensor_parallel_size",
+    )

@@ -14,18 +14,21 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from planning.diagnose.command import compare_command
 from serving.document import Document, Number, Part, fact
 from serving.metrics import label_of, metric
 from traces.document_table import table_of
 
 FINISHED = "finished"  # what is judged where requests come to nothing
+RECORDING = "the recording"
+AS_IT_WAS = "simulated again as it was"
 
 
 class Symptom(Part):
     """Something that looks wrong, with the numbers that show it."""
 
     name: str = fact("what it is called")
-    lifecycle: str = fact("where it belongs: token, compute, memory or request")
+    lifecycle: str = fact("the layers that it belongs to: compute, memory or request, or two of them")
     severity: float = fact("from 0 to 1", "fraction")
     metric: str = fact("the latency that it shows in")
     evidence: str = fact("the numbers")
@@ -33,11 +36,11 @@ class Symptom(Part):
 
 
 class Counterfactual(Part):
-    """The run simulated again without one constraint."""
+    """The run simulated again with one thing other: without a constraint, or with a change."""
 
     name: str = fact("what it was simulated with")
     cause: str = fact("what is to blame if that helps")
-    lifecycle: str = fact("where it belongs: token, compute, memory or request")
+    lifecycle: str = fact("the layer that it belongs to: compute, memory or request")
     kind: str = fact("`capacity` or `policy`")
     p99: dict[str, Number] = fact("what is left of it, by latency; null if over one in a hundred never finish", "ms")
     bought: dict[str, Number] = fact(
@@ -45,11 +48,35 @@ class Counterfactual(Part):
     )
     skipped: str = fact("why it was not simulated; then there are no numbers", default="")
     finished: Number = fact("share of all requests that finish", "fraction", default=None)
+    ideal: bool = fact("whether it cannot be bought: it only tells what the constraint is to blame for", default=True)
+    gpus: int | None = fact("GPUs that it needs", default=None)
+    settings: dict[str, Any] = fact("of a change: settings as `tokentwin compare` takes them", default={})
+
+    @property
+    def called(self) -> str:
+        """`name`, marked if it is an ideal."""
+        return f"{self.name} *" if self.ideal else self.name
 
     def gain(self, of: str) -> float:
         """`bought`, minus infinity where what is left is beyond all numbers."""
         share = self.bought.get(of, 0.0)
         return -math.inf if share is None else share
+
+
+class Question(Part):
+    """One of the questions that are asked in order."""
+
+    question: str = fact("what is asked")
+    yes: bool | None = fact("the answer: null where nothing could be tried")
+    lift: str = fact("what buys most of all that it is about", default="")
+    gain: Number = fact("the share of what is judged that this buys", "fraction", default=None)
+
+    @property
+    def text(self) -> str:
+        """The answer in a few words."""
+        if self.yes is None or self.gain is None:
+            return "Nothing of it could be tried."
+        return f"{'Yes' if self.yes else 'No'}: {self.lift} buys {100 * max(self.gain, 0.0):.0f} %."
 
 
 class Trust(Part):
@@ -66,7 +93,8 @@ class DiagnosisDocument(Document):
     where: ClassVar[str] = "diagnosis"
 
     steps: bool = fact("whether the recording holds steps, so that compute and memory were looked at", default=True)
-    verdict: str = fact("in a sentence")
+    verdict: str = fact("in a sentence, for an engineer")
+    summary: str = fact("the same for who decides what to buy", default="")
     kind: str | None = fact("`capacity` or `policy`; null where nothing is to blame", default=None)
     cause: str | None = fact("the counterfactual that is most to blame", default=None)
     metric: str = fact("the latency whose p99 is explained; `finished` where that requests come to nothing is")
@@ -79,8 +107,23 @@ class DiagnosisDocument(Document):
     standing: Trust | None = fact("how far the cost model's step times can be trusted", default=None)
     symptoms: tuple[Symptom, ...] = fact("the worst first")
     counterfactuals: tuple[Counterfactual, ...] = fact("the most likely cause first")
+    questions: tuple[Question, ...] = fact("asked in order, each with what would help most", default=())
+    changes: tuple[Counterfactual, ...] = fact("what can be bought or set, the best first", default=())
+    run: str = fact("the recording's directory", default="")
+    calibration: str | None = fact("what timed it again: a calibration's directory", default=None)
+    gpu: str | None = fact("or the GPU whose kernel tables did", default=None)
+    both: dict[str, Any] = fact("what `compare` must be told of the run beside its deployment", default={})
+    scaling: Number = fact(
+        "throughput of twice the GPUs over twice that of the present ones, all requests there at once",
+        "fraction",
+        default=None,
+    )
     version: str = fact("of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
+
+    def command(self, change: Counterfactual, run: str | None = None) -> str:
+        """What to paste to see what `change` buys, request by request; `run` is where the recording lies now."""
+        return compare_command(run or self.run, self.calibration, self.gpu, self.both, change.settings)
 
     @property
     def sheds(self) -> bool:
@@ -91,6 +134,12 @@ class DiagnosisDocument(Document):
     def tried(self) -> tuple[Counterfactual, ...]:
         """Those that were simulated."""
         return tuple(tried for tried in self.counterfactuals if not tried.skipped)
+
+    @property
+    def with_changes(self) -> tuple[Counterfactual, ...]:
+        """The same, and the changes that no lift is already."""
+        names = {tried.name for tried in self.tried}
+        return (*self.tried, *(change for change in self.changes if change.name not in names))
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -128,6 +177,11 @@ class DiagnosisDocument(Document):
         else:
             yield Text("evidence only: give -c or --gpu to simulate the run with each constraint lifted", style="dim")
         yield Text(self.verdict, style="bold")
+        for asked in self.questions:
+            yield Text(f"{asked.question} {asked.text}")
+        if self.changes:
+            yield Text(self.summary, style="bold")
+            yield Text(self.command(self.changes[0]), style="cyan", overflow="ignore", no_wrap=True)
 
 
 def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
@@ -143,13 +197,16 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
     of = "; latencies are of requests that finish" if found.sheds else ""
     latencies = [f"{metric(name).label} p99, ms" for name in found.simulated_p99]
     finish = ["finish"] if found.sheds else []
-    title = f"effect of lifting one constraint{of}"
+    title = f"effect of lifting one constraint, or of one change{of}"
     table = Table("with", "kind", *finish, *latencies, title=title, title_justify="left")
-    table.add_row("the run as it was", "", *share(found.simulated_finished), *map(p99, found.simulated_p99.values()))
-    for tried in found.tried:
+    recorded = (found.recorded_p99.get(name) for name in found.simulated_p99)
+    table.add_row(RECORDING, "", *share(found.recorded_finished), *map(p99, recorded))
+    table.add_row(AS_IT_WAS, "", *share(found.simulated_finished), *map(p99, found.simulated_p99.values()))
+    for tried in found.with_changes:
         cells = (f"{p99(tried.p99.get(name))} ({_change(tried.bought.get(name))})" for name in found.simulated_p99)
-        table.add_row(tried.name, tried.kind, *share(tried.finished), *cells)
+        table.add_row(tried.called, tried.kind, *share(tried.finished), *cells)
     yield table
+    yield Text("* an ideal that cannot be bought: it tells what that constraint is to blame for", style="dim")
     for tried in found.counterfactuals:
         if tried.skipped:
             yield Text(f"{tried.name}: not tried, because {tried.skipped}", style="dim")

@@ -8,8 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.steps.observed import pure
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.run_explanation import MEASURED_COLUMNS, PREDICTED_COLUMNS, explain_run, measured_parts
 from calibration.validation.decision_replay import recorded_deployment
-from serving.deployments.config import Deployment
+from planning.priced_scenario import PricedScenario
+from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.numeric_columns import Floats
@@ -26,11 +30,15 @@ _COLUMNS = [
 class Evidence:
     """A recording, as far as symptoms look at it. Step figures are weighted by time; None without steps.
 
+    MFU and MBU are of `peak`, or of the GPU that the run names.
+
     Raises UserError for a recording of which nothing finished.
     """
 
-    def __init__(self, recording: Recording, slo: Mapping[str, float] | None = None) -> None:
-        self.metrics = RunMetrics.of(recording, slo)
+    def __init__(
+        self, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
+    ) -> None:
+        self.metrics = RunMetrics.of(recording, slo, peak)
         self.run = recording.run
         self.deployment = recorded_deployment(recording)
         if not self.metrics.finished.any():
@@ -40,13 +48,26 @@ class Evidence:
         self.has_steps = steps.num_rows > 0
         self._steps = {name: steps[name].cast("float64").to_numpy() for name in _COLUMNS}
         self._recording = recording
+        rare = recording.filled("steps", ["expert_imbalance"])
+        self._recorded_imbalance = recording.table("steps", rare).column(0).to_pylist() if rare else []
+        self.parts: dict[str, float] = {}
 
-    def as_run(self) -> Deployment:
-        """The deployment with the KV blocks that it had, where it left their number to the device's memory."""
-        blocks = self.run["num_blocks"]
-        if self.deployment.gpu_memory_utilization is None or not blocks:
-            return self.deployment
-        return self.deployment.rescheduled(num_blocks=blocks + 1).model_copy(update={"gpu_memory_utilization": None})
+    def explain_by(self, scenario: PricedScenario) -> None:
+        """Fill `parts`: of the steps' time, the share of each part, as an engine timed it or else as a model explains.
+
+        It stays empty where neither is there, or pools are not alike.
+        """
+        timed = measured_parts(self._recording.table("steps", [*MEASURED_COLUMNS]))
+        cost = pure(scenario.all_pools[0].cost)
+        alike = len({id(pool.cost) for pool in scenario.all_pools}) == 1
+        if timed is None and isinstance(cost, OperationCost) and alike and self.has_steps:
+            timed = explain_run(cost, self._recording.table("steps", [*PREDICTED_COLUMNS])).parts_ns
+        totals: dict[str, float] = {}
+        for parts in (timed or {}).values():
+            for name, ns in parts.items():
+                totals[name] = totals.get(name, 0.0) + ns
+        whole = sum(totals.values())
+        self.parts = {name: ns / whole for name, ns in totals.items()} if whole else {}
 
     @cached_property
     def requests(self) -> list[WorkloadRequest]:
@@ -85,6 +106,16 @@ class Evidence:
         plain = float(np.median(self.step_ns[~prompts])) if (~prompts).any() else 0.0
         decodes = np.where(self._steps["decode_rows"] > 0, plain, 0.0)
         return float(np.maximum(self.step_ns - decodes, 0.0)[prompts].sum() / self.step_ns.sum())
+
+    @cached_property
+    def expert_imbalance(self) -> float:
+        """Tokens on the busiest device over the mean: as recorded, or as the deployment says; 1 where neither does."""
+        devices, stated = self.deployment.expert_parallel_size, self.deployment.expert_imbalance
+        found = [dict(held).get(devices) for held in self._recorded_imbalance if held]
+        values = [value for value in found if value is not None]
+        if values:
+            return float(np.mean(values))
+        return 1.0 if isinstance(stated, str) else stated
 
     @cached_property
     def kv_usage(self) -> Floats:

@@ -1,6 +1,7 @@
-"""Cost models with one constraint lifted: a wrapper each, exact in leaps as their originals are.
+"""Cost models with one constraint lifted, exact in leaps as their originals are.
 
-They answer what a step would take if prompts were free, if the CPU took no time, or if memory were twice as fast.
+They answer what a step would take if prompts were free, if the CPU took no time, if pipeline stages never waited, or if
+some part of a step cost nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from calibration.kernels.times import Estimate, KernelTimes, floor_ns
-from calibration.operations import Operation
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import StepCost
@@ -21,6 +18,8 @@ from serving.deployments.config import Deployment
 from serving.step_plan import StepPlan
 
 _KV_PRICES = ("decode_context", "prefill_context")
+KV_PARTS = ("decode attention", "imbalance", "past attention")
+WEIGHT_PARTS = ("weights", "experts")
 
 
 class FreePrefill:
@@ -83,6 +82,23 @@ class NoCpuTimeOfStages(NoCpuTime):
         return self._cost.transfers_ns(plan)
 
 
+class StagesAtOnce:
+    """All pipeline stages work on each step at the same time, and send nothing: the same work without a bubble."""
+
+    def __init__(self, cost: PipelinedCost) -> None:
+        self._cost = cost
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return self._cost.cpu_ns(plan)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        stages_ns = self._cost.stages_ns(plan)
+        return sum(stages_ns) // len(stages_ns)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
+
+
 def with_free_prefill(cost: CostModel) -> CostModel:
     """`cost` with prompts that cost nothing, and pipeline stages if it has any."""
     return FreePrefillOfStages(cost) if isinstance(cost, PipelinedCost) else FreePrefill(cost)
@@ -93,44 +109,50 @@ def without_cpu_time(cost: CostModel) -> CostModel:
     return NoCpuTimeOfStages(cost) if isinstance(cost, PipelinedCost) else NoCpuTime(cost)
 
 
-class TwiceTheBandwidth:
-    """`KernelTimes` of a GPU with twice the memory bandwidth: every kernel stays as far from its roofline as it was."""
+def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
+    """`cost` with `calibration.steps.parts` that take so many times as long.
 
-    def __init__(self, kernels: KernelTimes) -> None:
-        self._kernels = kernels
-        rate = 2 * kernels.gpu.memory_bytes_per_s
-        self.gpu = kernels.gpu.model_copy(update={"memory_bytes_per_s": rate})
-
-    def time(self, operation: Operation) -> Estimate:
-        estimate = self._kernels.time(operation)
-        before: Any = floor_ns(self._kernels.gpu, operation)
-        return estimate._replace(ns=estimate.ns * _ratio(floor_ns(self.gpu, operation), before))
-
-
-def twice_the_bandwidth(cost: CostModel) -> CostModel | None:
-    """`cost` with twice the memory bandwidth; None where a cost model cannot tell what memory has to do with it.
-
-    A calibration of our own engine tells what reading KV costs and not what reading weights does, so that there only
-    KV is read twice as fast.
+    None where a cost model does not tell parts apart.
     """
     behind = pure(cost)
-    if isinstance(behind, OperationCost):
-        return _operations(behind, behind.deployment, TwiceTheBandwidth(behind.kernels))
+    if not isinstance(behind, OperationCost):
+        return None
+    factors = dict(behind.correction.factors)
+    factors |= {part: times * factors[part] for part in parts}
+    return _remade(behind, behind.deployment, correction=replace(behind.correction, factors=factors))
+
+
+def with_half_the_kv(cost: CostModel) -> CostModel | None:
+    """`cost` with attention to what the KV cache holds twice as fast; None where that is not told apart."""
+    behind = pure(cost)
     if isinstance(behind, StepCost):
         prices = dict(behind.calibration.step_prices_ps)
         prices.update({name: prices[name] // 2 for name in _KV_PRICES})
         return StepCost(replace(behind.calibration, step_prices_ps=prices))
-    return None
+    return with_parts(cost, 0.5, *KV_PARTS)
+
+
+def without_launches(cost: CostModel) -> CostModel | None:
+    """`cost` with nothing that every step costs whatever is in it: launches of kernels and of graphs, gaps."""
+    behind = pure(cost)
+    if not isinstance(behind, OperationCost):
+        return None
+    correction = replace(behind.correction, added_ns={**behind.correction.added_ns, "step": 0.0})
+    return _remade(behind, behind.deployment, correction=correction, host=replace(behind.host, launch_ns=0.0))
 
 
 def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
-    """`cost` for other scheduler settings, whose sizes the tables of a model of operations must reach."""
+    """`cost` for other settings, by the same kernels; as it is, where it is not made of operations.
+
+    Raises UserError for a deployment that the model cannot be split for.
+    """
     behind = pure(cost)
-    return _operations(behind, deployment, behind.kernels) if isinstance(behind, OperationCost) else cost
+    return _remade(behind, deployment) if isinstance(behind, OperationCost) else cost
 
 
-def _operations(cost: OperationCost, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
-    return type(cost)(cost.model, deployment, kernels, cost.correction, cost.host, cost.known_interval)
+def _remade(cost: OperationCost, deployment: Deployment, **changes: Any) -> OperationCost:
+    own: dict[str, Any] = {"correction": cost.correction, "host": cost.host, "interval": cost.known_interval}
+    return type(cost)(cost.model, deployment, cost.kernels, **own | changes)
 
 
 def _without_prompts(plan: StepPlan) -> StepPlan:
@@ -139,8 +161,3 @@ def _without_prompts(plan: StepPlan) -> StepPlan:
     left.draft_tokens, left.draft_pairs = plan.draft_tokens, plan.draft_pairs
     left.masked_rows = plan.masked_rows
     return left
-
-
-def _ratio(after: Any, before: Any) -> Any:
-    """1 where there is nothing to do."""
-    return np.divide(after, before, out=np.ones_like(np.asarray(before, dtype=np.float64)), where=before > 0)

@@ -7,17 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planning.deployments import stated_deployment
 from planning.diagnose import diagnosis as search
 from planning.diagnose.diagnosis import Diagnosis
-from planning.diagnose.document import DiagnosisDocument, Symptom, Trust
+from planning.diagnose.document import DiagnosisDocument, Trust
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.request import DiagnoseRequest
 from planning.diagnose.simulated_again import another_run
 from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import price_scenario
 from planning.progress import Tell, quiet
+from planning.repricing import Source
 from planning.version import __version__
 from serving.deployments.config import parse
+from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from traces.recording import Recording
 from traces.slo import check_slo
@@ -32,22 +35,26 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     Raises UserError for what cannot be read or simulated.
     """
     recording = Recording.load(request.run)
-    evidence = Evidence(recording, check_slo(request.bounds))
+    peak = find_gpu(request.peak) if request.peak else None
+    evidence = Evidence(recording, check_slo(request.bounds), peak)
     if request.calibration is None and request.gpu is None:
         found = search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
         return diagnosis_document(evidence, found, request.as_json())
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
         raise UserError("run", request.run, remedy)
-    deployment = evidence.as_run()
+    deployment = stated_deployment(request.run)
     replicas = None if deployment.fleet is not None else recording.run["replicas"] or 1
     scenario = price_scenario(
         recording.workload(), request.calibration, request.gpu, deployment, replicas, request.router
     )
-    found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell)
+    evidence.explain_by(scenario)
+    source = Source(request.calibration, request.gpu)
+    found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell, source)
     warning = another_run(recording, found, scenario.calibration)
     found = replace(found, standing=scenario.provenance(), warning=warning)
-    return diagnosis_document(evidence, found, request.as_json())
+    known = diagnosis_document(evidence, found, request.as_json())
+    return known.model_copy(update={"run": request.run, "calibration": request.calibration, "gpu": request.gpu})
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -61,6 +68,7 @@ def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str
     return DiagnosisDocument(
         steps=evidence.has_steps,
         verdict=found.verdict(),
+        summary=found.summary(),
         kind=found.kind,
         cause=found.cause.name if found.cause else None,
         metric=found.metric,
@@ -71,8 +79,12 @@ def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str
         twin_error=found.twin_error,
         warning=found.warning,
         standing=Trust(mark=found.standing[0].name.lower(), reason=found.standing[1]) if found.standing else None,
-        symptoms=tuple(Symptom.model_validate(symptom, from_attributes=True) for symptom in found.symptoms),
+        symptoms=tuple(found.symptoms),
         counterfactuals=tuple(found.counterfactuals),
+        questions=tuple(found.questions) if found.counterfactuals else (),
+        changes=tuple(found.changes),
+        both=found.both,
+        scaling=found.scaling,
         version=__version__,
         inputs=dict(inputs),
     )

@@ -21,6 +21,9 @@ class DiagnoseRequest(Request):
     stamp: int | None = None
     calibration: TimedBy = None
     gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    peak: str | None = Field(
+        None, description="GPU, or a YAML file with one, whose peak MFU and MBU are of; by default that of the run"
+    )
     router: str = Field("", description="simulate with this router instead of the recorded one")
     metric: Latency | None = Field(None, description="latency to explain at its p99, e.g. ttft_ms")
     bounds: dict[str, float] = Field({}, description="latency bounds in ms; a latency above its bound counts as high")

@@ -1,46 +1,34 @@
 """What looks wrong in a recorded run, with the numbers that show it.
 
-A symptom is read from the recording alone, whichever clock wrote it: no model is used. It names the lifecycle it
-belongs to (token, compute, memory, request) and the measurement that would prove what is behind it. What it is
-worth is for the counterfactuals to say (`diagnosis`).
+A symptom is read from the recording, whichever clock wrote it; where a cost model is given it explains what the
+device's time went into. It names the layers it belongs to (compute, memory, request) and the measurement that would
+prove what is behind it. What it is worth is for the counterfactuals to say (`diagnosis`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from planning.diagnose.constraint_lifts import Lifecycle, dispersion
-from planning.diagnose.document import shown_ms
+from planning.diagnose.constraint_lifts import dispersion
+from planning.diagnose.device_symptoms import DEVICE_LOOKS
+from planning.diagnose.document import Symptom, shown_ms
 from planning.diagnose.evidence import Evidence
+from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
-from traces.distribution import Distribution
 from traces.replica_lives import Lives, serving_ns, unserved_ns
+from traces.run_metrics import SERVED_METRICS
 
-LOW_UTILISATION = "low utilisation"
 _QUEUE_STEPS = 3  # waiting for so many steps is queueing, for fewer it is waiting for the next step
-_TAIL = 3.0  # p99 over p50 of gaps between tokens
 _SPIKE = 10.0  # p99 over p50 of TTFT
 _SHARE = 0.1  # of the time: below, nothing is said
 _HALF = 0.5
+_FEW = 0.01  # of the requests
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
-
-
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """Something that looks wrong. `severity` is between 0 and 1, `metric` the latency that it shows in."""
-
-    name: str
-    lifecycle: Lifecycle
-    severity: float
-    metric: str
-    evidence: str
-    proof: str
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
@@ -54,12 +42,13 @@ def _overload(e: Evidence) -> Symptom | None:
     if verdict is None or verdict.verdict != "OVERLOADED":
         return None
     return Symptom(
-        "overload",
-        "request",
-        0.9,
-        "e2e_ms",
-        f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.slope:.3g} requests/s",
-        "lower the load (--rate-scale 0.9, 0.8, ...) until the run is STABLE: that rate is the capacity",
+        name="overload",
+        lifecycle="request",
+        severity=0.9,
+        metric="e2e_ms",
+        evidence=f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.slope:.3g} "
+        "requests/s",
+        proof="lower the load (--rate-scale 0.9, 0.8, ...) until the run is STABLE: that rate is the capacity",
     )
 
 
@@ -68,16 +57,17 @@ def _turned_away(e: Evidence) -> Symptom | None:
     total = sum(statuses.values())
     lost = {name: count for name, count in sorted(statuses.items()) if name != "finished"}
     share = sum(lost.values()) / total
-    if share < 0.01:
+    if share < _FEW:
         return None
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
     return Symptom(
-        "unfinished requests",
-        "request",
-        max(share, _HALF),
-        "e2e_ms",
-        f"{shown} of {total:,}",
-        "read the column `reason` of the requests: those that never fit need a larger max_model_len or more KV blocks, "
+        name="unfinished requests",
+        lifecycle="request",
+        severity=max(share, _HALF),
+        metric="e2e_ms",
+        evidence=f"{shown} of {total:,}",
+        proof="read the column `reason` of the requests: those that never fit need a larger max_model_len or "
+        "more KV blocks, "
         "those that were turned away or gave up need shorter waits",
     )
 
@@ -114,14 +104,14 @@ def _failures(e: Evidence) -> Symptom | None:
         return None
     outage = f", none for {100 * worst.none:.1f} % of the run" if worst.none else ""
     return Symptom(
-        "replicas fail",
-        "request",
-        _HALF + _HALF * worst.lost,
-        "e2e_ms",
-        f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
+        name="replicas fail",
+        lifecycle="request",
+        severity=_HALF + _HALF * worst.lost,
+        metric="e2e_ms",
+        evidence=f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
         f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; {worst.ready:.3g} replicas were ready on average, "
         f"{worst.first:,} at the start{outage}",
-        "simulate the same run without failures",
+        proof="simulate the same run without failures",
     )
 
 
@@ -135,85 +125,15 @@ def _high_ttft(e: Evidence) -> Symptom | None:
     share = queue.mean / ttft.mean if ttft.mean else 0.0
     over = f", the bound is {shown_ms(bound)}" if bound else ""
     return Symptom(
-        "high TTFT",
-        "request",
-        0.4 + 0.45 * share,
-        "ttft_ms",
-        f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of the mean is "
+        name="high TTFT",
+        lifecycle="request and compute",
+        severity=0.4 + 0.45 * share,
+        metric="ttft_ms",
+        evidence=f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of "
+        "the mean is "
         f"queueing, prefill p99 {shown_ms(prefill.p99)} ms",
-        "run the same requests at half the rate (--rate-scale 0.5): TTFT that remains is prefill, the rest is queueing",
-    )
-
-
-def _prompts(e: Evidence) -> Symptom | None:
-    if not e.has_steps or e.prompt_share < _HALF:
-        return None
-    prefill, step = e.metrics.distribution("prefill_ms"), e.metrics.distribution("step_ms")
-    return Symptom(
-        "prompts take the device",
-        "compute",
-        e.prompt_share,
-        "ttft_ms",
-        f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms, "
-        f"step p50 {shown_ms(step.p50)} ms",
-        "run the same arrivals with prompts cut to a tenth: if latencies fall as much, prefill is the cause",
-    )
-
-
-def _high_itl(e: Evidence) -> Symptom | None:
-    itl = e.metrics.values("itl_ms")
-    gaps = Distribution.of(itl[itl > 0])  # tokens of one step, accepted drafts, come together
-    name = "ITL" if gaps.count else "TPOT"
-    tpot = e.metrics.distribution("tpot_ms")
-    spread = gaps if gaps.count else tpot
-    bound = e.metrics.slo.get("tpot_ms")
-    if not spread.count or not (tpot.p99 > bound if bound else spread.p99 > _TAIL * spread.p50):
-        return None
-    mixed = ""
-    if e.has_steps:
-        prompts, decodes = e.step("prefill_rows") > 0, e.step("decode_rows") > 0
-        if (prompts & decodes).any() and (~prompts).any():
-            with_, without = (float(e.step_ns[of].mean()) / 1e6 for of in (prompts & decodes, ~prompts))
-            mixed = f"; a step takes {with_:,.3g} ms with prompts in it, {without:,.3g} ms without"
-    return Symptom(
-        "high ITL",
-        "token",
-        0.7 * (1 - spread.p50 / spread.p99) if not bound else max(0.5, 1 - bound / tpot.p99),
-        "itl_ms" if gaps.count and not bound else "tpot_ms",
-        f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}",
-        "halve max_num_batched_tokens: if the ITL p99 falls too, prompt chunks delay decodes",
-    )
-
-
-def _slow_host(e: Evidence) -> Symptom | None:
-    if not e.has_steps or e.host_share < _SHARE:
-        return None
-    can_overlap = not e.deployment.scheduler.async_scheduling and e.deployment.pipeline_parallel_size == 1
-    return Symptom(
-        "time between steps",
-        "compute",
-        e.host_share,
-        "tpot_ms",
-        f"no step ran in {100 * e.host_share:.0f} % of the time in which there was work",
-        "run it again with --async-scheduling: the time that it saves was CPU time between steps"
-        if can_overlap
-        else "profile the host between two steps",
-    )
-
-
-def _low_utilisation(e: Evidence) -> Symptom | None:
-    busy = e.metrics.busy() if e.has_steps else None
-    if busy is None or busy >= _HALF:
-        return None
-    running = f"{e.metrics.step_mean('running') or 0.0:,.3g}"
-    requests = "request" if running == "1" else "requests"
-    return Symptom(
-        LOW_UTILISATION,
-        "compute",
-        0.3 * (1 - busy),
-        "e2e_ms",
-        f"steps take {100 * busy:.0f} % of the time, with {running} {requests} in them",
-        "raise the load (--rate-scale 2): if latencies stay the same, there is capacity to spare",
+        proof="run the same requests at half the rate (--rate-scale 0.5): TTFT that remains is prefill, the "
+        "rest is queueing",
     )
 
 
@@ -231,13 +151,13 @@ def _full_kv(e: Evidence) -> Symptom | None:
         full = 100 * (e.metrics.step_mean("kv_usage") or 0)
         usage = f"KV {full:.0f} % full on average, {pressure:.2g} times its size demanded; "
     return Symptom(
-        "full KV memory",
-        "memory",
-        min(max(share, preemptions / finished), 1.0) * 0.98,
-        "e2e_ms",
-        f"{usage}{preemptions} preemptions of {finished} requests, "
+        name="full KV memory",
+        lifecycle="memory",
+        severity=min(max(share, preemptions / finished), 1.0) * 0.98,
+        metric="e2e_ms",
+        evidence=f"{usage}{preemptions} preemptions of {finished} requests, "
         f"{e.metrics.scalars()['recomputed_tokens']:,} tokens computed again",
-        "run it again with twice the num_blocks: preemptions and queueing should both go away",
+        proof="run it again with twice the num_blocks: preemptions and queueing should both go away",
     )
 
 
@@ -250,13 +170,14 @@ def _no_places(e: Evidence) -> Symptom | None:
     if share < _SHARE:
         return None
     return Symptom(
-        "max_num_seqs reached",
-        "request",
-        0.86 * share / e.time_share(e.step("waiting") > 0),
-        "ttft_ms",
-        f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, while others wait "
+        name="max_num_seqs reached",
+        lifecycle="request",
+        severity=0.86 * share / e.time_share(e.step("waiting") > 0),
+        metric="ttft_ms",
+        evidence=f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, "
+        "while others wait "
         "and KV memory is free",
-        "run it again with twice the max_num_seqs",
+        proof="run it again with twice the max_num_seqs",
     )
 
 
@@ -267,12 +188,12 @@ def _bursts(e: Evidence) -> Symptom | None:
     if index < _BURSTY:
         return None
     return Symptom(
-        "bursty arrivals",
-        "request",
-        (0.9 if (e.metrics.busy() or 1.0) < _HALF else 0.6) * (1 - 1 / index),
-        "ttft_ms",
-        f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
-        "run the same requests evenly spaced: if the tail goes away, bursts are the cause",
+        name="bursty arrivals",
+        lifecycle="request",
+        severity=(0.9 if (e.metrics.busy() or 1.0) < _HALF else 0.6) * (1 - 1 / index),
+        metric="ttft_ms",
+        evidence=f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
+        proof="run the same requests evenly spaced: if the tail goes away, bursts are the cause",
     )
 
 
@@ -284,13 +205,74 @@ def _tail(e: Evidence) -> Symptom | None:
     worst = np.flatnonzero(values >= ttft.p99)
     waited = e.metrics.values("queue_ms")[worst].sum() / values[worst].sum()
     return Symptom(
-        "tail spikes",
-        "request",
-        0.5 * (1 - ttft.p50 / ttft.p99),
-        "ttft_ms",
-        f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
+        name="tail spikes",
+        lifecycle="request",
+        severity=0.5 * (1 - ttft.p50 / ttft.p99),
+        metric="ttft_ms",
+        evidence=f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
         f"{100 * waited:.0f} % of theirs",
-        "look when the worst requests arrived: together (a burst, a stall) or apart (long prompts)",
+        proof="look when the worst requests arrived: together (a burst, a stall) or apart (long prompts)",
+    )
+
+
+def _fragmentation(e: Evidence) -> Symptom | None:
+    """The last block of a request is half empty on average."""
+    running, used = (
+        (e.metrics.step_mean("running"), float(np.average(e.step("used_blocks"), weights=e.step_ns)))
+        if (e.has_steps and e.step_ns.sum())
+        else (None, 0.0)
+    )
+    if not running or not used:
+        return None
+    wasted = min(running / 2 / used, 1.0)
+    if wasted < _SHARE:
+        return None
+    size = e.deployment.scheduler.block_size
+    return Symptom(
+        name="KV fragmentation",
+        lifecycle="memory",
+        severity=wasted * float((e.metrics.step_mean("kv_usage") or 0.0) > _HALF),
+        metric="ttft_ms",
+        evidence=f"about {100 * wasted:.0f} % of the used KV memory is the empty end of blocks of {size} tokens",
+        proof="run it again with a smaller block_size and as many tokens of KV memory",
+    )
+
+
+def _admission(e: Evidence) -> Symptom | None:
+    limits = e.deployment.fleet.admission if e.deployment.fleet else None
+    statuses = e.metrics.statuses()
+    lost, total = statuses.get("rejected", 0) + statuses.get("timed_out", 0), sum(statuses.values())
+    limited = limits and (limits.max_queued_per_replica or limits.max_queued or limits.queue_timeout_s)
+    if not limited or lost < _FEW * total:
+        return None
+    busy = e.metrics.busy() if e.has_steps else None
+    meanwhile = "" if busy is None else f"; meanwhile steps take {100 * busy:.0f} % of the time"
+    return Symptom(
+        name="admission limits",
+        lifecycle="request",
+        severity=max(lost / total, _HALF),
+        metric="e2e_ms",
+        evidence=f"the limits of admission turn {lost:,} of {total:,} requests away{meanwhile}",
+        proof="run it again without max_queued, max_queued_per_replica and queue_timeout_s",
+    )
+
+
+def _front_door(e: Evidence) -> Symptom | None:
+    """Of what clients wait for, the share that no engine is to blame for."""
+    outside = {name: e.metrics.distribution(name).mean for name in SERVED_METRICS}
+    known = {name: mean for name, mean in outside.items() if mean > 0}
+    whole = e.metrics.distribution("e2e_ms").mean + sum(known.values())
+    share = sum(known.values()) / whole if known else 0.0
+    if share < _SHARE:
+        return None
+    told = ", ".join(f"{metric(name).label} {shown_ms(mean)} ms" for name, mean in known.items())
+    return Symptom(
+        name="slow front door",
+        lifecycle="request",
+        severity=share,
+        metric="e2e_ms",
+        evidence=f"{100 * share:.0f} % of what clients wait for is not the engine's: {told} on average",
+        proof="send the same requests with prompts of token ids and without streaming, or to more API processes",
     )
 
 
@@ -304,19 +286,20 @@ def _missed_prefixes(e: Evidence) -> Symptom | None:
         return None
     tiers = f", {100 * loaded:.0f} % in KV tiers" if loaded else ""
     return Symptom(
-        "missed prefixes",
-        "memory",
-        0.9 * missed,
-        "ttft_ms",
-        f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; {100 * missed:.0f} % had been "
+        name="missed prefixes",
+        lifecycle="memory",
+        severity=0.9 * missed,
+        metric="ttft_ms",
+        evidence=f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; "
+        f"{100 * missed:.0f} % had been "
         "seen and were computed again",
-        "run it again with many more num_blocks (eviction), or on one replica (routing)",
+        proof="run it again with many more num_blocks (eviction), or on one replica (routing)",
     )
 
 
 _LOOKS: tuple[Callable[[Evidence], Symptom | None], ...] = (
-    _overload, _turned_away, _failures, _high_ttft, _prompts, _high_itl, _slow_host, _low_utilisation, _full_kv,
-    _no_places, _bursts, _tail, _missed_prefixes,
+    _overload, _turned_away, _admission, _failures, _high_ttft, *DEVICE_LOOKS, _full_kv, _fragmentation, _no_places,
+    _bursts, _tail, _missed_prefixes, _front_door,
 )  # fmt: skip
 
 

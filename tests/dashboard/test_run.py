@@ -321,15 +321,18 @@ def test_a_diagnosis_is_asked_for_and_found_again(runs, timed):
     assert "the simulated p99 is" in badges(again)[1].reason
     bars = charts(again)[1]
     shown = {name for trace in bars["data"] for name in trace["y"]}
-    assert shown == {c["name"] for c in answer["counterfactuals"] if not c["skipped"]}
-    assert {"one more replica", "free prefill"} <= shown
+    tried = [c for c in (*answer["counterfactuals"], *answer["changes"]) if not c["skipped"]]
+    assert shown == {f"{c['name']} *" if c["ideal"] else c["name"] for c in tried}
+    assert {"one more replica", "free prefill *"} <= shown
+    assert answer["summary"][1:] in text(again) and "Is the model heavy?" in text(again)
+    assert any(code.value.startswith("tokentwin compare --trace") for code in again.code)
     assert any("not tried" in caption.value for caption in again.caption)
 
 
 def test_the_bundled_run_shows_what_helps_before_anything_was_recorded(tmp_path):
     app = page(tmp_path, view="diagnosis")
     assert not app.exception and not app.error and not app.warning
-    assert "free prefill" in {name for trace in charts(app)[1]["data"] for name in trace["y"]}
+    assert "free prefill *" in {name for trace in charts(app)[1]["data"] for name in trace["y"]}
     assert not [button for button in app.button if button.key == "diagnose"]
     other = page(tmp_path, view="diagnosis", judged="tpot_ms")
     assert [button for button in other.button if button.key == "diagnose"], "it is the answer to one question"
@@ -370,6 +373,7 @@ def test_harm_is_red_and_help_is_not():
         bundled_diagnosis(
             metric="ttft_ms",
             simulated_p99={"ttft_ms": 100.0},
+            changes=(),
             counterfactuals=(
                 tried("a", "policy", 0.4, 60.0),
                 tried("b", "capacity", 0.0, 100.0),
@@ -379,18 +383,22 @@ def test_harm_is_red_and_help_is_not():
         )
     )
     assert {trace.name: list(trace.y) for trace in figure.data} == {
-        "a setting": ["a"],
-        "more of a resource": ["b"],
-        "makes it worse": ["d", "c"],
+        "a setting": ["a *"],
+        "more of a resource": ["b *"],
+        "makes it worse": ["d *", "c *"],
     }
     texts = [text for trace in figure.data for text in trace.text]
     assert texts == ["-40 %, 60 ms left", "nothing", "over 1 % never finish", "+300 %, 400 ms left"]
     assert min(trace.x[0] for trace in figure.data) == -100
+    beside = {note.y: (note.x, note.xanchor, note.text) for note in figure.layout.annotations}
+    assert beside["c *"] == (0, "left", "+300 %, 400 ms left"), "on the side of the axis where there is room"
 
 
 def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
     tried = (lifted("a", "policy", {"finished": 0.8}, {}, finished=0.83),)
-    figure = what_it_buys(bundled_diagnosis(metric="finished", simulated_finished=0.15, counterfactuals=tried))
+    figure = what_it_buys(
+        bundled_diagnosis(metric="finished", simulated_finished=0.15, counterfactuals=tried, changes=())
+    )
     assert list(figure.data[0].x) == [80] and figure.data[0].text[0] == "83.0 % finish"
     assert (
         figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finished in the run"

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.operations import DecodeAttention, Elementwise, Gemm
+from calibration.operations import uniform_step
+from calibration.steps.coverage import stacked
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.diagnose.baseline import FINISHED
 from planning.diagnose.constraint_lifts import (
     TIERS,
     dispersion,
-    double_bandwidth,
     infinite_kv,
     more_places,
     no_failures,
     one_more_replica,
 )
 from planning.diagnose.diagnosis import Diagnosis
+from planning.diagnose.document import DiagnosisDocument
 from planning.diagnose.evidence import Evidence
-from planning.diagnose.lifted_costs import FreePrefill, NoCpuTime, TwiceTheBandwidth, repriced, twice_the_bandwidth
+from planning.diagnose.lifted_costs import (
+    FreePrefill,
+    NoCpuTime,
+    repriced,
+    with_half_the_kv,
+    with_parts,
+    without_launches,
+)
 from planning.diagnose.recorded_run import diagnosis_document
 from planning.diagnose.simulated_again import another_run
 from planning.diagnose.symptoms import attainable_hit_rate, symptoms
@@ -280,7 +288,8 @@ LIFTED = {
     "free prefill": FreePrefill,
     "no CPU": NoCpuTime,
     "both": lambda cost: NoCpuTime(FreePrefill(cost)),
-    "bandwidth": lambda cost: twice_the_bandwidth(cost) or cost,
+    "KV reads": lambda cost: with_half_the_kv(cost) or cost,
+    "launches": lambda cost: without_launches(cost) or cost,
 }
 
 
@@ -309,26 +318,26 @@ def test_what_is_lifted_is_gone_and_the_rest_is_as_before(cost: CostModel) -> No
     assert NoCpuTime(cost).cpu_ns(mixed) == 0 and NoCpuTime(cost).step_ns(mixed) == cost.step_ns(mixed)
 
 
-def test_twice_the_bandwidth_halves_what_memory_bounds_and_nothing_else() -> None:
-    slow, fast = Roofline(), TwiceTheBandwidth(Roofline())
-    attention = DecodeAttention("a", np.array([64.0]), np.array([64 * 4000.0]), 32, 8, 128)
-    large = Gemm("g", np.array([8192.0]), 4096, 4096, "bfloat16", 1)
-    one = Gemm("g", np.array([1.0]), 4096, 4096, "bfloat16", 1)
-    for operation, factor in ((attention, 0.5), (one, 0.5), (large, 1.0)):
-        assert fast.time(operation).ns / slow.time(operation).ns == pytest.approx(factor)
-    nothing = Elementwise("e", np.array([0.0]))
-    assert fast.time(nothing).ns == slow.time(nothing).ns
-
-
-def test_each_cost_model_says_what_memory_has_to_do_with_it() -> None:
+def test_each_cost_model_says_what_kv_has_to_do_with_it() -> None:
     plan = decodes([4000] * 64)
     for cost in (COSTS["step"], COSTS["operation"]):
-        faster = twice_the_bandwidth(cost)
-        assert faster is not None and 0.499 < faster.step_ns(plan) / cost.step_ns(plan) < 1
-        assert faster.cpu_ns(plan) == cost.cpu_ns(plan)
-    assert twice_the_bandwidth(COSTS["token"]) is None
-    scenario = runs.calm()
-    assert isinstance(double_bandwidth(scenario), str)
+        half = with_half_the_kv(cost)
+        assert half is not None and 0.5 < half.step_ns(plan) / cost.step_ns(plan) < 0.95
+        assert half.cpu_ns(plan) == cost.cpu_ns(plan)
+    assert with_half_the_kv(COSTS["token"]) is None
+    assert with_parts(COSTS["step"], 0.0, "weights") is None and without_launches(COSTS["token"]) is None
+
+
+@pytest.mark.parametrize("part", ["weights", "decode attention", "collectives", "elementwise"])
+def test_a_part_that_is_lifted_takes_its_time_with_it(part: str) -> None:
+    cost = OperationCost(LLAMA, deployment(tensor_parallel_size=2), Roofline())
+    sizes = stacked([uniform_step(64, 4000, 0, 0, 0)])
+    lifted = with_parts(cost, 0.0, part)
+    assert isinstance(lifted, OperationCost)
+    before, after = cost.parts(sizes), lifted.parts(sizes)
+    assert before[part] > 0 and after[part] == 0
+    assert all(after[name] == before[name] for name in before if name != part)
+    assert lifted.step_ns(decodes([4000] * 64)) < cost.step_ns(decodes([4000] * 64))
 
 
 def test_a_model_of_operations_is_priced_for_as_many_rows_as_may_run() -> None:
@@ -462,6 +471,25 @@ def test_the_command_explains_a_recording(slow_run: Path) -> None:
     assert tried["more running requests"]["bought"]["ttft_ms"] > 0.9 and tried["routing by load"]["skipped"]
     shown = run("diagnose", slow_run / "run", "-c", slow_run / "calibration", "--metric", "e2e").output
     assert "p99 of E2E" in shown and "more running requests" in shown
+
+
+def test_the_command_that_is_recommended_works_when_it_is_pasted(slow_run: Path) -> None:
+    """A setting, and one more replica; B wins as it was said to."""
+    timed = ("-c", slow_run / "calibration", "--max-num-seqs", 1, "--no-band")
+    run("simulate", slow_run / "t.parquet", *timed, "--replicas", 2, "-o", slow_run / "two")
+    for recording in (slow_run / "run", slow_run / "two"):
+        arguments = ("diagnose", recording, "-c", slow_run / "calibration", "--format", "json")
+        told = DiagnosisDocument.read(json.loads(run(*arguments).output))
+        assert told.changes and not any(change.ideal for change in told.changes)
+        assert told.summary.startswith("max_num_seqs is too small (request); with max_num_seqs=")
+        assert any(c.ideal for c in told.counterfactuals) and {c.called[-1] for c in told.counterfactuals} > {"*"}
+        for change in told.changes:
+            words = shlex.split(told.command(change))
+            assert words[0] == "tokentwin"
+            shown = run(*words[1:], "--format", "json")
+            rows = {(row["metric"], row["stat"]): row for row in json.loads(shown.output)["rows"]}
+            row = rows[told.metric, "mean"]
+            assert row["better"] == "B" and row["b"] < 0.5 * row["a"]
 
 
 @pytest.fixture(scope="module")

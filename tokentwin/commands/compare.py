@@ -30,7 +30,7 @@ option = options_of(CompareRequest, Timing)
 @click.command()
 @click.argument("sides", nargs=-1, type=click.Path(), metavar="[A B]")
 @option("--trace", "traffic", type=click.Path())
-@click.option("--deployment", "-d", type=click.Path(), help="YAML file of the deployment of both sides.")
+@click.option("--deployment", "-d", type=click.Path(), help="Deployment of both sides: YAML, or a recording.")
 @option("--calibration", "-c", type=click.Path())
 @option("--gpu")
 @option("--model")
@@ -146,12 +146,12 @@ def compare(
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     """What a side has of its own, of a file and of `NAME=VALUE` pairs, values in YAML."""
+    from planning.deployments import stated_deployment
     from planning.settings import named_value
-    from serving.deployments.config import load_deployment
 
     own = dict(named_value(name, pair) for pair in pairs)
     run = {name: own.pop(name) for name in _OF_THE_RUN if name in own}
-    return {**run, "settings": own, "deployment": load_deployment(file) if file else None}
+    return {**run, "settings": own, "deployment": stated_deployment(file) if file else None}
 
 
 def _finish(document: ComparisonDocument, style: str, save: Path | None, force: bool) -> None:

@@ -20,6 +20,7 @@ option = options_of(DiagnoseRequest)
 @option("--calibration", "-c", type=click.Path())
 @option("--gpu")
 @option("--router")
+@option("--peak")
 @click.option("--metric", type=click.Choice(_LATENCIES), help="Latency to explain at its p99.")
 @click.option("--slo", help="Bounds in ms above which a latency counts as high, e.g. 'ttft:200 tpot:50'.")
 @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
@@ -29,8 +30,8 @@ def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool
     """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and how to test them.
 
     With a cost model (-c or --gpu) the run is simulated again, each time with one constraint lifted. This shows which
-    constraint causes its p99, and whether it is a problem of capacity or of policy. Without a cost model you only get
-    the evidence.
+    constraint causes its p99, whether it is a problem of capacity or of policy, and which change buys most. Without a
+    cost model you only get the evidence.
 
     If you save the diagnosis as RUN/diagnosis.json, the report of `tokentwin export RUN --to html` shows it.
     """

@@ -1,0 +1,368 @@
+"""Deployments made ill on purpose, for the diagnosis to find: a healthy one, drawn at random, and one thing done to it.
+
+How ill each is follows from no diagnosis: the load is a share of what the healthy one can do, and the illness makes the
+p99 of some latency half as long again, or loses a tenth of the requests; else another is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.steps.observed import observed, pure
+from calibration.steps.operation_cost import HostTimes, OperationCost
+from planning.diagnose.baseline import Baseline
+from planning.diagnose.diagnosis import Diagnosis, diagnose
+from planning.diagnose.evidence import Evidence
+from planning.diagnose.symptoms import symptoms
+from planning.priced_scenario import PricedScenario, price_scenario
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.errors import UserError
+from serving.workload import Workload, WorkloadRequest
+from sim.simulate import simulate_to
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+S = 1_000_000_000
+_LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms")
+_WORSE = 1.5
+_LOST = 0.1
+_TRIES = 12
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Illness:
+    """What is wrong, the layer it is in, the lifts that take it away, and the deployment without and with it."""
+
+    kind: str
+    layer: str
+    lifts: tuple[str, ...]
+    healthy: PricedScenario
+    ill: PricedScenario
+
+
+@dataclass(frozen=True)
+class Case:
+    """A healthy deployment: what serves, on what, with which requests (their mean lengths), at which load."""
+
+    model: str = "Llama-3.1-8B"
+    gpu: str = "H100"
+    prompt: int = 700
+    output: int = 120
+    requests: int = 160
+    load: float = 0.5
+    replicas: int = 1
+    shared: int = 0
+    settings: dict[str, Any] | None = None
+
+    def scenario(self, rng: Rng, rate: float | None = None, **changes: Any) -> PricedScenario:
+        """At `load` of what it can do, or at `rate` requests a second; with further settings of the deployment."""
+        base: dict[str, Any] = {
+            "model": self.model,
+            "device": "cuda",
+            "gpu_memory_utilization": 0.9,
+            "scheduler": {"async_scheduling": True, "max_num_seqs": 256},
+        }
+        for more in (self.settings or {}, changes):
+            scheduler = {**base["scheduler"], **more.get("scheduler", {})}
+            base = {**base, **more, "scheduler": scheduler}
+        if base["scheduler"].get("num_blocks"):
+            base["gpu_memory_utilization"] = None
+        deployment = Deployment.model_validate(base)
+        fleet = deployment.fleet is not None
+        made = price_scenario(self._traffic(rng), None, self.gpu, deployment, None if fleet else self.replicas)
+        if rate is None:
+            rate = self.load * self.requests / ((Baseline.drained_ns(made) or S) / S)
+        return at_rate(made, rate)
+
+    def _traffic(self, rng: Rng) -> Workload:
+        """A second apart; prefixes of `shared` tokens are of twelve kinds, in turn."""
+        prompts = np.clip(rng.lognormal(np.log(self.prompt), 0.4, self.requests), 4, 6000).astype(int).tolist()
+        outputs = np.clip(rng.lognormal(np.log(self.output), 0.4, self.requests), 2, 1500).astype(int).tolist()
+        gaps = np.cumsum(rng.exponential(S, self.requests)).astype(int).tolist()
+        made = [
+            WorkloadRequest(i, at, (*([(f"sys{i % 12}", self.shared)] if self.shared else []), ("", p)), o)
+            for i, (at, p, o) in enumerate(zip(gaps, prompts, outputs, strict=True))
+        ]
+        return Workload(made, "made", shares_prefixes=bool(self.shared))
+
+
+def at_rate(scenario: PricedScenario, rate: float) -> PricedScenario:
+    """With arrivals so many times as close together: of those a second apart on average, `rate` a second."""
+    requests = [replace(r, arrival_ns=int(r.arrival_ns / rate)) for r in scenario.workload.requests]
+    return replace(scenario, workload=replace(scenario.workload, requests=requests))
+
+
+def rate_of(scenario: PricedScenario) -> float:
+    requests = list(scenario.workload.requests)
+    return len(requests) * S / requests[-1].arrival_ns
+
+
+def _any(rng: Rng, *of: Any) -> Any:
+    return of[int(rng.integers(len(of)))]
+
+
+def _one_gpu(rng: Rng, **more: Any) -> Case:
+    model, gpu = _any(
+        rng, ("Llama-3.1-8B", "H100"), ("Qwen3-8B", "A100-80G"), ("Mistral-7B-v0.3", "L40S"), ("Llama-3.1-8B", "H200")
+    )
+    usual: dict[str, Any] = {"prompt": int(rng.integers(300, 1200)), "output": int(rng.integers(60, 200))}
+    return Case(model, gpu, **usual | {"load": float(rng.uniform(0.35, 0.6))} | more)
+
+
+def _ill(rng: Rng, case: Case, **changes: Any) -> tuple[PricedScenario, PricedScenario]:
+    """The healthy one, and the same requests at the same rate with other settings."""
+    seed = int(rng.integers(1 << 30))
+    healthy = case.scenario(np.random.default_rng(seed))
+    ill = case.scenario(np.random.default_rng(seed), rate_of(healthy), **changes)
+    return healthy, replace(ill, workload=healthy.workload)
+
+
+def few_places(rng: Rng) -> Any:
+    return _ill(rng, _one_gpu(rng), scheduler={"max_num_seqs": int(rng.integers(1, 5))})
+
+
+def small_chunks(rng: Rng) -> Any:
+    case = _one_gpu(rng, prompt=int(rng.integers(1200, 2500)), output=30)
+    return _ill(rng, case, scheduler={"max_num_batched_tokens": int(rng.integers(16, 64)), "max_num_seqs": 16})
+
+
+def long_chunks(rng: Rng) -> Any:
+    """A few prompts are very long, and hold up the decoding of all others."""
+    case = _one_gpu(rng, prompt=100, output=100, settings={"scheduler": {"max_num_batched_tokens": 512}})
+    healthy, ill = _ill(rng, case, scheduler={"max_num_batched_tokens": 8192})
+    every = int(rng.integers(6, 10))
+
+    def long(scenario: PricedScenario) -> PricedScenario:
+        offered = scenario.workload.requests
+        made = [replace(r, prompt=(("", 4500),), output_len=5) if r.id % every == 0 else r for r in offered]
+        return replace(scenario, workload=replace(scenario.workload, requests=made))
+
+    return long(at_rate(healthy, 0.5)), long(at_rate(ill, 0.5))
+
+
+def uneven_routing(rng: Rng) -> Any:
+    """Long and short prompts in turn, so that round robin sends all long ones to the same replica."""
+    case = _one_gpu(rng, output=10, replicas=2, requests=240)
+    seed = int(rng.integers(1 << 30))
+    length = int(rng.integers(3000, 6000))
+
+    def alternating(scenario: PricedScenario) -> PricedScenario:
+        offered = scenario.workload.requests
+        made = [replace(r, prompt=(("", length if r.id % 2 == 0 else 20),)) for r in offered]
+        return replace(scenario, workload=replace(scenario.workload, requests=made))
+
+    even = alternating(case.scenario(np.random.default_rng(seed), 1.0))
+    rate = (
+        float(rng.uniform(0.6, 0.75))
+        * case.requests
+        / ((Baseline.drained_ns(replace(even, router="least-tokens")) or S) / S)
+    )
+    even = at_rate(even, rate)
+    return replace(even, router="least-tokens"), even
+
+
+def admission(rng: Rng) -> Any:
+    """Queues of one or two are turned away, though the engine would have got to them."""
+    case = _one_gpu(rng, load=float(rng.uniform(0.5, 0.7)))
+    limits = {"max_queued_per_replica": 1, "queue_timeout_s": float(rng.uniform(0.005, 0.02))}
+    return _ill(rng, case, fleet={"admission": limits})
+
+
+def bursts(rng: Rng) -> Any:
+    case = _one_gpu(rng, load=float(rng.uniform(0.1, 0.25)), requests=240)
+    healthy = case.scenario(rng)
+    each = int(rng.integers(40, 80))
+    requests = list(healthy.workload.requests)
+    made = [replace(r, arrival_ns=requests[r.id // each * each].arrival_ns + 1000 * (r.id % each)) for r in requests]
+    return healthy, replace(healthy, workload=replace(healthy.workload, requests=made))
+
+
+def failures(rng: Rng) -> Any:
+    case = _one_gpu(rng, replicas=1, load=0.35)
+    pools = {"pools": [{"replicas": 2}], "router": "least-tokens"}
+    seed = int(rng.integers(1 << 30))
+    healthy = case.scenario(np.random.default_rng(seed), fleet=pools)
+    span = list(healthy.workload.requests)[-1].arrival_ns / S
+    crash = {"at_s": 0.3 * span, "replica": 0, "recovery_s": float(rng.uniform(0.2, 0.4)) * span}
+    failing = {**pools, "failures": {"crashes": [crash, crash]}}
+    ill = case.scenario(np.random.default_rng(seed), rate_of(healthy), fleet=failing)
+    return healthy, replace(ill, workload=healthy.workload)
+
+
+def heavy_prompts(rng: Rng) -> Any:
+    """Prompts are many times as long as they were, and answers short."""
+    case = _one_gpu(rng, prompt=200, output=10, requests=200)
+    healthy = case.scenario(rng)
+    longer = int(rng.integers(8, 16))
+    made = [replace(r, prompt=(("", min(longer * r.prompt_len, 7000)),)) for r in healthy.workload.requests]
+    long = replace(healthy, workload=replace(healthy.workload, requests=made))
+    rate = float(rng.uniform(0.8, 0.95)) * len(made) / ((Baseline.drained_ns(long) or S) / S)
+    return at_rate(at_unit(healthy), rate), at_rate(at_unit(long), rate)
+
+
+def at_unit(scenario: PricedScenario) -> PricedScenario:
+    """With arrivals a second apart on average."""
+    return at_rate(scenario, 1 / rate_of(scenario))
+
+
+def heavy_weights(rng: Rng) -> Any:
+    """A large model on one device for a handful of requests: each step reads it all for a few tokens."""
+    gpu = _any(rng, "H200", "B200", "MI300X")
+    healthy = Case("Llama-3.1-8B", gpu, 60, int(rng.integers(100, 200)), 60, 0.02).scenario(rng)
+    heavy = _any(rng, "Qwen3-32B", "Qwen2.5-32B", "Llama-3.1-70B")
+    case = Case(heavy, gpu, settings={"quantization": "fp8"} if heavy == "Llama-3.1-70B" else None)
+    ill = case.scenario(rng, 1.0)
+    rate = float(rng.uniform(0.08, 0.15)) * case.requests / ((Baseline.drained_ns(ill) or S) / S)
+    return at_rate(at_unit(healthy), rate), replace(ill, workload=at_rate(at_unit(healthy), rate).workload)
+
+
+def communication(rng: Rng) -> Any:
+    """Many devices that talk over PCIe."""
+    gpu, tp = _any(rng, ("L40S", 8), ("L40S", 4), ("RTX-4090", 8), ("RTX-4090", 4))
+    case = Case(_any(rng, "Qwen3-32B", "Qwen2.5-32B", "CodeLlama-34B"), "H100", int(rng.integers(300, 1500)), 100)
+    seed = int(rng.integers(1 << 30))
+    healthy = case.scenario(np.random.default_rng(seed), tensor_parallel_size=tp)
+    ill = replace(case, gpu=gpu).scenario(np.random.default_rng(seed), 1.0, tensor_parallel_size=tp)
+    return healthy, replace(ill, workload=healthy.workload)
+
+
+def bubbles(rng: Rng) -> Any:
+    """Layers on many stages, and requests one after the other."""
+    stages = _any(rng, 4, 8)
+    case = Case(_any(rng, "Llama-3.1-70B", "Qwen2.5-72B"), "H100", int(rng.integers(400, 1500)), 100, load=0.1)
+    seed = int(rng.integers(1 << 30))
+    healthy = case.scenario(np.random.default_rng(seed), tensor_parallel_size=stages)
+    plain = {"async_scheduling": False}
+    ill = case.scenario(np.random.default_rng(seed), 1.0, pipeline_parallel_size=stages, scheduler=plain)
+    return healthy, replace(ill, workload=healthy.workload)
+
+
+def launches(rng: Rng) -> Any:
+    """A small model without CUDA graphs."""
+    model = _any(rng, "Qwen3-0.6B", "Llama-3.2-1B")
+    case = Case(model, _any(rng, "H100", "H200", "A100-80G"), 100, int(rng.integers(80, 200)), load=0.1)
+    return _ill(rng, case, enforce_eager=True)
+
+
+def slow_host(rng: Rng) -> Any:
+    """The loop is plain, and the CPU takes longer between steps than the device for them."""
+    case = _one_gpu(rng, prompt=100, load=0.15)
+    healthy, ill = _ill(rng, case, scheduler={"async_scheduling": False})
+    cost = pure(ill.cost)
+    assert isinstance(cost, OperationCost)
+    host = HostTimes(float(rng.uniform(15e6, 40e6)), 20e3)
+    slow = observed(OperationCost(cost.model, cost.deployment, cost.kernels, cost.correction, host))
+    return healthy, replace(ill, cost=slow)
+
+
+def uneven_experts(rng: Rng) -> Any:
+    tp = 8
+    case = Case(_any(rng, "Qwen3-235B-A22B", "DeepSeek-V3"), "H200", int(rng.integers(800, 2000)), 100, load=0.5)
+    case = replace(case, settings={"tensor_parallel_size": tp, "enable_expert_parallel": True, "quantization": "fp8"})
+    return _ill(rng, case, expert_imbalance=float(rng.uniform(4.0, 7.0)))
+
+
+def starved_kv(rng: Rng) -> Any:
+    case = _one_gpu(rng)
+    each = -(-(2 * case.prompt + 2 * case.output) // 16)
+    blocks = max(int(each * rng.uniform(1.5, 3)), 600)
+    return _ill(rng, case, scheduler={"num_blocks": blocks, "max_model_len": 7600})
+
+
+def long_contexts(rng: Rng) -> Any:
+    """Conversations of tens of thousands of tokens are decoded at a large batch: KV is most of what a step reads."""
+    case = Case("Qwen3-8B", _any(rng, "H200", "B200"), 60, int(rng.integers(300, 500)), 48, 0.05)
+    long = {"max_model_len": 40_000, "max_num_batched_tokens": 8192}
+    healthy = at_once(case.scenario(rng, scheduler=long))
+    past = int(rng.integers(15_000, 25_000))
+    made = [replace(r, prompt=(("sys", past), ("", 20))) for r in healthy.workload.requests]
+    return healthy, replace(healthy, workload=Workload(made, "long", shares_prefixes=True))
+
+
+def at_once(scenario: PricedScenario) -> PricedScenario:
+    """All requests within a millisecond."""
+    requests = [replace(r, arrival_ns=r.id * 1000) for r in scenario.workload.requests]
+    return replace(scenario, workload=replace(scenario.workload, requests=requests))
+
+
+def fragments(rng: Rng) -> Any:
+    """Blocks of hundreds of tokens for requests of a hundred, in memory that would do with small ones."""
+    case = _one_gpu(rng, prompt=40, output=int(rng.integers(60, 100)), load=0.3)
+    size = _any(rng, 512, 1024)
+    tokens = int(rng.uniform(8, 14)) * 1024
+    small = {"num_blocks": tokens // 16 + 1, "max_model_len": 7000}
+    case = replace(case, settings={"scheduler": small})
+    return _ill(rng, case, scheduler={"num_blocks": tokens // size + 1, "block_size": size, "max_model_len": 7000})
+
+
+def missed_prefixes(rng: Rng) -> Any:
+    case = _one_gpu(rng, prompt=40, output=20, shared=int(rng.integers(2000, 4000)), requests=240, load=0.3)
+    if rng.random() < 0.5:
+        return _ill(rng, case, scheduler={"enable_prefix_caching": False})
+    return _ill(rng, case, scheduler={"num_blocks": int(rng.integers(560, 700)), "max_model_len": 7600})
+
+
+PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Rng], Any]]] = {
+    "few places": ("request", ("more running requests",), few_places),
+    "prompts cut small": ("request", ("prompts in one piece",), small_chunks),
+    "long chunks": ("request", ("smaller chunks",), long_chunks),
+    "uneven routing": ("request", ("routing by load",), uneven_routing),
+    "admission limits": ("request", ("no admission limits",), admission),
+    "bursts": ("request", ("even arrivals",), bursts),
+    "failures": ("request", ("no failures",), failures),
+    "long prompts": ("compute", ("free prefill",), heavy_prompts),
+    "small batches": ("compute", ("half the weights to read",), heavy_weights),
+    "communication": ("compute", ("free communication",), communication),
+    "pipeline bubbles": ("compute", ("no pipeline bubbles",), bubbles),
+    "launches": ("compute", ("free launches",), launches),
+    "slow host": ("compute", ("no CPU time between steps",), slow_host),
+    "uneven experts": ("compute", ("even experts",), uneven_experts),
+    "KV memory": ("memory", ("infinite KV memory",), starved_kv),
+    "KV reads": ("memory", ("half the KV to read",), long_contexts),
+    "fragmentation": ("memory", ("small KV blocks",), fragments),
+    "missed prefixes": ("memory", ("perfect prefix reuse",), missed_prefixes),
+}
+
+
+def planted(kind: str, seed: int) -> Illness:
+    """An illness of a kind, drawn until it makes the deployment clearly worse."""
+    layer, lifts, make = PLANTED[kind]
+    for attempt in range(_TRIES):
+        rng = np.random.default_rng([seed, attempt, *kind.encode()])
+        try:
+            healthy, ill = make(rng)
+        except UserError:
+            continue  # this model does not fit on that GPU
+        if worse(healthy, ill):
+            return Illness(kind, layer, lifts, healthy, ill)
+    raise AssertionError(f"{kind} with seed {seed} makes nothing worse")
+
+
+def worse(healthy: PricedScenario, ill: PricedScenario) -> bool:
+    """Whether some p99 is half as high again, or a tenth of the requests is lost."""
+    before, after = (RunMetrics(scenario.requests(tokens=True)) for scenario in (healthy, ill))
+    if before.finished.mean() - after.finished.mean() > _LOST:
+        return True
+    return any(after.distribution(of).p99 > _WORSE * before.distribution(of).p99 for of in _LATENCIES)
+
+
+def diagnosed(illness: Illness, out: Path) -> Diagnosis:
+    """As `tokentwin diagnose` does of its recording."""
+    made = illness.ill
+    fleet = made.routed_fleet if made.deployment.fleet or made.router else made.fleet
+    simulate_to(out, made.workload, made.deployment, made.cost, fleet=fleet, pools=made.pools, tokens=True)
+    evidence = Evidence(Recording.load(out), peak=find_gpu(made.gpu or ""))
+    evidence.explain_by(made)
+    return diagnose(symptoms(evidence), evidence.metrics, made)
+
+
+def kind_of(seed: int) -> str:
+    """Kinds in turn, so that each is drawn as often."""
+    return list(PLANTED)[seed % len(PLANTED)]
