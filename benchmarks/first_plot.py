@@ -48,7 +48,7 @@ def opened(browser: Browser, address: str) -> dict[str, float]:
     devtools = context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.goto(address, wait_until="commit")
-    page.wait_for_function("'plot' in window.seen", timeout=120_000)
+    page.wait_for_function("() => 'plot' in window.seen", timeout=120_000)  # an expression would need eval
     spent = {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
     seen = page.evaluate("window.seen")

@@ -98,17 +98,23 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
     if plan is None or best is None:
         return
     said = (fleet_name(best, plan.answer.spares), plan.model, plan.traffic, ", ".join(plan.answer.objectives))
-    query = {"plan": plan.name}
-    with st.container(border=True, horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f"Planned: **{literal(said[0])}** · {' · '.join(map(literal, said[1:]))}", width="content")
-        if here != "Frontier" and "Frontier" in ways:
-            st.page_link(ways["Frontier"], label="See the frontier", icon=":material/scatter_plot:", query_params=query)
-        if here != "Policy lab" and "Policy lab" in ways:
-            compare = st.button("Compare policies on it", icon=":material/compare_arrows:", type="tertiary")
-            if compare:
-                st.session_state[TO_COMPARE] = plan.name
-                st.switch_page(ways["Policy lab"], query_params={**query, "offered": "plan"})
-        job = plan.fleet_job(runs, best)
-        if here != "Run" and "Run" in ways and job.status.state == "done":
-            run = {**query, "run": f"jobs/{job.id}/run"}
-            st.page_link(ways["Run"], label="Its run", icon=":material/timeline:", query_params=run)
+        go_on(runs, plan, ways, here)
+
+
+def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
+    """The links from the page `here` to the others that a plan leads to, side by side in the container at hand."""
+    best, query = plan.answer.recommendation, {"plan": plan.name}
+    if best is None:
+        return
+    if here != "Frontier" and "Frontier" in ways:
+        st.page_link(ways["Frontier"], label="See the frontier", icon=":material/scatter_plot:", query_params=query)
+    lab = ways.get("Policy lab") if here != "Policy lab" else None
+    if lab and st.button("Compare policies on it", icon=":material/compare_arrows:", type="tertiary"):
+        st.session_state[TO_COMPARE] = plan.name
+        st.switch_page(lab, query_params={**query, "offered": "plan"})
+    job = plan.fleet_job(runs, best)
+    if here not in ("Run", "Plan") and "Run" in ways and job.status.state == "done":
+        run = {**query, "run": f"jobs/{job.id}/run"}
+        st.page_link(ways["Run"], label="Its run", icon=":material/timeline:", query_params=run)

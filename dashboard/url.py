@@ -139,7 +139,9 @@ def number(
 
 def _refused(label: str, said: str, remedy: str) -> None:
     """Say that the page does not take what the link says."""
-    st.info(f"{label.strip()} cannot be {verbatim(repr(said[:80]))}, as the link says: {remedy}.")
+    st.caption(
+        f":material/link_off: {label.strip()} cannot be {verbatim(repr(said[:80]))}, as the link says: {remedy}."
+    )
 
 
 def quantity(text: str | None, low: float, high: float, otherwise: float) -> float:

@@ -28,7 +28,7 @@ from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import Planned, Ways, strip
+from dashboard.planned import Planned, Ways, go_on
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.trust_page.external_results import error_line, newest_external
@@ -75,7 +75,6 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
     if answer := found or bundled_answer(settings):
         st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
         plan = Planned(st.session_state[LOOKED_AT], settings, PlanDocument.read(answer))
-        strip(runs, plan, ways, "Plan")
         _answer(plan, runs, ways)
     else:
         _unanswered(job, request)
@@ -122,6 +121,7 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
         badge(words.provenance(best.standing))
         run = st.container(width="content")
         downloads(answer, "plan")
+        go_on(runs, plan, ways, "Plan")
     run_of(runs, plan, best, ways, run, "Simulate it and open its run")
     _published_error(runs, answer.gpu_of(best))
     _warn_of_short_traffic(answer)
