@@ -153,7 +153,8 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
     _latencies(answer)
     if best.vllm_serve:
         st.subheader("Serve it with vLLM", anchor=False, help=_HELP["serve"])
-        st.code(best.vllm_serve, language="bash", wrap_lines=True)
+        # As text: Streamlit's highlighter of code is nearly as large as Plotly, and would hold up the first figure.
+        st.markdown(f"`{best.vllm_serve}`")
     _rest(answer)
 
 

@@ -109,7 +109,7 @@ def _bundled(runs: Path) -> None:
         icon=":material/inventory_2:",
     )
     with st.expander("Record one of your own"):
-        # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
+        # As text: Streamlit's highlighter of code is nearly as large as Plotly, and would hold up the first figure.
         st.markdown(
             "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
             "`tokentwin bench --help` says how to record your own trace on the real engine, and "
