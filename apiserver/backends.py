@@ -66,7 +66,7 @@ def make_twin(
         vocab_size,
         True,
         first.scheduler.block_size,
-        places=[-1] * scenario.engines if settings.ports_per_replica else [],
+        places=[-1] * scenario.ranks if settings.ports_per_replica else [],
         role=settings.role,
     )
     run = {

@@ -73,6 +73,11 @@ class PricedScenario:
         return sum(pool.replicas for pool in self.fleet.pools)
 
     @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of them, each of which is simulated as a replica."""
+        return sum(pool.ranks * pool.config.replicas for pool in self.all_pools)
+
+    @property
     def gpus(self) -> int:
         return sum(pool.deployment.gpus * pool.config.replicas for pool in self.all_pools)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planning.priced_scenario import price_scenario
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import AutoscalerConfig, Crash, FailuresConfig, FleetConfig, PoolConfig
@@ -29,6 +30,14 @@ def test_an_engine_of_ranks_is_so_many_schedulers_and_is_paid_for_once() -> None
     alone, other = run(Deployment(tensor_parallel_size=2), 8)
     assert ranks.requests.equals(alone.requests)
     assert spent == pytest.approx(other)
+
+
+def test_a_priced_fleet_counts_engines_their_ranks_and_gpus() -> None:
+    engine = Deployment(model="Qwen3-30B-A3B", device="cuda", data_parallel_size=4, tensor_parallel_size=2)
+    priced = price_scenario(Workload([]), None, "H100", engine, replicas=3)
+    assert (priced.engines, priced.ranks, priced.gpus) == (3, 12, 24)
+    cluster = priced.cluster(Cluster, TableSink())
+    assert len(cluster.replicas) == priced.ranks and sum(life["gpus"] for life in cluster.lives) == priced.gpus
 
 
 def test_ranks_do_not_come_and_go_alone() -> None:
