@@ -10,6 +10,7 @@ import streamlit as st
 from dashboard.blocks import mistake
 from dashboard.shown import capitalised
 from planning.jobs.job import Job, Status
+from planning.progress import in_words
 from serving.errors import UserError, reason
 
 POLL_S = 1.0
@@ -82,9 +83,5 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
 def _words(status: Status) -> str:
     if status.state == "queued":
         return "Queued. It starts when a processor is free"
-    left = "" if status.eta_s is None else f", about {_seconds(status.eta_s)} left"
+    left = "" if status.eta_s is None else f", about {in_words(status.eta_s)} left"
     return f"{capitalised(status.stage)}{left}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +14,33 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tokentwin")
 Tell = Callable[[str, float], None]  # the stage that work is at, and the share of all of it that is done
+
+
+_EARLIEST, _EARLIEST_S = 0.1, 2.0  # share done and seconds gone, before which time left would be a guess
+
+
+class TimeLeft:
+    """How long work will still take, if the rest goes on as what is done.
+
+    The estimate never rises; one that proves far too short is not told any more.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s, self._least_s = began_s, math.inf
+
+    def __call__(self, share: float, now_s: float) -> float | None:
+        """In seconds, when so large a share is done; None while nothing tells."""
+        passed_s = now_s - self._began_s
+        if share < _EARLIEST or passed_s < _EARLIEST_S:
+            return None
+        left_s = passed_s * (1 - share) / share
+        self._least_s = min(self._least_s, left_s)
+        return self._least_s if left_s < 2 * self._least_s + _EARLIEST_S else None
+
+
+def in_words(seconds: float) -> str:
+    """`50 s`, `6 min`."""
+    return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def quiet(stage: str, share: float) -> None:
@@ -39,13 +68,22 @@ def telling() -> Iterator[Tell]:
 @contextmanager
 def _bar(what: str, total: int, figures: ProgressColumn) -> Iterator[Tell]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console, left = Console(stderr=True), TimeLeft(monotonic())
+
+    def told(done: float) -> str:
+        left_s = left(done / max(total, 1), monotonic())
+        return "" if left_s is None else f", about {in_words(left_s)} left"
+
     if not console.is_terminal:
-        yield lambda stage, done: LOG.info("%s: %.0f %% done", stage, 100 * done / max(total, 1))
+
+        def log(stage: str, done: float) -> None:
+            LOG.info("%s: %.0f %% done%s", stage, 100 * done / max(total, 1), told(done))
+
+        yield log
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), figures, TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}{task.fields[left]}"), BarColumn(), figures, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda stage, done: progress.update(task, description=stage, completed=done)
+        task = progress.add_task(what, total=total, left="")
+        yield lambda stage, done: progress.update(task, description=stage, completed=done, left=told(done))

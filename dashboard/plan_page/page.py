@@ -39,7 +39,9 @@ from planning.plan.document import Lengths, PlanDocument, Recommendation
 from planning.plan.frontier import Fleet
 from planning.plan.headline import percent
 from planning.plan.objectives import parse_objectives
+from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
+from planning.progress import in_words
 from planning.traffic import Offered
 from serving.deployments.config import parse
 from serving.errors import UserError
@@ -77,14 +79,19 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         plan = Planned(st.session_state[LOOKED_AT], settings, PlanDocument.read(answer))
         _answer(plan, runs, ways)
     else:
-        _unanswered(job, request)
+        _unanswered(job, offered, request)
     _traffic(offered, request)
 
 
-def _unanswered(job: Job, request: PlanRequest) -> None:
+def _unanswered(job: Job, offered: str, request: PlanRequest) -> None:
     st.title("Which fleet?", anchor=False)
     estimates_table(*_estimates(job.id, request))
-    why = "These inputs have no answer yet. A first answer takes seconds, the whole answer about a minute."
+    requests, candidates = _sizes(offered, request)[0], request.combinations
+    why = (
+        f"These inputs have no answer yet. To try {candidates:,} candidate{'' if candidates == 1 else 's'} on "
+        f"{requests:,} requests takes about {in_words(expected_s(requests, candidates))} on this server if nothing "
+        "else runs there. A first answer comes much earlier."
+    )
     if offer(job, why, "Find the fleet", "find", watched=COARSE):
         _first_answer(job.document(COARSE), job.settings["spares"])
 
@@ -97,13 +104,9 @@ def _estimates(key: str, _request: PlanRequest) -> Any:
 def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
     if coarse is None:
         return
-    point = coarse["point"] and parse(Fleet, coarse["point"], where="first answer")
-    if point is None:
-        st.subheader("Probably none: every fleet so far breaks the SLOs", anchor=False)
-    else:
-        about = f"About {words.fleet_name(point, spares)}, ${point.usd_per_hour:,.2f}/h"
-        st.subheader(_escaped(about), anchor=False)
-    st.caption("This first answer is of a part of each fleet with its part of the traffic. Whole fleets come next.")
+    points = [parse(Fleet, point, where="first answer") for point in coarse["points"]]
+    st.subheader(_escaped(words.first_answer(points, spares)), anchor=False)
+    st.caption(_FIRST)
 
 
 def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
@@ -277,6 +280,10 @@ def _escaped(text: str) -> str:
     return text.replace("$", "\\$")
 
 
+_FIRST = (
+    "This first answer is optimistic until whole fleets confirm it, which comes next. It is of parts of fleets: one "
+    "end of the range on an ordinary stretch of the traffic, the other on the busiest."
+)
 _HELP = {
     "replicas": "The share of the requests that meet every SLO. The band is its 90 % interval.",
     "attainment": "The share of all requests that meet every SLO. A request that does not finish meets none.",

@@ -3,7 +3,7 @@
 request.json   task and settings
 process.lock   locked by its process as long as that lives
 process.json   the number of that process, which leads a group of its own
-progress.json  stage, share done, and when it began
+progress.json  stage, share done, and seconds left
 outcome.json   why it ended without a result: failed or cancelled
 result.json    what it gives; a job with a result is done, whatever else lies there
 log.txt        what the process printed
@@ -18,7 +18,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from serving.python_process import module_command, module_environment
 Seen = TypeVar("Seen")
 State = Literal["absent", "queued", "running", "done", "failed", "cancelled"]
 DIED = "its process died before it was done; start it again"
-_EARLIEST = 0.1  # share done, before which time left would be a guess
 
 
 @dataclass(frozen=True)
@@ -187,6 +185,5 @@ def _outcome(outcome: Any) -> Status:
 
 
 def _under_way(progress: Any) -> Status:
-    share, passed = float(progress["share"]), time.time() - float(progress["began"])
-    eta_s = passed * (1 - share) / share if share >= _EARLIEST else None
-    return Status("running", str(progress["stage"]), share, eta_s)
+    stage, share, left_s = str(progress["stage"]), float(progress["share"]), progress["left_s"]
+    return Status("running", stage, share, None if left_s is None else float(left_s))

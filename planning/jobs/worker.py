@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from planning.jobs.files import read_json, write_json
-from planning.progress import Tell
+from planning.progress import Tell, TimeLeft
 from serving.errors import UserError, reason
 
 Task = Callable[[dict[str, Any], Path, Tell], Any]
@@ -25,10 +25,11 @@ Task = Callable[[dict[str, Any], Path, Tell], Any]
 
 def _telling(directory: Path) -> Tell:
     """How a task says how far it is: the stage it is at, and the share of all its work that is done."""
-    began = time.time()
+    left = TimeLeft(time.monotonic())
 
     def tell(stage: str, share: float) -> None:
-        document = {"stage": stage, "share": min(max(share, 0.0), 1.0), "began": began}
+        share = min(max(share, 0.0), 1.0)
+        document = {"stage": stage, "share": share, "left_s": left(share, time.monotonic())}
         write_json(directory / "progress.json", document)
 
     tell("starting", 0.0)

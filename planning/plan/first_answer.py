@@ -1,8 +1,8 @@
-"""A plan within seconds: the cheapest fleet by a small part of each on its part of the traffic, then by a larger one.
+"""A plan within seconds, as a range: the cheapest fleet by a small part of each on its part of the traffic.
 
 It is a first answer, and may be wrong; the whole one comes from whole fleets. Replicas behind a router that spreads
-requests evenly are alike, so a few of them tell of all. Their requests are taken evenly out of the whole traffic, never
-its first ones only: a fleet needs time to fill, however many replicas it has.
+requests evenly are alike, so a few of them tell of all. Where they get more requests than can be simulated at once, an
+ordinary stretch of them gives one end of the range and the busiest the other: bursts decide how large a fleet must be.
 """
 
 from __future__ import annotations
@@ -28,30 +28,57 @@ _ALONE = 150  # when each has a replica to itself, latencies hardly differ
 
 
 def first_answers(question: Question, engines: Sequence[Engine], limits: Limits) -> Iterator[dict[str, Any]]:
-    """Each better than the one before: `point` has the fleet, without anything around it; None if none will do."""
+    """Each better than the one before: `points` has the fleets at both ends of the range, the cheaper first.
+
+    They come without anything around them. There is none where none will do at one end, or at both.
+    """
     for enough in ENOUGH:
-        with Workers(question, jobs=1) as workers:
-            trial = partial(try_share, enough=enough)
-            found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
-        offers = [
-            point(entry.engine, trial, limits.spares)
-            for entry in found
-            for trial in entry.trials
-            if trial.replicas == entry.replicas
-        ]
-        best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
-        yield {"point": best and {name: getattr(best, name) for name in _FIELDS}}
+        ends = [_cheapest(question, engines, limits, enough, busiest) for busiest in (False, True)]
+        yield {"points": sorted(filter(None, ends), key=lambda end: (end["usd_per_hour"], end["gpus"]))}
 
 
-def try_share(question: Question, engine: Engine, replicas: int, enough: int) -> Trial:
+def _cheapest(
+    question: Question, engines: Sequence[Engine], limits: Limits, enough: int, busiest: bool
+) -> dict[str, Any] | None:
+    trial = partial(try_share, enough=enough, busiest=busiest)
+    with Workers(question, jobs=1) as workers:
+        found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
+    offers = [
+        point(entry.engine, trial, limits.spares)
+        for entry in found
+        for trial in entry.trials
+        if trial.replicas == entry.replicas
+    ]
+    best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
+    return None if best is None else {name: getattr(best, name) for name in _FIELDS}
+
+
+def try_share(question: Question, engine: Engine, replicas: int, enough: int, busiest: bool = True) -> Trial:
     """Whether `replicas` would do, by as few of them as get `enough` requests. Figures are of that part.
 
-    Percentiles of few requests are unsure. One replica that gets many is given no more than `_MOST` times `enough`.
+    Percentiles of few requests are unsure. A part that gets many is given a stretch of `_MOST` times `enough`: the
+    busiest one, or one that is as busy as most.
     """
     requests = list(question.workload.requests)
     part = min(math.ceil(enough * replicas / len(requests)), replicas)
     taken = [request for at, request in enumerate(requests) if (at + 1) * part // replicas > at * part // replicas]
-    return replace(try_fleet(_only(question, taken[: _MOST * enough]), engine, part), replicas=replicas)
+    stretch = _stretch(taken, _MOST * enough, busiest)
+    return replace(try_fleet(_only(question, stretch), engine, part), replicas=replicas)
+
+
+def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[WorkloadRequest]:
+    """So many consecutive ones, by tokens a second: the most of all, or the median."""
+    if len(requests) <= most:
+        return requests
+    begins = range(0, len(requests) - most + 1, max(most // 4, 1))
+
+    def tokens_per_ns(begin: int) -> float:
+        some = requests[begin : begin + most]
+        return sum(r.prompt_len + r.output_len for r in some) / max(some[-1].arrival_ns - some[0].arrival_ns, 1)
+
+    ranked = sorted(begins, key=tokens_per_ns)
+    begin = ranked[-1 if busiest else len(ranked) // 2]
+    return requests[begin : begin + most]
 
 
 def try_some_alone(question: Question, engine: Engine) -> Trial:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -92,3 +93,9 @@ class PlanRequest(Offered):
         """Every combination of the values of each setting that varies."""
         vary = self.vary or {}
         return [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
+
+    @property
+    def combinations(self) -> int:
+        """How many candidates there are, or fewer if some fit on no GPU."""
+        listed = (self.gpus, self.tensor_parallel_sizes, self.policies, self.splits)
+        return len(self.variations) * prod(len(values or "1") for values in listed)

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -338,13 +337,14 @@ def test_a_trace_of_too_few_requests_is_an_error_in_a_line(tmp_path: Path) -> No
 def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Path, sleeper) -> None:
     job = unanswered(tmp_path)
     process = sleeper(job)
-    leave(job, progress={"stage": "searching 4 candidates", "share": 0.25, "began": time.time() - 10})
+    leave(job, progress={"stage": "searching 4 candidates", "share": 0.25, "left_s": 40.0})
     app = plan(tmp_path, rate="7")
     assert re.search(r"Searching 4 candidates, about \d+ (s|min) left", app.get("progress")[0].proto.text)
     assert "A first answer" not in shown(app)
-    write_json(job.directory / COARSE, {"requests": 250, "point": plan_example()["answer"]["points"][0]})
+    write_json(job.directory / COARSE, {"requests": 250, "points": plan_example()["answer"]["points"][:2]})
     app = plan(tmp_path, rate="7")
-    assert "About " in shown(app) and "This first answer is of a part of each fleet" in shown(app)
+    assert "About 16 to 24 GPUs: 12 × TP2 H200 to 4 × TP4 H100, $86.16 to $43.04/h" in shown(app)
+    assert "optimistic until whole fleets confirm it" in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
     process.wait(10)
     app.run()
@@ -357,7 +357,7 @@ def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
 ) -> None:
     job = unanswered(tmp_path)
     sleeper(job)
-    write_json(job.directory / COARSE, {"requests": 250, "point": plan_example()["answer"]["points"][0]})
+    write_json(job.directory / COARSE, {"requests": 250, "points": plan_example()["answer"]["points"][:2]})
     app = plan(tmp_path, rate="7")
     left, read = iter(range(251, 254)), Job.document  # it is left anew each time that the page looks
     monkeypatch.setattr(Job, "document", lambda job, name: {**read(job, name), "requests": next(left, 254)})

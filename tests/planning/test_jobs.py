@@ -19,6 +19,7 @@ import pytest
 
 from planning.jobs.files import read_json, write_json
 from planning.jobs.job import DIED, Job, Status, finished
+from planning.progress import TimeLeft
 from serving.errors import UserError
 from tests.planning.test_plan_workers import group
 
@@ -88,7 +89,7 @@ def test_a_job_goes_from_absent_to_done_and_says_how_far_it_is(root: Path) -> No
     assert job.status.state in ("queued", "running")
     status = until(lambda: (s := job.status).stage == "waiting" and s)
     assert (status.state, status.share) == ("running", 0.25)
-    assert status.eta_s is not None and status.eta_s >= 0
+    assert status.eta_s is None, "nothing tells after so short a time"
     (job.directory / "go").touch()
     until(lambda: job.status.state == "done")
     assert job.result == {"answer": 42}
@@ -290,3 +291,14 @@ def test_finished_jobs_of_a_task_the_last_asked_first(root: Path) -> None:
     waiting(root, number=3)
     assert [job.result for job in finished(root, TASK)] == [{"answer": 4}, {"answer": 2}]
     assert finished(root, "tests.planning.test_jobs:another") == []
+
+
+def test_the_time_left_is_what_the_pace_says_and_never_rises() -> None:
+    """Half done after a minute, then nothing for two: the estimate stays, until it is far too short to be told."""
+    left = TimeLeft(100.0)
+    assert left(0.05, 130.0) is None and left(0.5, 101.0) is None
+    assert left(0.5, 160.0) == 60.0
+    assert [left(0.5, 160.0 + s) for s in (20, 60)] == [60.0, 60.0] and left(0.5, 300.0) is None
+    assert left(0.9, 307.0) == pytest.approx(23.0)
+    told = [left(0.9 + step / 1000, 307.0 + 3 * step) for step in range(100)]
+    assert (known := [seconds for seconds in told if seconds is not None]) == sorted(known, reverse=True)
