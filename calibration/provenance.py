@@ -1,7 +1,8 @@
 """How far a figure can be trusted: a mark and the reason for it, of what the figure is drawn from.
 
 Marks are those of `calibration.kernels.times.Coverage` in small letters, as documents and recordings spell them. Where
-nothing is noted the mark is `unknown`; what was neither measured nor predicted, but is an input, is `assumed`.
+nothing is noted the mark is `unknown`; what was neither measured nor predicted, but is an input, is `assumed`; what was
+recorded on the real engine is `measured`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import Any, NamedTuple
 
 from traces.recording_notes import notes_of
 
-VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = MARKS = (
+MEASURED, VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = MARKS = (
+    "measured",
     "validated",
     "interpolated",
     "extrapolated",
     "unknown",
     "assumed",
 )
-_FROM_BEST = MARKS[:4]
+_FROM_BEST = MARKS[:5]
 
 
 class Provenance(NamedTuple):
@@ -44,7 +46,7 @@ def noted(document: Any, otherwise: str) -> Provenance:
 def of_run(run: Mapping[str, Any]) -> Provenance:
     """Of a recording, by its row of `runs`: what ran on the real engine is measured; a simulation notes its own."""
     if run["clock"] == "wall":
-        return Provenance(VALIDATED, "measured on the real engine")
+        return Provenance(MEASURED, "recorded on the real engine")
     if run["clock"] != "virtual":
         return Provenance(UNKNOWN, "the recording does not say whether it was measured or simulated")
     return noted(notes_of(run).get("standing"), "the recording does not say how far its step times can be trusted")

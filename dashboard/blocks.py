@@ -1,6 +1,6 @@
-"""What pages are made of: titles, figures under their badges, tables, and what is wrong with a file or an input.
+"""What pages are made of: titles, figures, tables, and what is wrong with a file or an input.
 
-The badge says how far a figure can be trusted, and why on hover.
+A page has one badge, which says how far it can be trusted. Each figure says why on hover of its heading.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Provenance
+from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Provenance
 from dashboard.shown import NOTHING, sentence, verbatim
 from dashboard.url import go_to
 from serving.errors import UserError
@@ -21,6 +21,7 @@ ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", 
 BARE = {"displayModeBar": False}
 
 _SHOWN = {
+    MEASURED: ("green", "speed"),
     VALIDATED: ("green", "verified"),
     INTERPOLATED: ("blue", "linear_scale"),
     EXTRAPOLATED: ("orange", "explore"),
@@ -28,6 +29,7 @@ _SHOWN = {
     ASSUMED: ("gray", "edit"),
 }
 _MEANING = {
+    MEASURED: "It was recorded on the real engine. Nothing of it is predicted.",
     VALIDATED: "This exact shape was measured, or the whole was compared with a real run.",
     INTERPOLATED: "It lies between measured shapes.",
     EXTRAPOLATED: "It lies outside the measured shapes. A model predicts it from the nearest measured ones.",
@@ -51,23 +53,32 @@ def mark_badge(mark: str) -> str:
 
 
 def badge(provenance: Provenance, place: Any = st) -> None:
-    """The badge, with the reason and what the mark means on hover."""
+    """The badge of a page with its reason, and what the mark means on hover."""
     mark, reason = provenance
-    meaning = _MEANING.get(mark, _MEANING[UNKNOWN])
-    place.markdown(mark_badge(mark), help=f"{sentence(reason)}\n\n{meaning}", width="content")
+    told = f"{mark_badge(mark)} :gray[:small[{verbatim(reason)}]]"
+    place.markdown(told, help=_MEANING.get(mark, _MEANING[UNKNOWN]), width="content")
 
 
 def heading(
-    text: str, provenance: Provenance | None, help: str | None = None, place: Any = st, small: bool = False
+    text: str,
+    provenance: Provenance | None,
+    help: str | None = None,
+    place: Any = st,
+    small: bool = False,
+    marked: bool = False,
 ) -> None:
-    """A heading with the badge of the figures below it, if there are any; a `small` one is bold text, for a card."""
-    with place.container(horizontal=True, vertical_alignment="center", gap="small"):
-        if small:
-            st.markdown(f"**{text}**", help=help, width="content")
-        else:
-            st.subheader(text, anchor=False, help=help, width="content")
-        if provenance is not None:
-            badge(provenance)
+    """A heading that says on hover how far to trust the figures below it; a `small` one is bold text, for a card.
+
+    A `marked` one has the badge of the page beside it.
+    """
+    told = f"{mark_badge(provenance.mark)} {sentence(verbatim(provenance.reason))}" if provenance else None
+    help = "\n\n".join(filter(None, (help, told))) or None
+    if small:
+        place.markdown(f"**{text}**", help=help, width="content")
+    else:
+        place.subheader(text, anchor=False, help=help, width="content")
+    if provenance is not None and marked:
+        badge(provenance, place)
 
 
 def figure(
@@ -79,15 +90,17 @@ def figure(
     place: Any = None,
     small: bool = False,
     menu: dict[str, Any] = ZOOM,
+    marked: bool = False,
     **events: Any,
 ) -> Any:
-    """A plot under its heading and badge, as one block; what Streamlit says was selected in it.
+    """A plot under its heading, as one block; what Streamlit says was selected in it.
 
     `place` is where the heading goes if not above the plot: a column, beside the inputs of the figure. Then whoever
     calls keeps the two in one container. `menu` is Plotly's configuration, `events` are as `st.plotly_chart` has them.
+    A `marked` figure is the one that has the badge of the page.
     """
     with st.container():
-        heading(text, provenance, help, place or st, small)
+        heading(text, provenance, help, place or st, small, marked)
         return st.plotly_chart(plot, key=key, config=menu, **events)
 
 

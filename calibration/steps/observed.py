@@ -7,6 +7,7 @@ blocks and as arrays, by the rules that recordings are judged by. It never chang
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol, Self, runtime_checkable
 
@@ -113,7 +114,8 @@ class ObservedOperations(_Observed):
     def __init__(self, pure: OperationCost) -> None:
         super().__init__(pure)
         self._longest: dict[int, float] = {}  # context, by decode rows
-        self._prompts: dict[tuple[int, int, int], None] = {}  # exponents of prompts, tokens of each, and past of each
+        self._decode_steps: Counter[int] = Counter()  # by decode rows
+        self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents of prompts, tokens of each, past of each
 
     def network_ns(self, tokens: int) -> int:
         return self.pure.network_ns(tokens)
@@ -128,19 +130,30 @@ class ObservedOperations(_Observed):
         return interval_of(self.pure, self._corners())
 
     def provenance(self) -> tuple[Coverage, str]:
-        """As far as the worst known step, and the part that made it so."""
+        """As far as the worst known step, and the part that made it so.
+
+        Fewer steps beyond what was measured than are worth a word do not count; of more, their share is told.
+        """
         self._count_noted()
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:
             return provenance_of(self.pure, [])
-        return provenance_of(self.pure, [steps[int(step_coverage(self.pure, stacked(steps)).coverage.argmax())]])
+        counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
+        coverage = step_coverage(self.pure, stacked(steps)).coverage
+        mark, reason = provenance_of(self.pure, [steps[int(coverage.argmax())]])
+        share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
+        if mark < Coverage.EXTRAPOLATED:
+            return mark, reason
+        told = f"{100 * share:.1f} % of the steps extrapolated: {reason}"
+        return (Coverage.INTERPOLATED if share <= _NEGLIGIBLE else mark), told
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         last = sizes.decode_context + sizes.decode_rows * (steps - 1)
         for rows in _as_they_came(sizes.decode_rows[sizes.decode_rows > 0]):
             longest = float(last[sizes.decode_rows == rows].max())
             self._longest[int(rows)] = max(self._longest.get(int(rows), 0.0), longest)
+            self._decode_steps[int(rows)] += int(steps[sizes.decode_rows == rows].sum())
         with_prompts = sizes.prefill_tokens > 0
         rows, tokens, past, pairs = (
             getattr(sizes, f"prefill_{name}")[with_prompts] for name in ("rows", "tokens", "context", "pairs")
@@ -149,7 +162,7 @@ class ObservedOperations(_Observed):
         length = 2.0 * own / tokens - 1.0
         kinds = (tokens / length, length, 1.0 + np.maximum(pairs - own, 0.0) / tokens)
         exponents = np.stack([np.frexp(kind)[1] - 1 for kind in kinds], axis=1).astype(np.int64)
-        self._prompts.update(dict.fromkeys(map(tuple, exponents.tolist())))
+        self._prompts.update(map(tuple, exponents.tolist()))
 
     def _kinds(self) -> list[tuple[float, float, float]]:
         """Prompts of a step, tokens of each, and tokens behind each."""

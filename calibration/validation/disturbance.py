@@ -44,7 +44,7 @@ def disturbance(sides: Sequence[Side]) -> Disturbance:
     weathers = [calibration and known_weather(runs, calibration) for runs, calibration in sides]
     if steps and all(weathers):
         return Disturbance(False, cast(Weather, weathers[0]).told(MeasuredSteps(steps)))
-    drift, canary = _canary_drift(sides)
+    drift, canary = canary_drift(sides)
     held_up, slow = _held_up(sides)
     return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, slow))))
 
@@ -54,7 +54,7 @@ def calibrated_deployment(calibration: Calibration) -> Deployment:
     return parse(Deployment, json.loads(calibration.deployment), where="calibration.deployment")
 
 
-def _canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
+def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
     """By how much canaries of the same engine are apart, at most."""
     times_ns: dict[str, list[int]] = defaultdict(list)
     for engine, ns in _canaries(sides):

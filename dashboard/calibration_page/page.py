@@ -72,7 +72,7 @@ def _kernels() -> None:
         _held_out(about["held_out"].get(key))
         curve = charts.times(kernels.gpu, key, fit, number, at)
         _, measured = charts.measured_along(kernels.gpu, key, fit, number, at)
-        figure(curve, "times", "Measured and fitted", _of_dots(measured), _FIT)
+        figure(curve, "times", "Measured and fitted", _of_dots(measured), _FIT, marked=True)
     one, other = st.columns(2, gap="large")
     with one:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}

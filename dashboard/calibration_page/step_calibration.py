@@ -54,7 +54,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
-    heading("Error on held-out steps", of_steps(held_out, medians, "and the fit saw none of them"))
+    heading("Error on held-out steps", of_steps(held_out, medians, "and the fit saw none of them"), marked=True)
     for place, (name, errors) in zip(
         st.columns(max(len(calibration.residuals), 1)), calibration.residuals.items(), strict=False
     ):

@@ -70,7 +70,13 @@ def _found(checked: CheckedClaim, claim: Claim) -> None:
     st.markdown(f"### {literal(capitalised(checked.verdict))}")
     st.caption(f"{literal(claim.means)} Expected: {checked.expected}.")
     worst = min(checked.cases, key=lambda case: _WORST.index(case.mark) if case.mark in _WORST else 0)
-    figure(cases_chart(checked.cases, claim.expects), "cases", "Case by case", Provenance(worst.mark, worst.reason))
+    figure(
+        cases_chart(checked.cases, claim.expects),
+        "cases",
+        "Case by case",
+        Provenance(worst.mark, worst.reason),
+        marked=True,
+    )
     if claim.learnt:
         st.markdown(literal(claim.learnt))
 

@@ -53,8 +53,9 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         st.info("This plan has no fleet to show: no candidate can serve the traffic.")
         return
     recommended = answer.place(best) if best else None
-    left, right = st.columns(2, gap="medium")
     rated = provenance_of(points, "fleets")
+    badge(rated)
+    left, right = st.columns(2, gap="medium")
     with left:
         plot = frontier_charts.frontier(points, recommended)
         _clickable(plot, "frontier", "Speed per user and per GPU", rated, planned, runs)
@@ -94,17 +95,18 @@ def _chosen(points: Sequence[Point], recommended: int | None) -> int:
 
 def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
     """One point: what it is, and the way to a recording of it."""
+    rated = provenance(point)
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(carriers(point, planned.answer.spares))}** {verdict}", width="content")
-            badge(provenance(point))
         price = "" if point.usd_per_mtok_out is None else f", \\${point.usd_per_mtok_out:,.2f} per Mtok of output"
         text.caption(
             f"{point.gpus} GPUs, \\${point.usd_per_hour:,.2f}/h{price}; "
             f"{100 * point.attainment:.1f} % of the requests meet the SLOs; "
-            f"{point.tok_s_user:,.3g} tokens/s per user, {point.tok_s_gpu:,.4g} per GPU"
+            f"{point.tok_s_user:,.3g} tokens/s per user, {point.tok_s_gpu:,.4g} per GPU; step times {rated.mark}: "
+            f"{literal(rated.reason)}"
         )
         run_of(runs, planned, point, ways, button)
         if candidate := planned.answer.candidates.get(point.engine):

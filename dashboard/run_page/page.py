@@ -27,7 +27,8 @@ from dashboard.run_page.request_table import request_table
 from dashboard.run_page.slo_lines import slo_lines, slos_of
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
-from dashboard.run_page.words import distribution_rows, scalar_rows
+from dashboard.run_page.words import distribution_rows, disturbance, scalar_rows
+from dashboard.shown import literal
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from serving.metrics import STATISTICS
@@ -65,6 +66,8 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
     run = recording.run
     if run["status"] == "interrupted":
         st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
+    if told := disturbance(recording):
+        st.warning(literal(told), icon=":material/warning:")
     headline(run, metrics)
     slo_lines(recording, metrics, slos)
     with st.container():

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 from calibration.provenance import Provenance, noted
 from calibration.steps.coverage import shown_share
+from calibration.validation.disturbance import canary_drift
 from dashboard.shown import shown, timed
 from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
+from serving.canary import CALM_DRIFT
 from serving.metrics import metric
+from traces.recording import Recording
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
 from traces.saturation import Saturation
@@ -58,6 +61,17 @@ def provenance(found: DiagnosisDocument) -> Provenance:
         return Provenance(mark, reason)
     of = "share of lost requests" if found.sheds else "p99"
     return Provenance(mark, f"{reason}; the simulated {of} is {100 * found.twin_error:+.1f} % off the recorded")
+
+
+def disturbance(recording: Recording) -> str:
+    """What to say of a real run on a machine that was not calm; empty of any other."""
+    drift, told = canary_drift([([recording], None)])
+    if drift <= CALM_DRIFT:
+        return ""
+    return (
+        f"The machine was disturbed during this run: {told}. The canary is a fixed step that should always take as "
+        "long. Part of the times below comes from what else ran on the machine."
+    )
 
 
 def _ms(value: float | None, sheds: bool) -> str:

@@ -53,7 +53,7 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = found.interval
     why = f"{found.why} is the least certain part" if found.why else "no part is uncertain enough to matter"
     provenance = Provenance(found.coverage.name.lower(), why)
-    heading(f"{found.step_ns / 1e6:,.2f} ms", provenance)
+    heading(f"{found.step_ns / 1e6:,.2f} ms", provenance, marked=True)
     tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
         f"90 % interval {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "

@@ -133,6 +133,7 @@ def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
         f"{found.metrics[view.y]} against {view.x}",
         provenance(chosen),
         _help(view.y),
+        marked=True,
     )
 
 

@@ -1,22 +1,28 @@
-"""What tests of pages look for at every plot: one badge, in the smallest block around it that holds any."""
+"""What tests of pages look for: one badge a page, and at every plot a heading that says how far to trust it."""
 
 import re
 from typing import NamedTuple
 
 from calibration.provenance import MARKS
 
-_BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(MARKS)})\]")
+_BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(MARKS)})\] ?(.*)", re.DOTALL)
 
 
 class Found(NamedTuple):
-    """A plot's badge: its mark, and what it says on hover."""
+    """A mark and its reason."""
 
     mark: str
     reason: str
 
 
+def page_badges(app):
+    """The badges of a page that are in sight."""
+    marks = [_BADGE.fullmatch(leaf.value) for leaf in _leaves(app.main) if leaf.type == "markdown"]
+    return [Found(*mark.groups()) for mark in marks if mark]
+
+
 def badges(app):
-    """The badge of each plot of a page, in their order. Fails where a plot has none or shares one."""
+    """What the heading of each plot of a page says on hover, in their order. Fails where a plot has none."""
     return [_at(blocks) for blocks in _plots([app.main])]
 
 
@@ -32,13 +38,13 @@ def _plots(blocks):
 def _at(blocks):
     for block in reversed(blocks):
         leaves = list(_leaves(block))
-        marks = [leaf for leaf in leaves if leaf.type == "markdown" and _BADGE.fullmatch(leaf.value)]
+        helps = [getattr(leaf.proto, "help", "") for leaf in leaves if leaf.type in ("markdown", "subheader")]
+        marks = [mark for help in helps if (mark := _BADGE.search(help.split("\n\n")[-1]))]
         if marks:
             plots = sum(leaf.type == "plotly_chart" for leaf in leaves)
-            assert len(marks) == plots == 1, f"{len(marks)} badges and {plots} plots in one block"
-            (mark,) = marks
-            assert len(mark.proto.help.split("\n\n")[0]) > len("."), "a badge without a reason"
-            return Found(_BADGE.fullmatch(mark.value)[1], mark.proto.help)
+            assert len(marks) == plots == 1, f"{len(marks)} marks and {plots} plots in one block"
+            assert len(marks[0][2]) > len("."), "a mark without a reason"
+            return Found(*marks[0].groups())
     raise AssertionError("a plot without a badge")
 
 

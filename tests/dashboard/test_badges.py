@@ -1,8 +1,10 @@
-"""Every plot of every page carries a badge of its own, and what the badge says is what the plot is drawn from."""
+"""Every page has one badge; every plot says on hover how far to trust it, which is what it is drawn from."""
 
+import json
 import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("streamlit")
@@ -12,6 +14,8 @@ from streamlit.testing.v1 import AppTest
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.times import Coverage
 from calibration.provenance import Provenance, noted, of_run, weakest
+from calibration.steps.observed import observed
+from calibration.steps.predict import predicted_cost
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import DEMO, RUN_SAMPLE
 from dashboard.calibration_page import charts as calibration_charts
@@ -26,8 +30,9 @@ from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.trust_page.words import of_report, of_steps
 from planning.compare.document import ComparisonDocument
 from planning.plan.document import PlanDocument
+from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
-from tests.dashboard.badges import badges
+from tests.dashboard.badges import badges, page_badges
 from tests.dashboard.samples import plan_example, report, toy_run
 from tests.dashboard.test_pages import open_page, step
 from traces.recording import Recording
@@ -53,6 +58,7 @@ def test_every_plot_has_a_badge(tmp_path, name):
     app = open_page(f"dashboard.{module}.page", tmp_path, **url)
     assert not app.exception and not app.error
     assert len(badges(app)) >= least
+    assert len(page_badges(app)) == 1 and len(page_badges(app)[0].reason) > len(":gray[:small[]]")
 
 
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
@@ -77,7 +83,7 @@ def test_a_plot_without_a_badge_is_found():
 
     app = AppTest.from_function(script).run()
     assert not app.exception
-    with pytest.raises(AssertionError, match="badge"):
+    with pytest.raises(AssertionError, match="1 marks and 2 plots"):
         badges(app)
 
 
@@ -98,7 +104,7 @@ def test_a_run_stands_as_what_it_is(tmp_path):
     toy_run(tmp_path / "simulated", "virtual", seed=0)
     toy_run(tmp_path / "real", "wall", seed=0)
     marks = {name: of_run(Recording.load(tmp_path / name).run).mark for name in ("simulated", "real")}
-    assert marks == {"simulated": "unknown", "real": "validated"}
+    assert marks == {"simulated": "unknown", "real": "measured"}
     assert of_run(Recording.load(RUN_SAMPLE).run).mark == "interpolated"
     assert of_run({"clock": "sundial", "notes": ""}).mark == "unknown"
     assert of_run({"clock": "virtual", "notes": '{"standing": {"mark": "splendid"}}'}).mark == "unknown"
@@ -114,7 +120,7 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
         found = recorded({**asked, **sides}, tmp_path, lambda stage, share: None)
         return provenance(ComparisonDocument.read(found)).mark
 
-    assert mark("real", "again") == "validated"
+    assert mark("real", "again") == "measured"
     assert mark("real", "simulated") == mark("simulated", "real") == "unknown"
 
 
@@ -191,3 +197,28 @@ def test_a_policy_has_one_colour_on_every_page():
     colours = {trace.name: trace.marker.color for trace in drawn.data if trace.mode != "none"}
     assert colours == {name: policy_colour(name) for name in policies}
     assert tuple(side_colours("fair", "mine:Own")) == (colours["fair"], colours["mine:Own"])
+
+
+def test_a_run_on_a_machine_that_was_not_calm_says_so_and_no_other_does(tmp_path):
+    """Planted: a canary that takes 31 % longer after the run, and one that takes as long."""
+    for name, after_ns in (("disturbed", 131), ("calm", 101)):
+        toy_run(tmp_path / name, "wall", seed=0)
+        notes = json.dumps({"canary_before_ns": 100 * 10**6, "canary_after_ns": after_ns * 10**6})
+        path = tmp_path / name / "runs.parquet"
+        table = pq.read_table(path)
+        place = table.column_names.index("notes")
+        pq.write_table(table.set_column(place, table.schema.field("notes"), [[notes]]), path)
+        told = [warning.value for warning in open_page("dashboard.run_page.page", tmp_path, run=name).warning]
+        assert ("31 % apart" in "".join(told)) == (name == "disturbed")
+
+
+def test_few_extrapolated_steps_do_not_make_a_run_extrapolated():
+    """Planted: decode steps of a size that was measured, and 1 in 300, or 1 in 3, far beyond any."""
+    cost = predicted_cost("H100", Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9))
+    for usual, mark in ((299, Coverage.INTERPOLATED), (2, Coverage.EXTRAPOLATED)):
+        seen = observed(cost)
+        for _ in range(usual):
+            seen.decode_run_ns(8, 8000, 8_000_000, 1)
+        seen.decode_run_ns(2, 2 * 10**8, 10**16, 1)
+        found = seen.provenance()
+        assert found[0] is mark and found[1].startswith(f"{100 / (usual + 1):.1f} % of the steps extrapolated: ")

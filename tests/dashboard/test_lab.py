@@ -415,7 +415,7 @@ def test_recordings_are_compared_side_by_side(tmp_path: Path, started: list[Job]
     assert found["verdict"].startswith("B is better") and found["runs"] == 2 and found["ranking"] is None
     leave(tmp_path, RECORDED, settings, found)
     app = lab(tmp_path, compare="recordings")
-    assert "B is better" in shown(app) and "validated]" in shown(app)
+    assert "B is better" in shown(app) and "measured]" in shown(app)
     assert len(app.get("plotly_chart")) == 4
     engine_pair(tmp_path / "out", tmp_path / "cal", repeats=2)
     assert "have not been compared" in shown(lab(tmp_path, compare="recordings")), (
