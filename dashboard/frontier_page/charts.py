@@ -1,4 +1,4 @@
-"""Figures of the Frontier page: every fleet that a plan simulated, by what users, GPUs and the money get."""
+"""Figures of the Frontier page: what each engine can do, by what users, GPUs and the money get."""
 
 from __future__ import annotations
 
@@ -6,58 +6,77 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from calibration.provenance import UNKNOWN
-from dashboard.palette import NEUTRAL, SIMULATED, finish, line, symbols
-from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
-from serving.metrics import metric
+from calibration.provenance import EXTRAPOLATED, UNKNOWN
+from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
+from planning.plan.document import EngineCurve
+from planning.plan.frontier import Point
 
-Points = Sequence[Point]
-
-
-def frontier(points: Points, recommended: int | None) -> go.Figure:
-    """Tokens a second of a GPU against those of a user; a line joins those that no other beats."""
-    return _joined(points, "tok_s_gpu", "output tokens/s per GPU", unbeaten(points, per_gpu), recommended)
+STAR = "the recommended fleet at the planned traffic"
+_HEIGHT = 440
+_UNITS = {"tok_s_gpu": "{:,.4g} tokens/s per GPU", "usd_per_mtok_out": "${:,.4g} per million output tokens"}
 
 
-def price(points: Points, recommended: int | None) -> go.Figure:
-    """Dollars per million output tokens against tokens a second of a user; a line joins those that no other beats."""
-    return _joined(points, "usd_per_mtok_out", "$ per million output tokens", unbeaten(points, per_dollar), recommended)
+def frontier(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
+    """Tokens a second of a GPU against those of a user, from a light load to the highest rate within the SLOs."""
+    return _curves(curves, recommended, "tok_s_gpu", "output tokens/s per GPU")
 
 
-def _joined(points: Points, y: str, title: str, best: Sequence[int], recommended: int | None) -> go.Figure:
-    figure = _scatter(points, y, recommended)
-    ends = [points[at].tok_s_user for at in best], [getattr(points[at], y) for at in best]
-    line(figure, *ends, "frontier", SIMULATED, None, 1.5, "dot")
+def price(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
+    """Dollars per million output tokens against tokens a second of a user, over the same rates."""
+    return _curves(curves, recommended, "usd_per_mtok_out", "$ per million output tokens")
+
+
+def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, title: str) -> go.Figure:
+    """A line an engine, in the colour of its GPU; numbers beside its marks are requests at a time."""
+    drawn = [curve for curve in curves if curve.points]
+    if not drawn:
+        return empty("This plan does not hold what each engine can do; plan again", _HEIGHT)
+    figure = go.Figure()
+    gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
+    colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
+    named: set[str] = set()
+    for curve in drawn:
+        points = [p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None]
+        line(
+            figure,
+            [p.tok_s_user for p in points],
+            [getattr(p, y) for p in points],
+            curve.gpu,
+            colours[curve.gpu],
+            "%{customdata}<extra></extra>",
+            mode="lines+markers+text",
+            marker={"size": 8, "symbol": symbols(p.mark for p in points)},
+            text=[f"{p.concurrency:,.0f}" for p in points],
+            textposition="top center",
+            textfont={"size": 10, "color": NEUTRAL},
+            customdata=[
+                f"<b>{curve.engine}</b>, {p.requests_per_s:,.3g} requests/s a replica, "
+                f"{p.concurrency:,.3g} at a time"
+                f"<br>{p.tok_s_user or 0:,.3g} tokens/s of the median user<br>{_UNITS[y].format(getattr(p, y))}"
+                f"<br>{p.mark or UNKNOWN}"
+                for p in points
+            ],
+            legendgroup=curve.gpu,
+            showlegend=curve.gpu not in named,
+        )
+        named.add(curve.gpu)
+        last = points[-1]
+        figure.add_annotation(
+            x=last.tok_s_user, y=getattr(last, y), text=curve.engine, font_color=colours[curve.gpu],
+            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=28, ay=-24, xanchor="left",
+        )  # fmt: skip
+    if any(p.mark == EXTRAPOLATED for curve in drawn for p in curve.points):
+        dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})
+    if recommended is not None and recommended.tok_s_user is not None and getattr(recommended, y) is not None:
+        colour = next((colours[curve.gpu] for curve in drawn if curve.engine == recommended.engine), NEUTRAL)
+        told = (
+            f"<b>{recommended.replicas} \u00d7 {recommended.engine}</b>, {recommended.gpus} GPUs at the planned traffic"
+            f"<br>{recommended.tok_s_user:,.3g} tokens/s of the median user"
+            f"<br>{_UNITS[y].format(getattr(recommended, y))}"
+        )
+        place = [recommended.tok_s_user], [getattr(recommended, y)]
+        star = {"symbol": symbols([recommended.mark], "star")}
+        dots(figure, *place, STAR, colour, "%{customdata}<extra></extra>", 17, star, customdata=[told])
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, rangemode="tozero")
-    return finish(figure, 440)
-
-
-def _scatter(points: Points, y: str, recommended: int | None) -> go.Figure:
-    """Those that meet the SLOs in blue, the rest grey, hollow if extrapolated; every mark knows which point it is."""
-    figure = go.Figure()
-    kinds = (
-        ("breaks the SLOs", NEUTRAL, "circle", 9, lambda at: not points[at].met),
-        ("meets the SLOs", SIMULATED, "circle", 10, lambda at: points[at].met and at != recommended),
-        ("recommended", SIMULATED, "star", 17, lambda at: at == recommended),
-    )
-    for name, colour, symbol, size, belongs in kinds:
-        mine = [at for at in range(len(points)) if belongs(at) and getattr(points[at], y) is not None]
-        if not mine:
-            continue
-        figure.add_scatter(
-            x=[points[at].tok_s_user for at in mine],
-            y=[getattr(points[at], y) for at in mine],
-            mode="markers",
-            marker={"color": colour, "symbol": symbols((points[at].mark for at in mine), symbol), "size": size},
-            customdata=[
-                (at, points[at].gpus, points[at].usd_per_hour, 100 * points[at].attainment, points[at].mark or UNKNOWN)
-                for at in mine
-            ],
-            text=[f"{points[at].replicas} × {points[at].engine}" for at in mine],
-            hovertemplate="%{text}: %{customdata[1]} GPUs, $%{customdata[2]:,.2f}/h, "
-            f"%{{customdata[3]:.1f}} % attainment<br>%{{x:,.3g}} {metric('tok_s_user').unit}, %{{y:,.3g}}<br>"
-            "%{customdata[4]}<extra></extra>",
-            name=name,
-        )
-    return figure
+    return finish(figure, _HEIGHT)

@@ -1,6 +1,6 @@
-"""Frontier: every fleet that a plan simulated. A click on one that is recorded opens it on the Run page.
+"""Frontier: what each engine of a plan can do, and every fleet that the plan simulated.
 
-One that is not can be simulated in full, and is opened once it is there.
+A fleet that is recorded opens on the Run page; one that is not can be simulated in full, and opens once it is there.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import streamlit as st
 
-from calibration.provenance import Provenance
-from dashboard.blocks import badge, figure, table, titled
+from dashboard.blocks import badge, choosing, figure, table, titled
 from dashboard.downloads import downloads
-from dashboard.fleet_run import open_when_there, run_of
+from dashboard.fleet_run import run_of
 from dashboard.frontier_page import charts as frontier_charts
 from dashboard.plan_page.words import (
     FORMATS,
@@ -25,10 +23,11 @@ from dashboard.plan_page.words import (
     plan_name,
     provenance,
     provenance_of,
+    ranked,
 )
 from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
-from dashboard.url import choose, go_to, in_url, keep, named
+from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
 
 
@@ -46,7 +45,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     best = answer.recommendation
     st.caption(
         f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests. SLOs: "
-        f"{literal(', '.join(answer.objectives))}. Click a fleet to choose it."
+        f"{literal(', '.join(answer.objectives))}. Choose one in the table."
     )
     downloads(answer, "plan")
     if not points:
@@ -57,13 +56,17 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     badge(rated)
     left, right = st.columns(2, gap="medium")
     with left:
-        plot = frontier_charts.frontier(points, recommended)
-        _clickable(plot, "frontier", "Speed per user and per GPU", rated, planned, runs)
+        plot = frontier_charts.frontier(answer.engine_curves, best)
+        figure(plot, "frontier", "Speed per user and per GPU", rated, _HELP)
     with right:
-        plot = frontier_charts.price(points, recommended)
-        _clickable(plot, "price", "What speed costs", rated, planned, runs)
+        plot = frontier_charts.price(answer.engine_curves, best)
+        figure(plot, "price", "What speed costs", rated, _HELP)
+    st.caption(_READ)
     _fleet(runs, planned, points[_chosen(points, recommended)], ways)
-    table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content")
+    order = ranked(points, recommended)
+    ids = [_name(points[at]) for at in order]
+    chosen = choosing("fleet", ids, "fleets")
+    table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content", **chosen)
 
 
 def _in_order(found: dict[str, Planned]) -> dict[str, Planned]:
@@ -71,17 +74,6 @@ def _in_order(found: dict[str, Planned]) -> dict[str, Planned]:
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
     return {name: found[name] for name in order}
-
-
-def _clickable(plot: Any, key: str, text: str, rated: Provenance, planned: Planned, runs: Path) -> None:
-    def clicked() -> None:
-        marks = [mark for mark in st.session_state[key].selection.points if "customdata" in mark]
-        if marks:
-            point = planned.answer.points[int(marks[0]["customdata"][0])]
-            go_to(fleet=_name(point))
-            open_when_there(planned.fleet_job(runs, point))
-
-    figure(plot, key, text, rated, _HELP, on_select=clicked, selection_mode="points")
 
 
 def _chosen(points: Sequence[Point], recommended: int | None) -> int:
@@ -119,7 +111,12 @@ def _name(point: Point) -> str:
 
 
 _HELP = (
-    "Each point is a fleet. Further right, the median user gets more output tokens per second. Grey fleets break an "
-    "SLO. Hollow points are extrapolated. The dotted line joins the fleets that meet the SLOs and that no other such "
-    "fleet beats on both axes. Click a fleet to choose it; if its run is recorded, the Run page opens."
+    "Each line is an engine on as many GPUs as are recommended (16 replicas at most), from a light load to its highest "
+    "rate within the SLOs. Further right, the median user gets more output tokens per second. Colours are GPUs; hollow "
+    "points are extrapolated."
+)
+_READ = (
+    "The name stands at the highest rate at which every SLO holds in as many cases as the plan asks for. Numbers are "
+    "requests at a time in one replica. The star is the recommended fleet at the planned traffic. It lies before the "
+    "end of its line by its headroom, and below the line where spares carry nothing."
 )

@@ -101,8 +101,8 @@ def _frontiers(answer: PlanDocument) -> Iterator[str]:
     yield paragraph(f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests.", soft=True)
     yield beside(
         [
-            figure(frontier_charts.frontier(points, recommended), rated, "Speed per user and per GPU"),
-            figure(frontier_charts.price(points, recommended), rated, "What speed costs"),
+            figure(frontier_charts.frontier(answer.engine_curves, best), rated, "Speed per user and per GPU"),
+            figure(frontier_charts.price(answer.engine_curves, best), rated, "What speed costs"),
         ]
     )
     yield table(fleet_rows(answer, recommended))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from planning.plan.candidates import Engine
+from planning.plan.capacity import engine_curves
 from planning.plan.curves import fleet_curve, load_curve
 from planning.plan.document import (
     Candidate,
     Choice,
     Choices,
+    EngineCurve,
     Fewer,
     FleetPoint,
     Histogram,
@@ -38,7 +40,7 @@ from planning.workers import Workers
 from serving.deployments.config import Deployment
 
 _BINS = 30
-_AROUND = 0.7  # of the work of both curves, the first one's: it is simulated at both ends of the interval, too
+_AROUND, _LOAD = 0.45, 0.2  # of the work of the curves, theirs: the first is simulated at both ends of the interval
 
 
 def plan_document(
@@ -61,7 +63,10 @@ def plan_document(
     recommendation = _recommendation(found, best) if best else None
     risk_told = choices(recommendation.choices) if recommendation and recommendation.choices else None
     offers = tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up)
-    by_replicas, by_rate = _curves(workers, best, found.limits.most, tell) if workers and best else ([], [])
+    ruled_out = {failure.engine for failure in found.failures}
+    able = [engine for engine in engines if engine.name not in ruled_out]
+    drawn = _curves(workers, best, able, found.limits.most, tell) if workers and best else ((), (), ())
+    by_replicas, by_rate, curves = drawn
     return PlanDocument(
         answer=answer(found, risk_told),
         risk_told=risk_told,
@@ -94,6 +99,7 @@ def plan_document(
         lengths=Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)),
         by_replicas=tuple(by_replicas),
         by_rate=tuple(by_rate),
+        engine_curves=tuple(curves),
         mean_prompt_tokens=sum(prompts) / len(requests),
         mean_output_tokens=sum(outputs) / len(requests),
         unforgiving=tuple(o.text for o in objectives if not o.allowed(found.question.requests)),
@@ -103,19 +109,21 @@ def plan_document(
 
 
 def _curves(
-    workers: Workers, best: Recommended, most: int, tell: Tell
-) -> tuple[Sequence[FleetPoint], Sequence[LoadPoint]]:
-    """What more and fewer replicas, up to `most`, and more and less traffic would do."""
+    workers: Workers, best: Recommended, engines: Sequence[Engine], most: int, tell: Tell
+) -> tuple[Sequence[FleetPoint], Sequence[LoadPoint], Sequence[EngineCurve]]:
+    """What more and fewer replicas, up to `most`, and more and less traffic would do; what each engine can do."""
     engine, replicas = best.offer.engine, best.offer.trial.replicas
 
-    def around_done(share: float) -> None:
-        tell("attainment with more and fewer replicas", _AROUND * share)
+    def part(stage: str, begin: float, end: float) -> Callable[[float], None]:
+        return lambda share: tell(stage, begin + (end - begin) * share)
 
-    def load_done(share: float) -> None:
-        tell("latency with more and less traffic", _AROUND + (1 - _AROUND) * share)
-
-    around = fleet_curve(workers, engine, replicas, most, around_done)
-    return around, load_curve(workers, engine, replicas, best.knee.headroom_percent, load_done)
+    around = part("attainment with more and fewer replicas", 0.0, _AROUND)
+    load = part("latency with more and less traffic", _AROUND, _AROUND + _LOAD)
+    return (
+        fleet_curve(workers, engine, replicas, most, around),
+        load_curve(workers, engine, replicas, best.knee.headroom_percent, load),
+        engine_curves(workers, engines, replicas * engine.gpus, part("what each engine can do", _AROUND + _LOAD, 1.0)),
+    )
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:

@@ -136,6 +136,23 @@ class LoadPoint(Part):
     reason: str = fact("why", default="")
 
 
+class RatePoint(Point):
+    """Replicas of an engine at a rate of the plan's traffic."""
+
+    requests_per_s: float = fact("mean rate of one replica", "requests/s")
+    concurrency: float = fact("requests in one replica at a time, on average (Little's law)")
+
+
+class EngineCurve(Part):
+    """What an engine can do within the SLOs, on as many GPUs as are recommended, or up to 16 replicas."""
+
+    engine: str = fact("one replica")
+    gpu: str = fact("its GPU")
+    points: tuple[RatePoint, ...] = fact(
+        "by rate; the last is the highest at which every SLO holds; empty if none does"
+    )
+
+
 class Candidate(Part):
     """An engine that was looked at."""
 
@@ -188,6 +205,7 @@ class PlanDocument(Document):
     lengths: Lengths = fact("how long prompts and outputs are")
     by_replicas: tuple[FleetPoint, ...] = fact("the recommended engine with more and fewer replicas")
     by_rate: tuple[LoadPoint, ...] = fact("the recommended fleet with more and less traffic")
+    engine_curves: tuple[EngineCurve, ...] = fact("what each engine can do", default=())
     mean_prompt_tokens: float | None = fact("mean length of a prompt", "tokens", default=None)
     mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
     unforgiving: tuple[str, ...] = fact("objectives that, of so few requests, not one may break", default=())

@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a whole run gives: attainment, median tokens/s of a user, 99th percentile of E2E; and in steady operation
+    """What a run gives: attainment, median tokens/s of a user, 99th percentile and mean of E2E; in steady operation
     output and prompt tokens/s in all, and by how many requests a second its queue grows.
 
     `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound. `broken`
@@ -58,6 +58,7 @@ class Figures:
     steady: Steady
     tok_s_user: float
     e2e_p99_s: float
+    e2e_mean_s: float
     observed: tuple[float, ...]
     worst: int
     broken: tuple[float, ...]
@@ -191,6 +192,7 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
         steady=steady,
         tok_s_user=metrics.distribution("tok_s_user").p50,
         e2e_p99_s=metrics.distribution("e2e_ms").p99 / 1e3,
+        e2e_mean_s=metrics.distribution("e2e_ms").mean / 1e3,
         observed=observed,
         worst=max(range(len(excess)), key=excess.__getitem__),
         broken=objectives.broken(metrics),

@@ -178,8 +178,10 @@ def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
         return sum(point.mark == "extrapolated" for point in points)
 
     answer = PlanDocument.read(plan_example()["answer"])
-    points, replicas, rates = map(some_beyond, (answer.points, answer.by_replicas, answer.by_rate))
-    assert hollow(frontier_charts.frontier(points, None)) == beyond(points) > 0
+    curve = answer.engine_curves[0]
+    points, replicas, rates = map(some_beyond, (curve.points, answer.by_replicas, answer.by_rate))
+    drawn = frontier_charts.frontier([curve.model_copy(update={"points": tuple(points)})], None)
+    assert sum(symbol.endswith("-open") for symbol in drawn.data[0].marker.symbol) == beyond(points) > 0
     assert hollow(plan_charts.attainment(replicas, 3)) == beyond(replicas) > 0
     assert hollow(plan_charts.latency(rates, "ttft_ms", 20, 22, [])) == beyond(rates) > 0
 

@@ -38,7 +38,6 @@ from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
-from planning.plan.frontier import per_dollar, per_gpu
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from serving.deployments.config import parse
@@ -521,22 +520,29 @@ def test_names_tell_plans_apart(tmp_path: Path) -> None:
     assert names[5].startswith("no fleet: a model that is no longer here")
 
 
-def test_the_line_joins_fleets_that_meet_the_slos_only() -> None:
-    points = bundled().points
-    assert not all(point.met for point in points)
-    for plot, gain in ((frontier_charts.frontier, per_gpu), (frontier_charts.price, per_dollar)):
-        (line,) = [trace for trace in plot(points, None).data if trace.mode == "lines"]
-        met = {point.tok_s_user for point in points if point.met}
-        assert set(line.x) <= met and len(line.x) > 1
-        for at in frontier_charts.unbeaten(points, gain):
-            mine = points[at]
-            assert not any(
-                other.met
-                and other.tok_s_user > mine.tok_s_user
-                and other.tok_s_gpu > mine.tok_s_gpu
-                and other.usd_per_mtok_out < mine.usd_per_mtok_out
-                for other in points
-            )
+def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -> None:
+    """Two GPUs that tie at the offered load do not tie in what they can do: the faster one ends higher."""
+    answer = bundled()
+    assert {p.tok_s_gpu for p in answer.points if p.gpus == 28} == {answer.recommendation.tok_s_gpu}  # type: ignore[union-attr]
+    slow, fast = sorted((c for c in answer.engine_curves if c.points), key=lambda c: c.gpu)
+    assert (slow.gpu, fast.gpu) == ("H100", "H200") and fast.points[-1].tok_s_gpu > 1.05 * slow.points[-1].tok_s_gpu
+    for curve in (slow, fast):
+        rates = [p.requests_per_s for p in curve.points]
+        assert rates == sorted(rates) and curve.points[-1].met
+        assert [p.concurrency for p in curve.points] == sorted(p.concurrency for p in curve.points)
+    beyond = fast.model_copy(
+        update={"points": tuple(p.model_copy(update={"mark": "extrapolated"}) for p in fast.points)}
+    )
+    for draw, unit in ((frontier_charts.frontier, "tokens/s per GPU"), (frontier_charts.price, "per million output")):
+        drawn = draw([slow, beyond], answer.recommendation)
+        told = {trace.name: trace for trace in drawn.data}
+        assert {"H100", "H200", "hollow: extrapolated", frontier_charts.STAR} == set(told)
+        assert told["H100"].line.color != told["H200"].line.color == told["H200"].line.color
+        assert {note.text for note in drawn.layout.annotations} == {slow.engine, beyond.engine}
+        assert all(unit in text and "tokens/s of the median user" in text for text in told["H100"].customdata)
+        assert list(told["H100"].text) == [f"{p.concurrency:,.0f}" for p in slow.points]
+        assert "7 × TP4 H100" in told[frontier_charts.STAR].customdata[0]
+    assert "plan again" in frontier_charts.frontier([], None).layout.annotations[0].text
 
 
 # Traffic that is too much

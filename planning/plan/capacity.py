@@ -1,0 +1,74 @@
+"""What each engine can do: its highest rate within the objectives, and what users get below it.
+
+Two GPUs that serve the same traffic in equal numbers give equal tokens per second of a GPU; what they could give
+differs. As many replicas as the recommended GPUs allow are simulated on the busiest stretch of the traffic, slowed down
+or sped up: fewer would not even out bursts as the fleet does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+
+from planning.plan.bisection import Bisection
+from planning.plan.candidates import Engine
+from planning.plan.document import EngineCurve, RatePoint
+from planning.plan.frontier import point
+from planning.plan.trial import Question, Trial, try_fleet
+from planning.traffic import mean_rate
+from planning.workers import Task, Workers
+from traces.reshape import reshaped
+
+_REPLICAS, _REQUESTS = 16, 4000  # at most
+_LOADS = (0.15, 0.35, 0.6, 0.8)  # of the highest rate
+_FINEST = 1.05  # between two rates that are told apart
+_LEAST, _RATES = 1e-3, 200  # of the traffic's rate; as many rates, up to 17 times that of the traffic
+
+
+def engine_curves(
+    workers: Workers[Question], engines: Sequence[Engine], gpus: int, done: Callable[[float], None]
+) -> list[EngineCurve]:
+    """Of the replicas of each engine that so many GPUs make, up to `_REPLICAS`, in the order of the engines.
+
+    Without points where they keep the objectives at no rate.
+    """
+    tasks: list[Task[Question, EngineCurve]] = [
+        partial(_curve, engine=engine, replicas=max(min(gpus // engine.gpus, _REPLICAS), 1)) for engine in engines
+    ]
+    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
+
+
+def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
+    some = _busiest(question)
+
+    def at(scale: float, to_the_end: bool) -> Trial:
+        workload = reshaped(some.workload, rate_scale=scale)
+        return try_fleet(replace(some, workload=workload), engine, replicas, to_the_end)
+
+    search = Bisection(low=0, most=_RATES, start=_RATES // 2)
+    while not search.done:
+        number = search.ask()
+        search = search.answered(number, not at(_LEAST * _FINEST**number, to_the_end=False).met)
+    highest = _LEAST * _FINEST**search.low
+    points = []
+    for load in (*_LOADS, 1.0) if search.low else ():
+        trial = at(load * highest, to_the_end=True)
+        rate = load * highest * mean_rate(some.workload) / replicas
+        assert trial.figures is not None
+        at_a_time = rate * trial.figures.e2e_mean_s  # Little's law
+        points.append(RatePoint(**dict(point(engine, trial)), requests_per_s=rate, concurrency=at_a_time))
+    return EngineCurve(engine=engine.name, gpu=engine.gpu, points=tuple(points))
+
+
+def _busiest(question: Question) -> Question:
+    """With no more than `_REQUESTS` consecutive requests: those with the most tokens."""
+    requests = list(question.workload.requests)
+    before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
+    starts = range(max(len(requests) - _REQUESTS, 0) + 1)
+    begin = max(starts, key=lambda start: before[min(start + _REQUESTS, len(requests))] - before[start])
+    kept = requests[begin : begin + _REQUESTS]
+    first_ns = kept[0].arrival_ns
+    moved = [replace(request, arrival_ns=request.arrival_ns - first_ns) for request in kept]
+    return replace(question, workload=replace(question.workload, requests=moved), requests=len(moved), draws=())
