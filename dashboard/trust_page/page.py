@@ -17,14 +17,17 @@ from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import open_run
+from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
+from dashboard.planned import plans
 from dashboard.shown import literal, when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
 from dashboard.trust_page.decision_results import Decisions, decision_rows, newest_decisions
 from dashboard.trust_page.domain_view import show_domain
-from dashboard.trust_page.external_results import newest_external
+from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
 from dashboard.trust_page.latencies import COMPARED, compared_latencies, step_errors
+from dashboard.trust_page.own_question import judged, question_of
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
@@ -44,6 +47,12 @@ from serving.metrics import metric
 Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
+_ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
+_OWN = (
+    "It is asked of the plan that you looked at last. The evidence is published runs that the simulator had not seen. "
+    "Yes: runs of the same GPU, model and load, within a factor of two, are in their bands, and their median errors "
+    "are at most 25 %. Errors are medians over these runs."
+)
 _REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"
 _ERRORS = (
@@ -72,9 +81,12 @@ def show(runs: Path) -> None:
     except UserError as error:
         mistake(error, runs)
         return
+    if external is not None:
+        _own_question(runs, external)
+    with st.expander("Seven checks of the simulator, from single decisions to the right choice"):
+        _ladder(rungs(report, external, clients, decisions))
     _verdict(report)
     downloads(Validation(reports[name], runs if own else None), name)
-    _ladder(rungs(report, external, clients, decisions))
     with st.container():
         _distributions(reports[name], report)
     _errors(report)
@@ -115,6 +127,24 @@ def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | Non
     except UserError as error:
         mistake(error, runs)
         return None
+
+
+def _own_question(runs: Path, external: External) -> None:
+    """Yes or no for the plan that was looked at last, or the bundled one."""
+    found = plans(runs)
+    plan = found.get(st.session_state.get(LOOKED_AT, EXAMPLE), found[EXAMPLE])
+    question = question_of(plan.answer)
+    if question is None:
+        return
+    verdict = judged(question, external)
+    colour, icon = _ANSWERS[verdict.answer]
+    with st.container(border=True):
+        asked = f"{literal(question.model)} on {literal(question.gpu)}"
+        st.subheader(f":{colour}[:material/{icon}:] {verdict.answer}, for {asked}", anchor=False, help=_OWN)
+        st.markdown(literal(verdict.why))
+        with st.container(horizontal=True, gap="medium"):
+            for name, value in verdict.figures.items():
+                st.metric(name, value, width="content")
 
 
 def _verdict(report: ValidationReport) -> None:

@@ -11,11 +11,7 @@ from dashboard.trust_page.decision_results import Decisions
 from dashboard.trust_page.external_results import LATENCIES, External, Source, covered, median_error_pct
 from serving.metrics import label_of
 
-LADDER = (
-    "Each card is a check of the simulator, called a rung. 1: does it decide as the engine does? 2: are its step times "
-    "right? 3: are whole runs right? 4: does it predict published runs of vLLM? 5: do its 90 % bands hold 90 %? "
-    "6: does it predict what clients of a server see? 7: do its predictions lead to the right choice?"
-)
+LADDER = "Each check is called a rung. A higher one says more, and rests on those below."
 _NOT_CLIMBED = "This report does not hold this check."
 
 
@@ -44,19 +40,19 @@ def rungs(
 
 
 def _decisions(report: ValidationReport | None) -> Rung:
-    title = "Rung 1 · Same decisions"
+    title = "Rung 1 · Does it decide alike?"
     replay = report.rungs.replay if report else None
     if replay is None:
         return Rung(title)
     told = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
     if replay.identical == replay.steps:
-        why = f"Given the measured step times, the simulator decides as the engine did on {replay.requests:,} requests."
+        why = f"On {replay.requests:,} requests, given the measured step times."
         return Rung(title, told, why, "green", "check_circle")
     return Rung(title, told, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
 
 
 def _steps(report: ValidationReport | None) -> Rung:
-    title = "Rung 2 · Step times"
+    title = "Rung 2 · Are step times right?"
     step = report.rungs.step if report else None
     if step is None or not step.regimes:
         return Rung(title)
@@ -77,7 +73,7 @@ def _worst(regimes: Mapping[str, Regime]) -> str:
 
 
 def _runs(report: ValidationReport | None) -> Rung:
-    title = "Rung 3 · Whole runs"
+    title = "Rung 3 · Are whole runs right?"
     rows = [row for row in _rows(report) if row.error_pct is not None]
     if not rows:
         return Rung(title)
@@ -103,7 +99,7 @@ def _within_noise(rows: Sequence[RunRow]) -> str:
 
 
 def _others(external: External | None) -> Rung:
-    title = "Rung 4 · Engines of others"
+    title = "Rung 4 · And engines of others?"
     if external is None:
         return Rung(title, detail="There are no results of tokentwin validate external.")
     targets = external.targets
@@ -111,8 +107,8 @@ def _others(external: External | None) -> Rung:
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
     furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
     why = (
-        f"Published runs of vLLM that the simulator had not seen. Median errors are {_together(_medians(external))}. "
-        f"The largest are of {furthest.title}: {_together(_medians(furthest))}."
+        f"Median errors on unseen runs of vLLM: {_together(_medians(external))}. "
+        f"Largest: {furthest.title}, {_together(_medians(furthest))}."
     )
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
@@ -128,7 +124,7 @@ def _together(errors: Mapping[str, float]) -> str:
 
 
 def _bands(report: ValidationReport | None, external: External | None) -> Rung:
-    title = "Rung 5 · Bands"
+    title = "Rung 5 · Do 90 % bands hold 90 %?"
     rows = _rows(report)
     banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
@@ -143,13 +139,13 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
     held, count, _ = shares[0]
     parts = ", ".join(f"{100 * held / count:.0f} % {of}" for held, count, of in shares)
-    why = f"The bands should hold 90 %. They hold {parts}. Figures of one run depend on each other.{_noisy(rows)}"
+    why = f"They hold {parts}.{_noisy(rows)}"
     told = Rung(title, f"**{held} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, told) if banded or same else told
 
 
 def _front_door(clients: Clients | None) -> Rung:
-    title = "Rung 6 · Front door"
+    title = "Rung 6 · Do clients see what is predicted?"
     if clients is None:
         return Rung(title, detail="There are no results of tokentwin validate front-door.")
     told = _errors({label_of(row.metric): row.error_pct for row in clients.means})
@@ -164,7 +160,7 @@ def _front_door(clients: Clients | None) -> Rung:
 
 
 def _choices(decisions: Decisions | None) -> Rung:
-    title = "Rung 7 · Right choices"
+    title = "Rung 7 · Are its choices right?"
     if decisions is None:
         return Rung(title, detail="There are no results of tokentwin validate decisions.")
     ours = decisions.ours

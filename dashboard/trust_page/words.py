@@ -15,8 +15,7 @@ FLOOR = "The floor is how far repeats of the same real run lie from each other."
 IN_WEATHER = "Error in the same weather"
 ERRORS_IN_WEATHER = (
     "The simulator is told how slow the machine was at each moment of the real run, and nothing else of it. What is "
-    "left is the error of the simulator itself. The orange band is how far repeats of the real run lie from each other "
-    "once each is compared with its own simulation."
+    "left is its own error. The orange band is the floor."
 )
 
 

@@ -24,6 +24,7 @@ from traces.reshape import reshaped
 _REPLICAS, _REQUESTS = 16, 4000  # at most
 _LOADS = (0.15, 0.35, 0.6, 0.8)  # of the highest rate
 _FINEST = 1.05  # between two rates that are told apart
+_BEYOND = (2, 3, 5, 8)  # rates above the first that breaks an objective: those that are tried, too
 _LEAST, _RATES = 1e-3, 200  # of the traffic's rate; as many rates, up to 17 times that of the traffic
 
 
@@ -51,7 +52,10 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     while not search.done:
         number = search.ask()
         search = search.answered(number, not at(_LEAST * _FINEST**number, to_the_end=False).met)
-    highest = _LEAST * _FINEST**search.low
+    # Where an objective is nearly broken at any load, chance may break it at one rate and not at a higher one.
+    beyond = (search.low + more for more in _BEYOND)
+    met = (number for number in beyond if search.low and at(_LEAST * _FINEST**number, to_the_end=False).met)
+    highest = _LEAST * _FINEST ** max(met, default=search.low)
     points = []
     for load in (*_LOADS, 1.0) if search.low else ():
         trial = at(load * highest, to_the_end=True)

@@ -1,0 +1,127 @@
+"""How far the planner's own question is from what was measured: the GPU, the model and the load of a plan's answer.
+
+The evidence is published runs that the simulator had not seen. A run is near if it is of the same GPU and model, with
+about as many requests at a time in one replica.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from statistics import median
+from typing import NamedTuple
+
+from dashboard.trust_page.external_results import LATENCIES, External, Figure, Source
+from planning.plan.document import PlanDocument
+
+_NEAR = 2.0  # times as many requests at a time, or a half
+_HELD = 0.8  # of the measured values, in bands that are to hold 0.9 of them
+_FAR_PCT = 25.0  # a median error that would change most plans
+_AT_A_TIME, _SHARDS, _WEIGHTS = (re.compile(part) for part in (r"_c(\d+)_", r"_tp(\d+)_", r"_(fp\d|int\d)_"))
+
+
+class Question(NamedTuple):
+    """What is to be trusted; `at_a_time` are the requests in one replica, None if unknown."""
+
+    gpu: str
+    model: str
+    at_a_time: float | None
+
+
+class Verdict(NamedTuple):
+    """`Yes`, `Partly` or `No`; why in a sentence; and the figures of the nearest runs: name and value."""
+
+    answer: str
+    why: str
+    figures: dict[str, str]
+
+
+class _Run(NamedTuple):
+    source: Source
+    name: str
+    rows: list[Figure]
+
+    def is_of(self, model: str) -> bool:
+        return _letters(model) in _letters(self.source.name + self.name)
+
+    @property
+    def at_a_time(self) -> float | None:
+        said = _AT_A_TIME.search(self.name)
+        return float(said[1]) if said else None
+
+
+def question_of(plan: PlanDocument) -> Question | None:
+    """That of the recommended fleet; None without one. Requests at a time follow by Little's law."""
+    best = plan.recommendation
+    if best is None:
+        return None
+    at_a_time = None
+    if plan.requests_per_s and plan.mean_output_tokens and best.tok_s_user:
+        at_a_time = plan.requests_per_s / best.replicas * plan.mean_output_tokens / best.tok_s_user
+    return Question(plan.gpu_of(best), str(best.deployment.get("model", "")), at_a_time)
+
+
+def judged(question: Question, external: External) -> Verdict:
+    """Whether predictions of it can be trusted, by the nearest runs."""
+    asked = f"{question.model} on {question.gpu}"
+    on_gpu = list(_runs(case for case in external.cases if case.gpu == question.gpu))
+    if not on_gpu:
+        why = f"No measured run is of {question.gpu}, so nothing says how far off its predictions are."
+        return Verdict("No", why, {})
+    of_model = [run for run in on_gpu if run.is_of(question.model)]
+    near = [run for run in of_model if _apart(run, question) <= _NEAR]
+    kept = near or of_model or on_gpu
+    nearest = min(kept, key=lambda run: _apart(run, question))
+    rows = [row for run in kept for row in run.rows]
+    held, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
+    figures = {f"{label} error": f"{error:.0f} %" for label, error in _errors(rows).items()}
+    figures |= {"in their 90 % band": f"{100 * held:.0f} %", "measured runs": f"{len(kept):,}"}
+    told = f"The nearest is {_called(nearest)}."
+    if not of_model:
+        why = f"{len(on_gpu):,} measured runs are of {question.gpu}, none of {question.model}. {told}"
+        return Verdict("Partly", why, figures)
+    load = (
+        "" if question.at_a_time is None else f" with about {question.at_a_time:,.0f} requests at a time in a replica"
+    )
+    if not near:
+        return Verdict("Partly", f"{len(of_model):,} measured runs are of {asked}, none{load}. {told}", figures)
+    why = f"{len(near):,} measured runs are of {asked}{load}. {told}"
+    if held >= _HELD and worst <= _FAR_PCT:
+        return Verdict("Yes", why, figures)
+    return Verdict("Partly" if held >= _HELD else "No", f"{why} Predictions of them were far off.", figures)
+
+
+def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
+    for case in cases:
+        for name in dict.fromkeys(row.run for row in case.rows):
+            yield _Run(case, name, [row for row in case.rows if row.run == name])
+
+
+def _errors(rows: list[Figure]) -> dict[str, float]:
+    """Median absolute errors of blind predictions in percent, by latency."""
+    found = {
+        label: [abs(row.blind_error_pct) for row in rows if row.figure.startswith(name)]
+        for name, label in LATENCIES.items()
+    }
+    return {label: median(errors) for label, errors in found.items() if errors}
+
+
+def _apart(run: _Run, question: Question) -> float:
+    """How many times more or fewer requests at a time; infinite if either is unknown."""
+    if run.at_a_time is None or not question.at_a_time:
+        return math.inf
+    return max(run.at_a_time / question.at_a_time, question.at_a_time / run.at_a_time)
+
+
+def _called(run: _Run) -> str:
+    shards, weights = _SHARDS.search(run.name), _WEIGHTS.search(run.name)
+    parts = [run.source.title if run.at_a_time is None else f"one of {run.source.engine}"]
+    parts += [f"TP{shards[1]}"] if shards else []
+    parts += [f"weights in {weights[1].upper()}"] if weights else []
+    parts += [f"{run.at_a_time:.0f} requests at a time"] if run.at_a_time else []
+    return ", ".join(parts)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
