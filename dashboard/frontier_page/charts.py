@@ -35,7 +35,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
     gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
     colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
     named: set[str] = set()
-    for curve in drawn:
+    for at, curve in enumerate(drawn):
         points = [p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None]
         line(
             figure,
@@ -63,7 +63,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         last = points[-1]
         figure.add_annotation(
             x=last.tok_s_user, y=getattr(last, y), text=curve.engine, font_color=colours[curve.gpu],
-            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=28, ay=-24, xanchor="left",
+            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=28, ay=-24 - 20 * (at % 4), xanchor="left",
         )  # fmt: skip
     if any(p.mark == EXTRAPOLATED for curve in drawn for p in curve.points):
         dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})

@@ -116,7 +116,7 @@ _HELP = (
     "points are extrapolated."
 )
 _READ = (
-    "The name stands at the highest rate at which every SLO holds in as many cases as the plan asks for. Numbers are "
-    "requests at a time in one replica. The star is the recommended fleet at the planned traffic. It lies before the "
-    "end of its line by its headroom, and below the line where spares carry nothing."
+    "The name stands at the highest rate at which every SLO holds if steps are as predicted. Numbers are requests at a "
+    "time in one replica. The star is the recommended fleet at the planned traffic. It lies before the end of its "
+    "line, since it holds even if steps are slow, and below the line where spares carry nothing."
 )

@@ -116,7 +116,7 @@ def _apart(run: _Run, question: Question) -> float:
 
 def _called(run: _Run) -> str:
     shards, weights = _SHARDS.search(run.name), _WEIGHTS.search(run.name)
-    parts = [run.source.title if run.at_a_time is None else f"one of {run.source.engine}"]
+    parts = [run.source.title if run.at_a_time is None else f"one of {run.source.engine.partition(',')[0]}"]
     parts += [f"TP{shards[1]}"] if shards else []
     parts += [f"weights in {weights[1].upper()}"] if weights else []
     parts += [f"{run.at_a_time:.0f} requests at a time"] if run.at_a_time else []

@@ -72,17 +72,17 @@ def show(runs: Path) -> None:
     reports = own or {BUNDLED: DEMO / "validation"}
     with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
+    external, clients = _newest(newest_external, runs), _newest(newest_clients, runs)
+    if external is not None:
+        _own_question(runs, external)
     if not own:
         _bundled(runs)
-    external, clients = _newest(newest_external, runs), _newest(newest_clients, runs)
     decisions = _newest(newest_decisions, runs)
     try:
         report = load_report(reports[name])
     except UserError as error:
         mistake(error, runs)
         return
-    if external is not None:
-        _own_question(runs, external)
     with st.expander("Seven checks of the simulator, from single decisions to the right choice"):
         _ladder(rungs(report, external, clients, decisions))
     _verdict(report)

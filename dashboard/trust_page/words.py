@@ -11,7 +11,7 @@ from dashboard.trust_page.domain import NEGLIGIBLE
 from serving.metrics import axis_of
 
 CANARY = "A canary step is a fixed step that is timed now and then and should always take as long. "
-FLOOR = "The floor is how far repeats of the same real run lie from each other."
+FLOOR = "The floor, or noise, is how far repeats of the same real run lie from each other."
 IN_WEATHER = "Error in the same weather"
 ERRORS_IN_WEATHER = (
     "The simulator is told how slow the machine was at each moment of the real run, and nothing else of it. What is "

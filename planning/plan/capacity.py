@@ -2,7 +2,7 @@
 
 Two GPUs that serve the same traffic in equal numbers give equal tokens per second of a GPU; what they could give
 differs. As many replicas as the recommended GPUs allow are simulated on the busiest stretch of the traffic, slowed down
-or sped up: fewer would not even out bursts as the fleet does.
+or sped up: fewer would not even out bursts as the fleet does. Steps take as long as predicted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
 from planning.plan.document import EngineCurve, RatePoint
 from planning.plan.frontier import point
-from planning.plan.trial import Question, Trial, try_fleet
+from planning.plan.trial import Question, Trial, simulated
 from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import reshaped
@@ -46,13 +46,14 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
 
     def at(scale: float, to_the_end: bool) -> Trial:
         workload = reshaped(some.workload, rate_scale=scale)
-        return try_fleet(replace(some, workload=workload), engine, replicas, to_the_end)
+        asked = replace(some, workload=workload)
+        return simulated(asked, engine, asked.pricing(engine), replicas, to_the_end)
 
     search = Bisection(low=0, most=_RATES, start=_RATES // 2)
     while not search.done:
         number = search.ask()
         search = search.answered(number, not at(_LEAST * _FINEST**number, to_the_end=False).met)
-    # Where an objective is nearly broken at any load, chance may break it at one rate and not at a higher one.
+    # Near the end of what it takes, chance may break an objective at one rate and not at a higher one.
     beyond = (search.low + more for more in _BEYOND)
     met = (number for number in beyond if search.low and at(_LEAST * _FINEST**number, to_the_end=False).met)
     highest = _LEAST * _FINEST ** max(met, default=search.low)

@@ -140,8 +140,8 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
     rows[:] = all_of_them
     content["rungs"]["step"]["regimes"]["decode"]["median_error_pct"] = 80.0
     write_report(tmp_path / "validation", content)
-    shown = text(trust(tmp_path))
-    assert shown.count(":gray[:material/help:] tells nothing") == 1
+    app = trust(tmp_path)
+    assert text(app).count(":gray[:material/help:] tells nothing") == 1
     assert "unknown" in {found.mark for found in badges(app)}
     assert rungs(ValidationReport.model_validate(content), None)[4].headline == "tells nothing"
 
