@@ -18,11 +18,6 @@ _TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording
 _SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
 
 
-def open_when_there(job: Job) -> None:
-    """Have the next drawing go to the recording, if there is one: from the callback of a click on the fleet."""
-    st.session_state[_TO_OPEN] = job.id
-
-
 def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, label: str = "Simulate it") -> None:
     """In `button` what leads to the recording of the fleet, or makes it; below, how far it is."""
     job = plan.fleet_job(runs, fleet)
@@ -37,7 +32,7 @@ def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, lab
         if st.session_state.get(_TO_OPEN) == job.id:
             del st.session_state[_TO_OPEN]  # it was clicked, or its simulation was cancelled: it is not there
         if button.button(label, key="simulate", help=_SIMULATE, icon=":material/timeline:"):
-            open_when_there(job)
+            st.session_state[_TO_OPEN] = job.id
             start(job)
 
 

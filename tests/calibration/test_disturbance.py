@@ -104,6 +104,6 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     assert found is not None and found.disturbed and "as long as predicted" in found.evidence
     side = recorded_side([real], found)
     assert (side.mark, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
-    assert recorded_side([real], None).mark == "validated"
+    assert recorded_side([real], None).mark == "measured"
     bare = calm([[real], [real]])
     assert bare is not None and bare.evidence == "the canary step took 10.0 to 13.0 ms (30 % apart)"

@@ -109,7 +109,7 @@ def test_a_simulated_run_of_which_nothing_is_known_says_so(runs):
     app = page(runs, run="simulated")
     assert {found.mark for found in badges(app)} == {"unknown"}
     assert not app.metric[0].delta
-    assert {found.mark for found in badges(page(runs, run="real-1"))} == {"validated"}
+    assert {found.mark for found in badges(page(runs, run="real-1"))} == {"measured"}
 
 
 def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
