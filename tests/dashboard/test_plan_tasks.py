@@ -61,7 +61,7 @@ def answer(out: Path, told: list[tuple[str, float]]) -> dict[str, Any]:
 def test_a_job_answers_as_the_command_does(answer: dict[str, Any]) -> None:
     request = parse(PlanRequest, SETTINGS, where="plan")
     document = planner.plan(request, jobs=1, surroundings=False).as_json()
-    assert document == answer | {"by_replicas": [], "by_rate": []}
+    assert document == answer | {"by_replicas": [], "by_rate": [], "engine_curves": []}
     assert answer["recommendation"]["replicas"] > 1
 
 
