@@ -19,13 +19,14 @@ from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
 from realengine.drafting.proposals import propose
 from realengine.grammar import Grammars
+from realengine.hold import Hold
 from realengine.host_tier import HostTier
 from realengine.ranks import Ranks
 from realengine.runner import ModelRunner
 from realengine.seating import Seating
-from realengine.sequence import TokenSequence
+from realengine.sequence import TokenSequence, masks_of_rows
 from realengine.step import Load, Step
-from realengine.step_input import Ints, pack
+from realengine.step_input import pack
 from realengine.token_content import TokenContent
 from realengine.verification import VerifiedTokens, verify_step
 from realengine.waiting_demand import WaitingDemand
@@ -39,7 +40,7 @@ from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
 from serving.scheduler import POLICIES, Scheduler, find_policy
-from serving.step_plan import Row, StepPlan
+from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 
 _CLOSED = "was closed; make another"
@@ -145,7 +146,7 @@ class Engine:
         self._demand = WaitingDemand(self._config)
         self._preempted_ns: dict[int, int] = {}
         self._host_free_ns: int | None = None
-        self._held_ns: int | None = None  # since when requests wait so that others may join them
+        self._hold = Hold()
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.scheduler
         self.scheduler = find_policy(name)(settings, content=content)
@@ -230,7 +231,7 @@ class Engine:
     def stirs(self) -> bool:
         """Whether there may be something to run without anybody's doing: KV is on its way from or to host memory, or
         requests wait for a limited time."""
-        return self._held_ns is not None or (self.tier is not None and self.tier.busy)
+        return self._hold.on or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Step | None:
         """Plan a step and hand it to the device; None when there is nothing to run.
@@ -262,7 +263,7 @@ class Engine:
     def _launch(self) -> Step | None:
         plan_ns = perf_counter_ns()
         plan = self._plan()
-        if self._held_for(plan_ns, self._policy.hold_ns):
+        if self._hold.is_over(plan_ns, self._policy.hold_ns):
             self._policy.hold_no_longer()
             plan = self._plan()
         while plan.preempted and not plan.tokens and not self._in_flight:
@@ -289,21 +290,12 @@ class Engine:
         self._in_flight.append(flight)
         return flight
 
-    def _held_for(self, now_ns: int, hold_ns: int) -> bool:
-        """Whether requests have waited for `hold_ns` so that others may join them."""
-        if not hold_ns:
-            self._held_ns = None
-            return False
-        if self._held_ns is None:
-            self._held_ns = now_ns
-        return now_ns - self._held_ns >= hold_ns
-
     def _hand_over(self, flight: Step) -> None:
         """Make the tensors of a planned step, and hand them to the device."""
         began_ns, rows = perf_counter_ns(), flight.rows
-        masks = self._masks(rows) if flight.plan.masked_rows else [()] * len(rows)
-        flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
         sequences = [self.sequences.get(row.request.id) for row in rows]
+        masks = masks_of_rows(rows, sequences, self.spec.vocab_size) if flight.plan.masked_rows else [()] * len(rows)
+        flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
         inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
         inputs += self._seating.padding(flight.plan)
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
@@ -312,14 +304,6 @@ class Engine:
         flight.sampled_rows = packed.sample_rows
         flight.launched = self.runner.launch(packed.step)
         flight.launch_ns = perf_counter_ns() - flight.prepared_ns if self.runner.device.asynchronous else 0
-
-    def _masks(self, rows: Sequence[Row]) -> list[tuple[Ints, ...]]:
-        """For each row that samples for a grammar, what its tokens may be: after its own, and after each draft."""
-        masks = []
-        for row in rows:
-            sequence = self.sequences.get(row.request.id)
-            masks.append(sequence.masks(row.drafts, self.spec.vocab_size) if sequence and row.samples else ())
-        return masks
 
     def _plan(self) -> StepPlan:
         plan_start_ns = perf_counter_ns()
@@ -383,7 +367,7 @@ class Engine:
         """
         while self.has_room and self.launch():
             pass
-        if not self._in_flight and self._held_ns is not None:
+        if not self._in_flight and self._hold.on:
             self._policy.hold_no_longer()
             return self.step()
         return self.finish()

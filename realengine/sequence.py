@@ -10,6 +10,7 @@ import torch
 from realengine.grammar import Bits, Grammar
 from realengine.sampling import SamplingParams
 from serving.request import Request
+from serving.step_plan import Row
 
 
 class TokenSequence:
@@ -101,3 +102,13 @@ class TokenSequence:
         if self._on_token is not None:
             stopped = self._on_token(token, logprob if self.logprobs else None) or stopped
         return stopped
+
+
+def masks_of_rows(
+    rows: Sequence[Row], sequences: Sequence[TokenSequence | None], vocab_size: int
+) -> list[tuple[Bits, ...]]:
+    """For each row that samples for a grammar, what its tokens may be: after its own, and after each draft."""
+    return [
+        sequence.masks(row.drafts, vocab_size) if sequence and row.samples else ()
+        for row, sequence in zip(rows, sequences, strict=True)
+    ]
