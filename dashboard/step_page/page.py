@@ -9,7 +9,8 @@ from calibration.provenance import Provenance, weakest
 from calibration.steps.explanation import Explanation, explain
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
-from dashboard.blocks import figure, heading, mistake
+from calibration.steps.token_life import token_life
+from dashboard.blocks import figure, heading, mistake, table
 from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number, usual_first
@@ -47,6 +48,16 @@ def show() -> None:
             mistake(error)
             return
         _show(found, cost, rows)
+        st.subheader("The life of its tokens", anchor=False, help=_LIFE)
+        life = token_life(cost.model, cost.deployment, sizes)
+        columns = {
+            "stage": [stage.name for stage in life],
+            "shape": [" x ".join(f"{size:,}" for size in stage.shape) for stage in life],
+            "type": [stage.dtype for stage in life],
+            "times": [stage.times for stage in life],
+            "MB": [stage.bytes / 1e6 for stage in life],
+        }
+        table(columns, {"MB": "%.3f"})
 
 
 def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
@@ -76,3 +87,4 @@ _ROOF = (
     "Each point is a kind of kernel: its FLOPs per byte, and the FLOP/s that it reaches. Larger points take more of "
     "the step's time. The line is the limit of the datasheet. Kernels that compute little are in the table only."
 )
+_LIFE = "What a step's tokens are on their way, as tensors on one device: from ids to the ids that are sampled."

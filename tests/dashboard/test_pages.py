@@ -195,8 +195,9 @@ def test_a_step_is_explained_by_its_parts():
     assert not app.exception and not app.error
     assert app.subheader[0].value.endswith(" ms")
     assert any("-badge[" in m.value for m in app.markdown)
-    (table,) = app.dataframe
+    table, life = app.dataframe
     assert {"qkv", "decode attention", "prefill attention", "all-reduce"} <= set(table.value["operation"])
+    assert {"token ids", "embeddings", "logits", "sampled ids"} <= set(life.value["stage"])
     bars, roof = charts(app)
     assert "prompt attention" in bars["data"][0]["y"]
     assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}

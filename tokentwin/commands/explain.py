@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from calibration.steps.explanation import Explanation
+    from calibration.steps.token_life import Stage
 
 _COUNT = click.IntRange(min=0, max=10_000_000)
 
@@ -43,13 +44,14 @@ def explain(
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Show every operation of a step with its roofline, and the parts of the predicted time.
+    """Show every operation of a step with its roofline, the parts of the predicted time, and what its tokens become.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
     from calibration.steps.predict import predicted_cost
+    from calibration.steps.token_life import token_life
     from serving.deployments.config import Deployment
     from serving.errors import UserError
 
@@ -60,12 +62,28 @@ def explain(
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)
-    found = explained(predicted_cost(gpu, deployment), sizes)
+    cost = predicted_cost(gpu, deployment)
+    found, life = explained(cost, sizes), token_life(cost.model, cost.deployment, sizes)
     if style == "json":
-        click.echo(json.dumps(_as_dict(found)))
+        click.echo(json.dumps(_as_dict(found) | {"token_life": [stage._asdict() for stage in life]}))
     else:
         decodes = f"{rows} rows{_with(drafts)} at {context:,}"
         _print(found, f"{deployment.model} on {gpu}, {decodes} and {prompts} x {chunk} prompt tokens")
+        _print_life(life)
+
+
+def _print_life(life: list[Stage]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="the life of its tokens, on one device", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("stage", "shape", "type", "times", "MB"):
+        table.add_column(heading, justify="right" if heading in ("times", "MB") else "left")
+    for stage in life:
+        shape = " x ".join(f"{size:,}" for size in stage.shape)
+        table.add_row(stage.name, shape, stage.dtype, str(stage.times), _amount(stage.bytes / 1e6))
+    Console().print(table)
 
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
