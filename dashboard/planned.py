@@ -5,7 +5,10 @@ A plan is known by the name of its job, which the links between these pages carr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,7 @@ from dashboard.plan_page.tasks import FLEET, PLAN
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name, traffic_name
 from dashboard.shown import literal, verbatim
 from dashboard.url import keep, named
+from planning.jobs.files import read_json
 from planning.jobs.job import Job, finished
 from planning.plan.document import PlanDocument
 from planning.plan.frontier import Fleet
@@ -26,6 +30,7 @@ from planning.plan.objectives import parse_objectives
 from serving.errors import UserError
 
 Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; none where a page is drawn alone
+_NAME = re.compile(r"[0-9a-f]{16}")
 TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose policies are to be compared at once
 
 
@@ -69,9 +74,26 @@ def plans(runs: Path) -> dict[str, Planned]:
             found[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
         except UserError:
             mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
-    settings = plan_request().as_json()
-    found[EXAMPLE] = Planned(EXAMPLE, settings, PlanDocument.read(bundled_answer(settings)))
+    found[EXAMPLE] = _bundled()
     return found
+
+
+@cache
+def _bundled() -> Planned:
+    settings = plan_request().as_json()
+    return Planned(EXAMPLE, settings, PlanDocument.read(bundled_answer(settings)))
+
+
+def _kept(runs: Path, name: str) -> Planned | None:
+    """The plan of this name alone, of which there may be very many; None for one that is not there, or damaged."""
+    request = read_json(runs / "jobs" / name / "request.json") if _NAME.fullmatch(name) else None
+    settings = request.get("settings") if isinstance(request, dict) else None
+    job = Job(runs / "jobs", PLAN, settings) if isinstance(settings, dict) else None
+    if job is None or job.id != name or (answer := job.result) is None:
+        return None
+    with suppress(UserError):
+        return Planned(name, job.settings, PlanDocument.read(answer))
+    return None
 
 
 def planned(runs: Path) -> Planned | None:
@@ -80,7 +102,7 @@ def planned(runs: Path) -> Planned | None:
     name = said or st.session_state.get(LOOKED_AT)
     if name is None:
         return None
-    found = plans(runs).get(name)
+    found = _bundled() if name == EXAMPLE else _kept(runs, name)
     if found is None:
         if said:
             st.info(

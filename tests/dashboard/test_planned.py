@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.bundled import RUN_SAMPLE
 from dashboard.plan_page.estimates import estimates
 from dashboard.plan_page.inputs import plan_request
-from dashboard.plan_page.tasks import glance
+from dashboard.plan_page.tasks import PLAN, glance
 from dashboard.plan_page.words import EXAMPLE
 from dashboard.planned import TO_COMPARE, Planned
 from dashboard.run_page.slo_lines import slo_figure, slos_of
@@ -128,3 +128,15 @@ def test_an_estimate_is_there_at_once_and_no_simulated_fleet_is_faster(plan: Pla
         assert not point.met or row["GPUs"] <= point.gpus
     for row in rows:
         assert row["KV room (tokens)"] == plan.answer.candidates[row["candidate"]].kv_tokens
+
+
+def test_a_plan_that_was_made_here_is_found_by_its_name(tmp_path: Path, plan: Planned) -> None:
+    job = Job(tmp_path / "jobs", PLAN, {**plan.settings, "spares": 1})
+    job.directory.mkdir(parents=True)
+    write_json(job.directory / "request.json", {"task": PLAN, "settings": job.settings})
+    write_json(job.directory / "result.json", plan_example()["answer"])
+    best = plan.answer.recommendation
+    assert best is not None
+    assert f"{best.replicas} × {best.engine}" in text(opened("claims", tmp_path, plan=job.id))
+    write_json(job.directory / "result.json", {"answer": 3})
+    assert "is not on this server" in text(opened("claims", tmp_path, plan=job.id))
