@@ -20,7 +20,14 @@ from calibration.steps.interval import StepInterval
 from calibration.steps.observed import ObservedPipeline
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
-from planning.diagnose.lifted_costs import repriced, twice_the_bandwidth, with_free_prefill, without_cpu_time
+from planning.diagnose.lifted_costs import (
+    StagesAtOnce,
+    repriced,
+    with_free_prefill,
+    with_half_the_kv,
+    with_parts,
+    without_cpu_time,
+)
 from planning.plan.candidates import Engine
 from planning.plan.vllm_command import vllm_command
 from serving.cost_model import PipelinedCost, TokenCost
@@ -413,8 +420,11 @@ def test_lifted_and_scaled_costs_keep_their_stages() -> None:
     assert isinstance(quick, PipelinedCost)
     assert (quick.stages_ns(mixed), quick.transfers_ns(mixed)) == (cost.stages_ns(mixed), cost.transfers_ns(mixed))
     wider = cost.deployment.model_copy(update={"scheduler": SCHEDULER.model_copy(update={"max_num_seqs": 512})})
-    for other in (twice_the_bandwidth(cost), repriced(cost, wider)):
+    for other in (with_half_the_kv(cost), with_parts(cost, 0.0, "collectives"), repriced(cost, wider)):
         assert isinstance(other, PipelineCost)
+    silent = with_parts(cost, 0.0, "collectives")
+    assert isinstance(silent, PipelineCost) and silent.transfers_ns(mixed) == [0]
+    assert StagesAtOnce(cost).step_ns(mixed) == sum(cost.stages_ns(mixed)) // 2
 
 
 # Who else counts GPUs
