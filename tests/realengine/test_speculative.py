@@ -360,7 +360,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(overlapped: boo
     assert config is not None and metrics["acceptance_length"] is not None
     stated = with_acceptance(config, [recording])
     found = []
-    for seed in range(6):
+    for seed in range(24):
         speculative = stated.model_copy(update={"seed": seed})
         sink = TableSink()
         simulated = engine.deployment.rescheduled(speculative=speculative)
