@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, settle, without_plots
+from tests.dashboard.browser import CHROMIUM, without_plots
 from tests.dashboard.samples import plan_example
 
 pytestmark = [
@@ -138,12 +138,11 @@ def test_the_frontier_is_that_of_the_plan_and_its_fleets_can_be_chosen_in_turn(s
     page.goto(server)
     page.get_by_role("link", name="See the frontier").click()
     page.wait_for_url("**/frontier?plan=example")
-    settle(page, plots=2)
+    idle(page)
     names = [f"{p['replicas']} x {p['engine']}" for p in plan_example()["answer"]["points"]]
     seen = [address(page)]
     for name in (names[0], names[-1], names[1]):
         page.goto(f"{server}/frontier?plan=example&fleet={quote(name)}")
-        settle(page, plots=2)
         seen.append(address(page))
         page.locator("p strong", has_text=name.replace(" x ", " \u00d7 ")).wait_for()
     page.go_back()
