@@ -323,7 +323,7 @@ def test_rows_with_prefill_and_decode_apart_have_the_workers_that_are_told(tmp_p
         {"isl": 100, "concurrency": 72, "prefill": 2, "decode": 7, "attention_dp": True, "tpot_ms": [9, 11]},
     ]
     runs = read(tmp_path, format="silicon-table", file="table.csv", systems={"h": "H100"}, rules=[{}], apart=told)
-    assert [run.name for run in runs] == ["row0", "row2"]  # the second has drafts, the last is not told of
+    assert [run.name for run in runs] == ["row0", "row2"]  # drafts; together; not told of; written twice
     assert [run.workload.concurrency for run in runs] == [36, 72]
     tensor, data = (run.settings for run in runs)
     assert (tensor["tensor_parallel_size"], tensor["data_parallel_size"]) == (8, 1)

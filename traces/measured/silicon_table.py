@@ -101,7 +101,8 @@ class Apart(Settings):
 class SiliconTable(Settings):
     """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`.
 
-    With `apart` only rows that prefill and decode apart are read, and of these those that it knows the workers of.
+    With `apart` only rows that prefill and decode apart are read, and of these those that it knows the workers of, each
+    once: they take long to simulate.
     """
 
     format: Literal["silicon-table"] = "silicon-table"
@@ -119,7 +120,7 @@ class SiliconTable(Settings):
         for line in csv_rows(path):
             if self.apart:
                 split = (_Deployed(line, self.rules, each) for each in self.apart if line.text("mode") == "disagg")
-                rows += [row for row in split if row.is_apart]
+                rows += [row for row in split if row.is_apart and row.written not in {other.written for other in rows}]
                 continue
             why = next((rule.skip for rule in self.rules if rule.skip and rule.matches(line)), "")
             if why:
@@ -202,6 +203,11 @@ class _Deployed:
         columns = ("model_path", "system", "precision", "backend_version", "tp_size", "pp_size", "moe_ep_size")
         shape = *(self.text(column) for column in columns), self.ranks, self.isl, self.osl
         return (*shape, self.apart and (self.apart.prefill, self.apart.decode), self.concurrency)
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        """What two rows have in common that are one measurement, written twice."""
+        return (*self.configuration, *self.figures.values())
 
     def settings(self) -> dict[str, Any]:
         """The deployment: what the rules say, then what the row says."""
