@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.steps.correction import COMPUTE, Correction
+from calibration.steps.interval import REACH
 from calibration.steps.operation_cost import HostTimes
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
@@ -167,17 +168,56 @@ Spreads = Mapping[str, float]
 
 
 @dataclass(frozen=True)
+class Missed:
+    """How many standard deviations a figure was off in the rows of one origin that had taught nothing, in order.
+
+    rows    how many there were; `misses` are quantiles of them where they are many
+    """
+
+    origin: Origin
+    figure: str
+    rows: int
+    misses: Sequence[float]
+
+
+_NOBODY = Origin("", "", "", "", "", "")
+COVERAGE = 0.9
+_LEAST_REACH = 1.0  # standard deviations
+_ALIKE = 3.0  # times that what was missed counts where it has the engine, the GPU or the model in common
+
+
+def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
+    """How many standard deviations 9 of 10 rows of `origin` are off at most, by those of others (split conformal).
+
+    An origin counts as the root of its rows, and more the more it has in common with this one.
+    """
+    if not missed:
+        return REACH
+    found: list[float] = []
+    weights: list[float] = []
+    for each in missed:
+        alike = sum(getattr(each.origin, level) == getattr(origin, level) for level in ("engine", "gpu", "model"))
+        found += each.misses
+        weights += [each.rows**0.5 * _ALIKE**alike / len(each.misses)] * len(each.misses)
+    misses = np.array(found)
+    order = np.argsort(misses, kind="stable")
+    share = np.cumsum(np.array(weights)[order]) / sum(weights)
+    at = min(int(np.searchsorted(share, COVERAGE)), len(misses) - 1)
+    return max(float(misses[order][at]), _LEAST_REACH)
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything that was taught, and how far the deviations of each level spread.
 
     noise   log error of a figure that no level explains
-    reach   standard deviations within which 9 of 10 rows lay of sources left out in turn, by figure
+    missed  how far off rows were of sources left out in turn
     """
 
     taught: Sequence[Taught]
     spreads: Spreads
     noise: Mapping[str, float] = field(default_factory=lambda: dict(NOISE))
-    reach: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(NOISE, 1.645))
+    missed: Sequence[Missed] = ()
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Evidence:
@@ -189,7 +229,14 @@ class Evidence:
             information[upper] = each["information"]
             information += np.triu(information, 1).T
             taught.append(Taught(Origin(**each["origin"]), information, np.array(each["vector"]), each["rows"]))
-        return cls(taught, data["spreads"], data["noise"], data["reach"])
+        missed = [Missed(**{**each, "origin": Origin(**each["origin"])}) for each in data.get("missed", ())]
+        for figure, reach in data.get("reach", {}).items():  # files of before had one for all
+            missed.append(Missed(_NOBODY, figure, 1, (reach,)))
+        return cls(taught, data["spreads"], data["noise"], missed)
+
+    def reach(self, figure: str, origin: Origin) -> float:
+        """Standard deviations of a 90 % band of a figure of `origin`."""
+        return reach_of([each for each in self.missed if each.figure == figure], origin)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, to be written as JSON: of the symmetric information the upper half, row by row."""
@@ -203,7 +250,8 @@ class Evidence:
             }
             for each in self.taught
         ]
-        return {"spreads": self.spreads, "noise": self.noise, "reach": self.reach, "taught": taught}
+        missed = [{**asdict(each), "misses": [float(f"{x:.4g}") for x in each.misses]} for each in self.missed]
+        return {"spreads": self.spreads, "noise": self.noise, "missed": missed, "taught": taught}
 
     def untaught(self, origin: Origin) -> str:
         """What of a configuration no measured run taught, of what matters to every step; empty where all of it was."""
@@ -248,7 +296,8 @@ class Evidence:
 
     def without(self, left_out: Callable[[Origin], bool]) -> Evidence:
         """What the other origins taught."""
-        return Evidence([each for each in self.taught if not left_out(each.origin)], self.spreads)
+        missed = [each for each in self.missed if not left_out(each.origin)]
+        return Evidence([each for each in self.taught if not left_out(each.origin)], self.spreads, self.noise, missed)
 
     def _spread(self, level: str, number: int) -> float:
         return float(_SPREADS[number]) * (1.0 if level == "all" else self.spreads[level])

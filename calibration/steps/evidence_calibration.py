@@ -53,7 +53,7 @@ def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares
     """What the evidence says of one configuration, of which `shares` are `step_shares`."""
     belief = evidence.belief(origin)
     decode, prompts = (
-        factors_of(evidence.reach[figure] * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
+        factors_of(evidence.reach(figure, origin) * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
         for figure, slopes in zip(("tpot_ms.mean", "ttft_ms.mean"), _slopes(belief, shares), strict=True)
     )
     at = PLACE["request"]

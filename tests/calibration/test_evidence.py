@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from calibration.kernels.times import Coverage
 from calibration.operations import Experts, Gemm
-from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Origin, Taught
+from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
 from calibration.steps.evidence_calibration import transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
@@ -215,3 +215,12 @@ def test_the_bundled_intervals_are_taught_by_the_others_and_hold_what_they_say()
     for row in (row for case in external.cases for row in case.rows):
         json.dumps([row.low, row.high], allow_nan=False)
         assert row.low <= row.blind <= row.high
+
+
+def test_a_band_is_that_of_what_is_most_alike() -> None:
+    """Nine of ten of what others missed; those with the engine, GPU and model in common count most. Never under 1."""
+    sure, bold = (Missed(origin, "f", 100, [far] * 10) for origin, far in ((HERE, 1.5), (ELSEWHERE, 6.0)))
+    assert reach_of([sure], HERE) == 1.5 and reach_of([replace(sure, misses=[0.1])], HERE) == 1.0
+    assert reach_of([sure, bold], ELSEWHERE) == 6.0
+    assert reach_of([sure, replace(bold, rows=4)], HERE) == 1.5
+    assert reach_of([], HERE) == pytest.approx(1.645)

@@ -650,7 +650,8 @@ def test_sglang_looks_for_requests_once_in_so_many_steps() -> None:
     """The second request comes beside decodes: its prompt runs when the poll is due, in a step of its own."""
     config = SchedulerConfig(scheduler_recv_interval=5, max_model_len=128)
     jobs = [WorkloadRequest(id, arrival, (("", 8),), 40) for id, arrival in enumerate([0, 3])]
-    steps = [rows for _, rows, _ in decisions("sglang", config, jobs)]
+    log: Any = decisions("sglang", config, jobs)
+    steps = [rows for _, rows, _ in log]
     assert [rows for rows in steps if any(tokens > 1 for _, tokens in rows)] == [[(0, 8)], [(1, 8)]]
     assert steps.index([(1, 8)]) == 1 + 5  # the first prompt, then five decodes until the poll
     at_once = config.model_copy(update={"scheduler_recv_interval": 1})
@@ -660,12 +661,13 @@ def test_sglang_looks_for_requests_once_in_so_many_steps() -> None:
 def test_trtllm_never_splits_a_prompt_nor_preempts_and_holds_prompts_back() -> None:
     config = SchedulerConfig(max_num_batched_tokens=20, max_model_len=128, block_size=4, num_blocks=21)
     jobs = [WorkloadRequest(id, id, (("", 12),), 20) for id in range(6)]
-    log = decisions("trtllm", config, jobs)
+    log: Any = decisions("trtllm", config, jobs)
     assert sum(tokens == 12 for _, rows, _ in log for _, tokens in rows) == 6
     assert not any(preempted for *_, preempted in log)
     assert max(len(rows) for _, rows, _ in log) == 2  # 8 blocks to come of each, 20 in all
     waits = config.model_copy(update={"batch_wait_timeout_iters": 4, "batch_wait_max_tokens_ratio": 1.0})
-    second = next(now for now, rows, _ in decisions("trtllm", waits, jobs) if (1, 12) in rows)
+    waited: Any = decisions("trtllm", waits, jobs)
+    second = next(now for now, rows, _ in waited if (1, 12) in rows)
     assert second == next(now for now, rows, _ in log if (1, 12) in rows) + 4
     long = find_policy("trtllm")(config).add(WorkloadRequest(0, 0, (("", 30),), 2))
     assert "exceed max_num_batched_tokens 20" in long.reason

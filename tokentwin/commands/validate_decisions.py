@@ -30,7 +30,6 @@ def decisions(
     from calibration.validation.decisions.page import as_dict, markdown
     from calibration.validation.decisions.questions import groups
     from calibration.validation.decisions.scoring import decided
-    from calibration.validation.external.predictor import blind
     from planning.progress import telling
     from serving.errors import UserError
     from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
@@ -40,7 +39,7 @@ def decisions(
     if wrong:
         raise next(iter(wrong.values()))
     with telling() as tell:
-        found, left_out = configurations(chosen, Path(data), blind, tell)
+        found, left_out = configurations(chosen, Path(data), tell)
     asked = groups(found)
     try:
         result = decided(asked)

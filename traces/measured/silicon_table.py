@@ -26,7 +26,7 @@ FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
 _APART = 1.05  # rows of one configuration whose times differ by more disagree
 _SLOWER = 1.1  # a row slower than one of higher concurrency by more looks wrong
 _STAGGER_NS = 50_000  # a client's and a server's time to send and to take in a request
-_MOST_REQUESTS, _FEWEST_WAVES = 1280, 3  # more of them take long to simulate, and change little
+_MOST_REQUESTS, _FEWEST_WAVES = 5120, 5  # more of them take long to simulate, and change little
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
 

@@ -10,15 +10,15 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.validation.decisions.roofline import roofline
+from calibration.steps.predict import bundled_evidence
 from calibration.validation.external.case import Case
-from calibration.validation.external.predictor import Predictor
-from calibration.validation.external.scoring import predicted, simulated_run
+from calibration.validation.external.leave_out import Scored, leave_out
+from calibration.validation.external.lessons import FIGURES, Lesson, lesson_of
 from serving.errors import UserError
-from traces.measured.run import MeasuredRun
 
 TABLES = "aiconfigurator/silicon_sample_*.csv"
 
@@ -67,13 +67,14 @@ class Found(NamedTuple):
 
 
 def configurations(
-    cases: Sequence[Case],
-    data: Path,
-    predictor: Predictor,
-    tell: Callable[[str, float], None] = lambda stage, share: None,
+    cases: Sequence[Case], data: Path, tell: Callable[[str, float], None] = lambda stage, share: None
 ) -> Found:
-    """What the tables under `data` measured and a case describes. Raises UserError where that is nothing."""
-    used, left_out, described = [], Counter[str](), set()
+    """What the tables under `data` measured and a case describes. Raises UserError where that is nothing.
+
+    Predictions are those of `leave_out` by source: sums over the steps of one simulation for all runs that send alike.
+    """
+    taken: list[Lesson] = []
+    left_out, described = Counter[str](), set()
     tables = [case for case in cases if case.measured.get("format") == "silicon-table"]
     for number, case in enumerate(tables):
         runs = list(case.format.read(data))
@@ -84,34 +85,39 @@ def configurations(
                 left_out["its case warns of the measurement itself"] += 1
                 continue
             try:
-                used.append(_configuration(case, run, predictor))
+                taken.append(lesson_of(case, run))
             except UserError as error:
                 left_out[error.remedy] += 1  # without the name of the run, so that alike ones are counted together
+    scored: dict[str, list[Scored]] = {}
+    for each in leave_out(taken, bundled_evidence(), "source"):
+        scored.setdefault(each.lesson.run.name, []).append(each)
+    used = [_configuration(found) for found in scored.values() if len(found) == len(FIGURES)]
     left_out.update(_undescribed(data, described))
     if not used:
         raise UserError("data", str(data), f"holds no measured configuration that a case describes ({TABLES})")
     return Found(_once(used, left_out), left_out)
 
 
-def _configuration(case: Case, run: MeasuredRun, predictor: Predictor) -> Configuration:
-    rows = {row.figure: row for row in predicted(case, run, predictor)}
-    deployment, _ = case.deployment_of(run)
-    slots, lengths = run.workload.concurrency, run.lengths
+def _configuration(scored: Sequence[Scored]) -> Configuration:
+    by_figure = {each.figure: each for each in scored}
+    both = [by_figure[figure] for figure in ("ttft_ms.mean", "tpot_ms.mean")]
+    lesson = both[0].lesson
+    slots, lengths, deployment = lesson.run.workload.concurrency, lesson.run.lengths, lesson.deployment
     assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
-    ttft, tpot = rows["ttft_ms.mean"], rows["tpot_ms.mean"]
-    ideal = simulated_run(case, run, roofline)
+    ideal = dict(zip(lesson.figures, lesson.at_roofline().tolist(), strict=True))
+    low, blind, high = (Times(*(each.predicted * exp(end * each.reach) for each in both)) for end in (-1, 0, 1))
     return Configuration(
-        run=run.name,
+        run=lesson.run.name,
         model=deployment.model,
-        gpu=run.gpu or case.gpu,
+        gpu=lesson.gpu,
         lengths=lengths,
         requests=slots * deployment.data_parallel_size,
         gpus=deployment.gpus,
-        measured=Times(ttft.measured, tpot.measured),
-        low=Times(ttft.low, tpot.low),
-        blind=Times(ttft.blind, tpot.blind),
-        high=Times(ttft.high, tpot.high),
-        roofline=Times(ideal["ttft_ms.mean"], ideal["tpot_ms.mean"]),
+        measured=Times(*(lesson.run.figures[each.figure] for each in both)),
+        low=low,
+        blind=blind,
+        high=high,
+        roofline=Times(*(ideal[each.figure] for each in both)),
     )
 
 

@@ -1,19 +1,18 @@
 """How far off rows are of groups that taught nothing: a GPU, an engine, a model or a source left out in turn.
 
 Every row is predicted by a fit that never saw its group, and its band is as wide as the other groups were missed by
-their own such fits.
+their own such fits, those that are most like it counting most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import NOISE, Evidence, Origin
-from calibration.steps.interval import REACH
+from calibration.steps.evidence import NOISE, Evidence, Missed, Origin, reach_of
 from calibration.validation.external.lessons import FIGURES, Lesson
 
 Floats = NDArray[np.float64]
@@ -25,8 +24,7 @@ GROUPS: Mapping[str, Callable[[Origin], str]] = {
     "source": lambda origin: origin.source,
 }
 MANY = 30  # rows of a GPU under an engine, from which they are shown apart
-COVERAGE = 0.9
-_LEAST_REACH = 1.0  # standard deviations
+_KEPT = 40  # quantiles of the misses of an origin
 
 
 @dataclass(frozen=True)
@@ -83,31 +81,27 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
 
 
 def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
-    """With bands: each group's as many standard deviations wide as 9 of 10 rows of the other groups needed."""
-    needed: dict[tuple[str, str], float] = {}
+    """With bands: each origin's as many standard deviations wide as rows of other groups needed."""
+    needed: dict[tuple[str, str, Origin], float] = {}
     for each in scored:
-        key = each.figure, each.group
+        key = each.figure, each.group, each.lesson.origin
         if key not in needed:
-            needed[key] = quantile([s for s in scored if s.figure == each.figure and s.group != each.group])
+            others = [s for s in scored if s.figure == each.figure and s.group != each.group]
+            needed[key] = reach_of(missed(others), each.lesson.origin)
         yield replace(each, reach=each.sigma * needed[key])
 
 
-def quantile(scored: Sequence[Scored]) -> float:
-    """How many standard deviations 9 of 10 figures are off at most, a source weighing as the root of its rows.
-
-    Those of a caution do not count.
-    """
-    scored = [each for each in scored if not each.lesson.run.caution]
-    if not scored:
-        return REACH
-    counts: dict[str, int] = {}
+def missed(scored: Iterable[Scored]) -> list[Missed]:
+    """What the figures of each origin missed; those of a caution do not count."""
+    found: dict[tuple[Origin, str], list[float]] = {}
     for each in scored:
-        counts[each.lesson.origin.source] = counts.get(each.lesson.origin.source, 0) + 1
-    misses = np.array([abs(each.error) / each.sigma for each in scored])
-    weight = np.array([counts[each.lesson.origin.source] ** -0.5 for each in scored])
-    order = np.argsort(misses)
-    share = np.cumsum(weight[order]) / weight.sum()
-    return max(float(misses[order][np.searchsorted(share, COVERAGE)]), _LEAST_REACH)
+        if not each.lesson.run.caution:
+            found.setdefault((each.lesson.origin, each.figure), []).append(abs(each.error) / each.sigma)
+    at = (np.arange(_KEPT) + 0.5) / _KEPT
+    return [
+        Missed(origin, figure, len(own), np.quantile(own, at).tolist() if len(own) > _KEPT else sorted(own))
+        for (origin, figure), own in found.items()
+    ]
 
 
 HEADER = ("left out", "rows", "TPOT, median error", "TTFT, median error", "TPOT in band", "TTFT in band")

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.operations import StepSizes
+from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
+from calibration.operations import Operation, StepSizes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts
@@ -23,7 +24,7 @@ from calibration.validation.external.case import Case, of_engine, origin_of
 from calibration.validation.external.schedule import Schedule, is_plain_loop, schedule
 from calibration.validation.external.scoring import simulated_figures
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_known_states
 from serving.deployments.model_catalogue import find_model
@@ -73,8 +74,14 @@ class Lesson:
 
     @cached_property
     def _summed(self) -> _Priced:
-        model = find_model(self.deployment.model)
-        return _Priced.of(schedule(self.run.workload, self.deployment), self, model.name)
+        return _Priced.of(schedule(self.run.workload, self.deployment), self, kernels(self.gpu))
+
+    def at_roofline(self) -> Floats:
+        """Milliseconds of each figure of a closed loop, with every operation as fast as the datasheet allows."""
+        steps = schedule(self.run.workload, self.deployment)
+        priced = _Priced.of(steps, self, Roofline(find_gpu(self.gpu)))
+        logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
+        return priced.predicted(logs, self.figures, self.run.by_client)[0]
 
     def _simulated(self, logs: Floats) -> Floats:
         belief = Belief(logs, np.zeros((len(logs), len(logs))))
@@ -85,6 +92,16 @@ class Lesson:
         return np.array([found[name] for name in self.figures])
 
 
+@dataclass
+class Roofline:
+    """`KernelTimes` of a datasheet."""
+
+    gpu: GpuSpec
+
+    def time(self, operation: Operation) -> Estimate:
+        return Estimate(floor_ns(self.gpu, operation), 0.0, Coverage.EXTRAPOLATED)
+
+
 class _Priced:
     """A closed loop's kinds of steps, with the nanoseconds that each number stands for in them."""
 
@@ -92,11 +109,11 @@ class _Priced:
         self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
 
     @classmethod
-    def of(cls, steps: Schedule, lesson: Lesson, model: str) -> _Priced:
+    def of(cls, steps: Schedule, lesson: Lesson, times: KernelTimes) -> _Priced:
         deployment, sizes = lesson.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
-        spec, times = find_model(deployment.model), kernels(lesson.gpu)
+        spec = find_model(deployment.model)
         dense = StepSizes(prefill_tokens=steps.dense, sampled_rows=sizes.sampled_rows)
         attention = ("decode attention", "prompt attention", "past attention")
         for found, taken in (
@@ -152,13 +169,16 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
             skipped.append(Skipped(run.name, run.skipped))
             continue
         try:
-            found.append(_lesson(case, run))
+            found.append(lesson_of(case, run))
         except UserError as error:
             skipped.append(Skipped(run.name, str(error)))
     return found, skipped
 
 
-def _lesson(case: Case, run: MeasuredRun) -> Lesson:
+def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
+    """That of one run. Raises UserError where it cannot be represented."""
+    if run.skipped:
+        raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
     told, stated = case.deployment_of(run)
     deployment = with_known_states(told)
     gpu = run.gpu or case.gpu

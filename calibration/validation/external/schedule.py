@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
@@ -97,15 +98,14 @@ def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bo
     deployment = Deployment.model_validate_json(deployment_json)
     requests = [WorkloadRequest(at, 0, ((PRIVATE, prompt),), outputs) for at, (prompt, outputs) in enumerate(sent)]
     workload = Workload(requests, concurrency=concurrency, shares_prefixes=False, stagger_ns=int(staggered))
-    cost = _Counting()
-    sink = TableSink()
-    Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, steps=False).run(workload)
-    table = sink.requests
-    rejected = table.num_rows - table["finish_ns"].drop_null().length()
+    noted, table = _counted(deployment, workload, leaps=True)
+    finish_ns = table["finish_ns"].drop_null()
+    rejected = table.num_rows - len(finish_ns)
     if rejected:
         remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"
         raise UserError(workload.name, f"max_model_len {deployment.scheduler.max_model_len}", remedy)
-    noted = np.array(cost.noted, dtype=np.float64)
+    if noted[:, -1].sum() != round(max(finish_ns.to_pylist()) / _UNIT_NS):  # a leap was cut short after it was priced
+        noted, table = _counted(deployment, workload, leaps=False)
     count = noted[:, -1].astype(np.int64)
     ends = np.cumsum(count)
     arrival, first, finish = (
@@ -120,6 +120,13 @@ def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bo
     decoding = _during(first[several], finish[several], per_token, ends[-1]) / max(int(several.sum()), 1)
     starts = ends - count
     return _by_kind(noted[:, :-1], *(np.add.reduceat(weights, starts) for weights in (waiting, decoding)))
+
+
+def _counted(deployment: Deployment, workload: Workload, leaps: bool) -> tuple[Floats, pa.Table]:
+    """What `_Counting` noted of a run, and its requests."""
+    cost, sink = _Counting(), TableSink()
+    Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, steps=not leaps).run(workload)
+    return np.array(cost.noted, dtype=np.float64), sink.requests
 
 
 def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:

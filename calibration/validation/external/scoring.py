@@ -101,16 +101,6 @@ def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
     return CaseResult(case, rows, verdicts, runs, correction, provenance)
 
 
-def predicted(case: Case, run: MeasuredRun, predictor: Predictor) -> list[Row]:
-    """The figures of one run of `case`, blind and in their interval, without an anchor."""
-    return _rows(_ready(case, run, predictor), None)
-
-
-def simulated_run(case: Case, run: MeasuredRun, predictor: Predictor) -> dict[str, float]:
-    """The figures of one run of `case` as simulated blind."""
-    return _ready(case, run, predictor).simulated()
-
-
 def simulated_figures(
     run: MeasuredRun,
     deployment: Deployment,

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from calibration.steps.evidence import NOISE, Evidence
+from calibration.steps.evidence import Evidence
 from calibration.steps.predict import bundled_evidence
 from calibration.validation.external.case import Case, load_cases
 from calibration.validation.external.fitting import fit, likeliest
-from calibration.validation.external.leave_out import leave_out, quantile, table
+from calibration.validation.external.leave_out import leave_out, missed, table
 from calibration.validation.external.lessons import Lesson, lessons
 
 _KEPT = Path(__file__).parents[2] / "steps" / "blind.json"
@@ -43,8 +43,7 @@ def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:
     evidence = fit(taken, say=say)
     evidence = fit(taken, likeliest(evidence), say=say)
     scored = leave_out(taken, evidence, "source")
-    reach = {figure: quantile([each for each in scored if each.figure == figure]) for figure in NOISE}
-    return replace(evidence, reach=reach)
+    return replace(evidence, missed=missed(scored))
 
 
 def left_out_tables(
@@ -63,7 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     evidence = teach(all_lessons(load_cases(), given.data, print), print)
     given.write.write_text(json.dumps(evidence.as_dict()) + "\n", encoding="utf-8")
-    print(f"spreads {evidence.spreads}, standard deviations of a band {evidence.reach}")
+    print(f"spreads {evidence.spreads}")
 
 
 if __name__ == "__main__":
