@@ -176,6 +176,7 @@ class Elementwise:
     """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels.
 
     after   the all-reduce just before it, with which one kernel may do both
+    computed  FLOPs, where they are worth counting
     """
 
     name: str
@@ -183,6 +184,7 @@ class Elementwise:
     launches: int = 1
     count: int = 1
     after: Collective | None = None
+    computed: Amount = 0.0
 
     @property
     def size(self) -> Amount:
@@ -190,7 +192,7 @@ class Elementwise:
 
     @property
     def flops(self) -> Amount:
-        return 0.0 * self.moved
+        return self.computed + 0.0 * self.moved
 
     @property
     def bytes(self) -> Amount:

@@ -143,6 +143,10 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
     heads, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
     kv = kv_dtype(deployment)
     if model.latent is not None:
+        if deployment.attention == "unfused":
+            raise UserError(
+                "attention", "unfused", f"is not priced for the latent attention of {model.name}; leave it out"
+            )
         return latent_attention(model.latent, heads, sizes, kv, model.num_layers)
     operations: list[Operation] = []
     for suffix, window, layers in (
@@ -163,10 +167,31 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
                 context = np.minimum(context, rows * window)
             queries = 1 + drafted / np.maximum(rows, 1)
             operations.append(DecodeAttention(f"decode attention{suffix}", rows, context, *shape, queries))
+    if deployment.attention == "unfused":
+        operations += [scores_in_memory(one) for one in operations]
     if model.linear is not None:
         tp = deployment.tensor_parallel_size
         operations += linear_attention(model.linear, tp, sizes, model.linear_layers, deployment.dtype)
     return operations
+
+
+def scores_in_memory(attention: Operation) -> Elementwise:
+    """What an attention adds that keeps its scores in GPU memory: two GEMMs and a softmax write and read them in turn.
+
+    Scores and probabilities are written and read once each, in 16 bits (Dao et al., "FlashAttention", NeurIPS 2022,
+    algorithm 0). Of prompts they are full rectangles, of which causal attention needs about half. Prompts of a step are
+    taken as equally long.
+    """
+    assert isinstance(attention, PrefillAttention | DecodeAttention)
+    heads, dim = attention.heads, attention.head_dim
+    if isinstance(attention, DecodeAttention):
+        scores, needed = attention.context * attention.queries, attention.context * attention.queries
+    else:
+        with_past = attention.tokens * attention.past / np.maximum(attention.rows, 1)
+        needed = attention.pairs
+        scores = np.maximum(2.0 * needed - with_past - attention.tokens, needed)
+    wasted = 4.0 * heads * dim * (scores - needed)
+    return Elementwise(f"{attention.name}, scores in memory", 8.0 * heads * scores, 2, attention.count, computed=wasted)
 
 
 def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:

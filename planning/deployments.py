@@ -66,9 +66,10 @@ def stated_deployment(path: str | Path) -> Deployment:
 
 
 def refuse_engine_flags(flags: dict[str, Any]) -> None:
-    """Raises UserError for a flag that only the real engine heeds: a GPU's kernel tables know no such choice."""
+    """Raises UserError for a flag that only the real engine heeds: a GPU's kernel tables know no such choice, except
+    between a tiled attention and an unfused one."""
     for name in _OF_THE_REAL_ENGINE:
-        if flags.get(name) is not None:
+        if flags.get(name) is not None and flags[name] != "unfused":
             raise UserError(name, flags[name], "works only on the real engine; leave it out with --gpu")
 
 

@@ -129,6 +129,7 @@ class PricedScenario:
         run = {
             "replicas": self.engines,
             "num_blocks": self.num_blocks,
+            "deployment": self.deployment.model_dump_json(),
             "replica_lives": cluster.lives,
             "duration_ns": done.duration_ns,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,

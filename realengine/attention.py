@@ -106,9 +106,31 @@ class TorchAttention:
             keys, values = read(kv, blocks, skipped, seen, queries.dtype)
             rows = queries[first : first + count].view(count, kv_heads, group, dim)
             packed = rows.permute(1, 2, 0, 3).reshape(1, kv_heads, group * count, dim)
-            attended = scaled_dot_product_attention(
-                packed, keys[None], values[None], attn_mask=None if mask is None else mask.repeat(group, 1)
-            )
+            attended = self._product(packed, keys[None], values[None], None if mask is None else mask.repeat(group, 1))
             rows = attended.view(kv_heads, group, count, dim).permute(2, 0, 1, 3)
             out[first : first + count] = rows.reshape(count, heads, dim)
         return out
+
+    def _product(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention of `queries` `[1, kv_heads, Q, head_dim]` over `[1, kv_heads, seen, head_dim]`, tile by tile: no
+        score is ever in memory. `mask` is `[Q, seen]`."""
+        return scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+class UnfusedAttention(TorchAttention):
+    """The same with all scores in memory: two matrix products with a softmax between them, as before FlashAttention.
+
+    A row of n tokens over a context of c takes n c scores for each head, twice: 16 bits each where the model has 16.
+    """
+
+    name = "unfused"
+
+    def _product(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        scores = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return scores.softmax(-1) @ values

@@ -34,6 +34,7 @@ from realengine.weights import ModelFiles
 from serving.call_limit import CallWatch
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
+from serving.kv.contiguous_pool import longest_free
 from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
 from serving.own_contract import contract_with
@@ -374,7 +375,8 @@ class Engine:
 
     def _load(self) -> Load:
         scheduler, pool = self.scheduler, self.scheduler.pool
-        return Load(len(scheduler.running), len(scheduler.waiting), pool.total - pool.free, self._demand.blocks)
+        used, longest = pool.total - pool.free, longest_free(pool)
+        return Load(len(scheduler.running), len(scheduler.waiting), used, self._demand.blocks, longest)
 
     # Outside of a run
 

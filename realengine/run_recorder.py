@@ -129,6 +129,7 @@ class RunRecorder:
             "running": step.load.running,
             "waiting": step.load.waiting,
             "used_blocks": step.load.used_blocks,
+            "longest_free_blocks": step.load.longest_free_blocks,
             "waiting_blocks": step.load.waiting_blocks,
             "preempted": len(plan.preempted),
             "schedule_ns": step.scheduled_ns - step.plan_ns,

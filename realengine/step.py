@@ -23,6 +23,7 @@ class Load(NamedTuple):
     waiting: int
     used_blocks: int
     waiting_blocks: int
+    longest_free_blocks: int | None = None
 
 
 _NOTHING = Load(0, 0, 0, 0)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_groups import most_held
+from serving.kv.contiguous_pool import longest_free
 from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan, aggregates_of
@@ -215,6 +216,7 @@ class RunLog:
                     drafts or None,
                     stages_ns,
                     plan.masked_rows or None,
+                    longest_free(scheduler.pool),
                 )
             )
             if self._on_tokens is not None:

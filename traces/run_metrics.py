@@ -9,6 +9,7 @@ requests; everything else stays in the denominator of SLO attainment.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -18,11 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
 from traces.fairness import jain_index
+from traces.fragmentation import internal_fragmentation
 from traces.numeric_columns import Floats, has_value, known, known_or_zero, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
@@ -249,6 +252,8 @@ class RunMetrics:
             "kv_usage_peak": self._peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
             "kv_pressure_peak": self._peak("kv_pressure"),
+            "kv_internal_fragmentation": self.internal_fragmentation(),
+            "kv_external_fragmentation": self._steps.external_fragmentation(),
             "prefix_hit_rate": self.prefix_hit_rate(),
             "tier_hit_rate": sum(self.tier_hit_rates().values()) if self._tiered else None,
             "swapped_in_tokens": self._sum("swapped_in_tokens") if self._tiered else None,
@@ -286,6 +291,14 @@ class RunMetrics:
         """MFU or MBU over the measurement window, all GPUs there were: waiting for requests counts as unused."""
         used = known(self._steps.used_s(name))
         return over(float(used.sum()), self.window_s and self.window_s * self._replicas) if len(used) else None
+
+    def internal_fragmentation(self) -> float | None:
+        """Of the KV memory that requests held, the share without a token; None where the deployment is not told."""
+        if not self._run.get("deployment"):
+            return None
+        told = json.loads(self._run["deployment"]).get("scheduler", {})
+        names = ("prompt_tokens", "output_tokens", "scheduled_ns", "first_token_ns", "finish_ns")
+        return internal_fragmentation({n: self._request(n) for n in names}, parse(SchedulerConfig, told, "scheduler"))
 
     @cached_property
     def _admitted(self) -> NDArray[np.bool_]:

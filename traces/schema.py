@@ -210,6 +210,7 @@ STEPS = (
         "copies between the real engine's blocks and host memory that ended since the step before; else null",
     ),
     Column("kv_attempts_in_flight", pa.list_(_I32), "", "steps under way at each of `kv_attempts`; else null"),
+    Column("longest_free_blocks", _I64, "blocks", "longest run of free KV blocks, after planning; null if KV is paged"),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}

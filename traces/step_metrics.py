@@ -19,7 +19,7 @@ COLUMNS = [
     "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
     "waiting_blocks", "prefill_rows", *WORK_COLUMNS,
 ]  # fmt: skip
-RARE_COLUMNS = ["stages_ns", "draft_tokens"]  # of most runs null throughout
+RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # of most runs null throughout
 
 
 class StepMetrics:
@@ -94,6 +94,16 @@ class StepMetrics:
         stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
         worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
         return 1.0 - worked / 1e6 / float(np.nansum(stages * self.under_way_ms))
+
+    def external_fragmentation(self) -> float | None:
+        """1 - longest free run / free blocks, each step weighing as long as it took; None where KV is paged."""
+        if self._steps is None or not has_value(self._steps, "longest_free_blocks"):
+            return None
+        free = self._num_blocks - self._column("used_blocks")
+        scattered = free - self._column("longest_free_blocks")
+        shares = np.divide(scattered, free, out=np.zeros(len(free)), where=free > 0)
+        taken = self.values("step_ms")
+        return float(np.average(shares, weights=taken if taken.sum() > 0 else None))
 
     @property
     def _stages_ns(self) -> pa.ChunkedArray | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import NO_HIT, Hit, blocks_for
+from serving.kv.blocks import NO_HIT, Hit, KvBlocks, blocks_for
 from serving.request import Request
 
 
@@ -94,3 +94,8 @@ class ContiguousPool:
         request.blocks.clear()
         request.held = request.hashed = 0
         self.version += 1
+
+
+def longest_free(pool: KvBlocks) -> int | None:
+    """Blocks of the longest free run of `pool`; None where requests need no runs."""
+    return pool.longest if isinstance(pool, ContiguousPool) else None

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,8 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_policies import decisions, tight, traffic
 from tests.serving.test_scheduler_properties import LOOPS, leapt
+from traces.run_metrics import RunMetrics
+from traces.step_metrics import StepMetrics
 
 ALONE: dict[str, Any] = {"enable_prefix_caching": False}
 
@@ -107,6 +110,28 @@ def test_fewer_run_at_once_than_with_pages() -> None:
         most[kind] = max(sink.steps["running"].to_pylist())
         assert set(sink.requests["status"].to_pylist()) == {Status.FINISHED.value}
     assert most["max_model_len"] == 5 and most["max_tokens"] == 20 <= most["paged"]
+
+
+def test_what_is_wasted_is_what_counting_it_gives() -> None:
+    """Two requests in a row, a step each nanosecond; 8 of the 40 blocks are taken at a time, at the low end."""
+    requests = [WorkloadRequest(id, 1000 * id, (("", 16),), 17) for id in range(2)]
+    found = {}
+    for kind in ("paged", "max_tokens", "max_model_len"):
+        config = reserving(kind, num_blocks=41, max_model_len=128)
+        sink = TableSink()
+        Cluster(Deployment(scheduler=config), TokenCost(1, 0, 0), sink, shares_prefixes=False).run(Workload(requests))
+        run = {"deployment": Deployment(scheduler=config).model_dump_json(), "num_blocks": 40}
+        found[kind] = RunMetrics(sink.requests, sink.steps, run).scalars()
+    used = (8 + 24 * 16) / 17  # 8 on average in the first step, then 16 to 32
+    assert found["max_model_len"]["kv_internal_fragmentation"] == pytest.approx(1 - used / 128)
+    assert found["max_tokens"]["kv_internal_fragmentation"] == pytest.approx(1 - used / 48)
+    assert found["paged"]["kv_internal_fragmentation"] == pytest.approx(1 - used / (used + 7.5))
+    assert found["paged"]["kv_external_fragmentation"] is None
+    assert found["max_tokens"]["kv_external_fragmentation"] == 0.0  # what is free is one run
+    scattered = sink.steps.set_column(
+        sink.steps.schema.get_field_index("longest_free_blocks"), "longest_free_blocks", pa.array([8] * len(sink.steps))
+    )
+    assert StepMetrics(scattered, 40).external_fragmentation() == pytest.approx(1 - 8 / 32)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""What of reserved KV memory holds no token: internal fragmentation, from when requests ran and how long they were.
+
+Tokens are taken to come evenly: the prompt's from its first step to its first token, the others to the last. With pages
+half a block less half a token is then empty on average; a contiguous reservation is empty beyond its tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serving.deployments.config import SchedulerConfig
+from traces.numeric_columns import Floats
+
+
+def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> float | None:
+    """The share of token-time that is reserved and empty, of one run's requests.
+
+    `of` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`; requests
+    that lack one do not count. None where none has all, and for models whose layers do not all keep every token.
+    """
+    if config.kv_groups or config.state_blocks:
+        return None
+    columns = np.stack(list(of.values()))
+    prompts, outputs, scheduled, first, last = columns[:, np.isfinite(columns).all(axis=0)]
+    prefill, decode = first - scheduled, last - first
+    used = prompts / 2 * prefill + (prompts + (outputs - 1) / 2) * decode
+    if config.kv_reservation == "paged":
+        reserved = used + (config.block_size - 1) / 2 * (prefill + decode)
+    else:
+        tokens = np.full_like(prompts, config.max_model_len)
+        if config.kv_reservation == "max_tokens":
+            tokens = np.minimum(tokens, prompts + np.maximum(outputs, config.kv_reserved_max_tokens))
+        reserved = np.ceil(tokens / config.block_size) * config.block_size * (prefill + decode)
+    return 1.0 - float(used.sum() / reserved.sum()) if reserved.sum() > 0 else None
