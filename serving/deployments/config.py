@@ -179,7 +179,8 @@ class Deployment(Settings):
     attention: str = Field(
         "auto",
         description="attention backend of the real engine: torch, triton, hybrid, auto (triton on CUDA, else torch), "
-        "unfused (scores in memory, which kernel tables price, too), the name of an installed one, path/to/file.py:Class or package.module:Class",
+        "unfused (scores in memory, which kernel tables price, too), the name of an installed one, "
+        "path/to/file.py:Class or package.module:Class",
     )
     quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none",
