@@ -176,7 +176,6 @@ class Elementwise:
     """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels.
 
     after   the all-reduce just before it, with which one kernel may do both
-    computed  FLOPs, where they are worth counting
     """
 
     name: str
@@ -184,7 +183,6 @@ class Elementwise:
     launches: int = 1
     count: int = 1
     after: Collective | None = None
-    computed: Amount = 0.0
 
     @property
     def size(self) -> Amount:
@@ -192,11 +190,23 @@ class Elementwise:
 
     @property
     def flops(self) -> Amount:
-        return self.computed + 0.0 * self.moved
+        return 0.0 * self.moved
 
     @property
     def bytes(self) -> Amount:
         return self.moved
+
+
+@dataclass(frozen=True)
+class Scores(Elementwise):
+    """Scores of an attention that are written to memory and read back; `masked` FLOPs are for those that are masked."""
+
+    masked: Amount = 0.0
+    of_prompts: bool = True
+
+    @property
+    def flops(self) -> Amount:
+        return self.masked
 
 
 @dataclass(frozen=True)

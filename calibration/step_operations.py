@@ -22,6 +22,7 @@ from calibration.operations import (
     Gemm,
     Operation,
     PrefillAttention,
+    Scores,
     StepSizes,
 )
 from serving.deployments.config import Deployment
@@ -175,7 +176,7 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
     return operations
 
 
-def scores_in_memory(attention: Operation) -> Elementwise:
+def scores_in_memory(attention: Operation) -> Scores:
     """What an attention adds that keeps its scores in GPU memory: two GEMMs and a softmax write and read them in turn.
 
     Scores and probabilities are written and read once each, in 16 bits (Dao et al., "FlashAttention", NeurIPS 2022,
@@ -184,14 +185,16 @@ def scores_in_memory(attention: Operation) -> Elementwise:
     """
     assert isinstance(attention, PrefillAttention | DecodeAttention)
     heads, dim = attention.heads, attention.head_dim
-    if isinstance(attention, DecodeAttention):
-        scores, needed = attention.context * attention.queries, attention.context * attention.queries
-    else:
+    of_prompts = isinstance(attention, PrefillAttention)
+    if isinstance(attention, PrefillAttention):
         with_past = attention.tokens * attention.past / np.maximum(attention.rows, 1)
         needed = attention.pairs
         scores = np.maximum(2.0 * needed - with_past - attention.tokens, needed)
-    wasted = 4.0 * heads * dim * (scores - needed)
-    return Elementwise(f"{attention.name}, scores in memory", 8.0 * heads * scores, 2, attention.count, computed=wasted)
+    else:
+        scores = needed = attention.context * attention.queries
+    masked = 4.0 * heads * dim * (scores - needed)
+    name = f"{attention.name}, scores in memory"
+    return Scores(name, 8.0 * heads * scores, 2, attention.count, masked=masked, of_prompts=of_prompts)
 
 
 def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:

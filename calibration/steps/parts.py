@@ -28,6 +28,7 @@ from calibration.operations import (
     Gemm,
     Operation,
     PrefillAttention,
+    Scores,
     StepSizes,
     own_pairs,
 )
@@ -120,6 +121,8 @@ def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[st
     if isinstance(operation, PrefillAttention):
         alone = np.minimum(ns, kernels.time(_without_past(operation)).ns)
         return [("prompt attention", alone), ("past attention", ns - alone)]
+    if isinstance(operation, Scores):
+        return [("prompt attention" if operation.of_prompts else "decode attention", ns)]
     return [(_KINDS[type(operation)], ns)]
 
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboard.palette import NEUTRAL, SIMULATED, dots, finish, log_axis, symbols
 from planning.claims.claim import Expected
-from planning.claims.document import CheckedCase
+from planning.claims.document import CheckedCase, Term
 
 _COLOURS = {"yes": SIMULATED, "open": "#8fb4e3", "no": NEUTRAL}
 _NAMES = {"yes": "holds", "open": "cannot be told", "no": "does not hold"}
@@ -49,3 +49,21 @@ def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
     figure.update_xaxes(title_text=f"{expects.unit}; shaded: expected", range=None, **log_axis(low, high))
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[case.when for case in told])
     return finish(figure, 130 + 44 * len(told))
+
+
+def terms_chart(terms: Sequence[Term]) -> go.Figure:
+    """A waterfall: every term behind those before it, and the whole."""
+    names, times = [term.name for term in terms], [term.ms for term in terms]
+    bars = go.Waterfall(
+        orientation="h",
+        y=[*names, "E2E"],
+        x=[*times, sum(times)],
+        measure=["relative"] * len(terms) + ["total"],
+        increasing={"marker": {"color": SIMULATED}},
+        totals={"marker": {"color": NEUTRAL}},
+        hovertemplate="%{y}: %{delta:,.2f} ms<extra></extra>",
+    )
+    shown = go.Figure(bars)
+    shown.update_yaxes(autorange="reversed")
+    shown.update_xaxes(title_text="ms")
+    return finish(shown, 100 + 26 * (len(terms) + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ import streamlit as st
 from calibration.provenance import Provenance
 from dashboard.blocks import figure, mistake, table, titled
 from dashboard.bundled import SAMPLES
-from dashboard.claims_page.charts import cases_chart
+from dashboard.claims_page.charts import cases_chart, terms_chart
 from dashboard.claims_page.tasks import CHECK
 from dashboard.downloads import downloads
 from dashboard.job_view import offer
@@ -32,18 +32,27 @@ from serving.errors import UserError
 CLAIMS = SAMPLES / "claims.json"
 _WORST = ("extrapolated", "interpolated", "validated", "")
 _TRAFFIC = "offered.traffic"
-# What a reader can move: a label, the path in the experiment, and the most it may be.
-_NUMBERS = (
-    ("Requests a second", f"{_TRAFFIC}.arrivals.rate", 1000.0),
-    ("Users who wait for their answers", f"{_TRAFFIC}.arrivals.concurrency", 4096.0),
-    ("Tokens of a prompt, on average", f"{_TRAFFIC}.prompt.mean", 100_000.0),
-    ("Tokens of a prompt", f"{_TRAFFIC}.prompt.tokens", 100_000.0),
-    ("Tokens of an answer, on average", f"{_TRAFFIC}.output.mean", 10_000.0),
-    ("Tokens of an answer", f"{_TRAFFIC}.output.tokens", 10_000.0),
-    ("Tokens of a system prompt", f"{_TRAFFIC}.system_prompts.tokens.tokens", 100_000.0),
-    ("System prompts", f"{_TRAFFIC}.system_prompts.count", 10_000.0),
-    ("Tokens of a sequence", "tokens", 1_000_000.0),
-)
+_Way = tuple[str, ...]
+_MOST = 1_000_000.0
+# What numbers of an experiment are called, by the ends of their paths; others by the path itself.
+_CALLED = {
+    "arrivals.rate": "Requests a second",
+    "arrivals.concurrency": "Users who wait for their answers",
+    "arrivals.cv": "Burstiness of arrivals",
+    "prompt.mean": "Tokens of a prompt, on average",
+    "prompt.tokens": "Tokens of a prompt",
+    "output.mean": "Tokens of an answer, on average",
+    "output.tokens": "Tokens of an answer",
+    "system_prompts.tokens.tokens": "Tokens of a system prompt",
+    "system_prompts.count": "System prompts",
+    "turns.tokens": "Turns of a conversation",
+    "longest_prompt": "Longest prompt measured (tokens)",
+    "tokens": "Tokens of a sequence",
+    "slo.ttft_ms": "TTFT must be below (ms)",
+    "slo.tpot_ms": "TPOT must be below (ms)",
+    "acceptance_rate": "Share of drafts accepted",
+}
+_NOT_MOVED = ("seed", "requests", "tensor_parallel_size", "gpu_memory_utilization", "max", "sigma", "nodes")
 
 
 @in_url
@@ -77,8 +86,15 @@ def _found(checked: CheckedClaim, claim: Claim) -> None:
         Provenance(worst.mark, worst.reason),
         marked=True,
     )
-    if claim.learnt:
-        st.markdown(literal(claim.learnt))
+    for at, case in enumerate(checked.cases):
+        if case.terms:
+            known = Provenance(case.mark, case.reason)
+            figure(terms_chart(case.terms), f"terms-{at}", f"What E2E is made of when {case.when}", known)
+    for text in (checked.break_even, claim.learnt):
+        if text:
+            st.markdown(literal(text))
+    if checked.engine is not None:
+        st.markdown(f"**{literal(checked.engine.number)}** {literal(checked.engine.told)}.")
 
 
 def _own(runs: Path, name: str, claim: Claim, plan: Planned | None) -> None:
@@ -112,7 +128,8 @@ def _planned_conditions(name: str, plan: Planned | None) -> dict[str, str]:
 def _moved(name: str, start: dict[str, Any]) -> dict[str, Any]:
     """The experiment `start` with what the reader has set."""
     columns = st.columns(3)
-    places = iter(columns * len(_NUMBERS))
+    numbers = list(_numbers(start))
+    places = iter(columns * (1 + len(numbers)))
     changed: dict[str, Any] = {}
 
     def put(path: str, draw: Callable[[], Any], usual: Any) -> None:
@@ -128,19 +145,47 @@ def _moved(name: str, start: dict[str, Any]) -> dict[str, Any]:
     size = str(found_at(start, "deployment.tensor_parallel_size", 1))
     sizes = usual_first(size, ("1", "2", "4", "8"))
     put("deployment.tensor_parallel_size", lambda: choose("Tensor parallel", sizes, f"tp-{name}"), size)
-    for label, path, most in _NUMBERS:
-        value = found_at(start, path)
-        if isinstance(value, (int, float)):
-            kind = type(value)
-            put(path, _asked(label, f"{path.removeprefix(_TRAFFIC)}-{name}", most, value, kind), value)
+    set_here: list[tuple[_Way, Any]] = []
+    for way, value in numbers:
+        with next(places):
+            moved = _asked(_called(way), f"{'.'.join(way).removeprefix(_TRAFFIC)}-{name}", value)
+        if moved != value:
+            set_here.append((way, moved))
     if "deployment.tensor_parallel_size" in changed:
         changed["deployment.tensor_parallel_size"] = int(changed["deployment.tensor_parallel_size"])
     if any(path.startswith("deployment.") for path in changed) and "deployment" not in start:
         changed = {"deployment.device": "cuda", "deployment.gpu_memory_utilization": 0.9} | changed
         changed.setdefault("deployment.model", model)
-    return overridden(start, changed)
+    made = overridden(start, changed)
+    for way, moved in set_here:
+        node: Any = made
+        for key in way[:-1]:
+            node = node[int(key) if isinstance(node, list) else key]
+        node[way[-1]] = moved
+    return made
 
 
-def _asked(label: str, parameter: str, most: float, value: float, kind: type[Any]) -> Callable[[], Any]:
-    low = 1 if kind is int else 0.01
-    return lambda: amount(label, parameter, low, most, value, 1, kind=kind, show="%d" if kind is int else "%.6g")
+def _numbers(node: Any, way: _Way = ()) -> Iterator[tuple[_Way, int | float]]:
+    """Every number of an experiment that a reader can move, with the keys that lead to it. What both sides set
+    themselves is moved there."""
+    if isinstance(node, dict | list):
+        inside = node.items() if isinstance(node, dict) else ((str(at), each) for at, each in enumerate(node))
+        of_sides = {*node.get("baseline", {}), *node.get("change", {})} if isinstance(node, dict) and not way else set()
+        for key, value in inside:
+            yield from (found for found in _numbers(value, (*way, key)) if ".".join(found[0]) not in of_sides)
+    elif isinstance(node, int | float) and not isinstance(node, bool) and way[-1].split(".")[-1] not in _NOT_MOVED:
+        yield way, node
+
+
+def _called(way: _Way) -> str:
+    path = ".".join(way)
+    label = next((label for end, label in _CALLED.items() if f".{path}".endswith(f".{end}")), path)
+    if way[0] in ("baseline", "change"):
+        return f"{way[0]}: {label.removeprefix(f'{way[0]}.')}"
+    return f"{label} ({int(way[2]) + 1})" if way[:2] == ("offered", "traffic") and way[2].isdigit() else label
+
+
+def _asked(label: str, parameter: str, value: int | float) -> int | float:
+    whole = isinstance(value, int)
+    low, show = (1, "%d") if whole and value else (0, "%.6g")
+    return amount(label, parameter, low, max(_MOST, value), value, 1, kind=type(value), show=show)

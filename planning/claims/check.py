@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
 
+from planning.claims.break_even import break_even
 from planning.claims.claim import Claim, Expected
-from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, verdict_of
+from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
 from planning.claims.figures import Measured, measured
+from planning.claims.terms import terms_of
 from planning.progress import Tell, quiet
 from serving.errors import UserError
 
+Engine = Callable[[Claim], TriedOnEngine | None]
 
-def check(claims: Mapping[str, Claim], tell: Tell = quiet) -> ClaimsDocument:
-    """Every case of every claim. Raises UserError that names the claim whose experiment cannot be made."""
+
+def check(claims: Mapping[str, Claim], tell: Tell = quiet, engine: Engine | None = None) -> ClaimsDocument:
+    """Every case of every claim, and on the real engine if one is given. Raises UserError that names the claim whose
+    experiment cannot be made."""
     total = sum(len(claim.cases) for claim in claims.values())
     done, checked = 0, []
     for name, claim in claims.items():
@@ -25,8 +28,12 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet) -> ClaimsDocument:
                 value = measured(experiment)
             except UserError as error:
                 raise UserError(f"claim {name}, when {case.when}: {error.field}", error.value, error.remedy) from None
-            cases.append(_case(name, case.when, value, claim.expects))
+            terms = terms_of(experiment) if claim.terms else ()
+            cases.append(_case(name, case.when, value, claim.expects).model_copy(update={"terms": terms}))
             done += 1
+        turns = ""
+        if claim.break_even is not None:
+            turns = break_even(next(claim.experiments())[1], claim.break_even)
         checked.append(
             CheckedClaim(
                 name=name,
@@ -34,7 +41,9 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet) -> ClaimsDocument:
                 means=claim.means,
                 expected=str(claim.expects),
                 verdict=verdict_of(tuple(cases)),
+                break_even=turns,
                 learnt=claim.learnt,
+                engine=None if engine is None else engine(claim),
                 cases=tuple(cases),
             )
         )
@@ -42,14 +51,5 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet) -> ClaimsDocument:
 
 
 def _case(claim: str, when: str, found: Measured, expects: Expected) -> CheckedCase:
-    holds = _holds(found.low, found.high, expects)
+    holds = expects.judge(found.low, found.high)
     return CheckedCase(claim=claim, when=when, unit=expects.unit, holds=holds, **found._asdict())
-
-
-def _holds(low: float, high: float, expects: Expected) -> Literal["yes", "no", "open"]:
-    """Whether all of the interval, nothing of it, or a part lies in the expected range."""
-    least = -math.inf if expects.least is None else expects.least
-    most = math.inf if expects.most is None else expects.most
-    if least <= low and high <= most:
-        return "yes"
-    return "no" if high < least or low > most else "open"

@@ -6,10 +6,11 @@ The experiment is one figure of a simulated deployment, or how many times better
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,6 +24,7 @@ from serving.yaml_file import read_yaml
 from traces.slo import check_slo
 
 Settings = dict[str, Any]  # values by dotted path
+Holds = Literal["yes", "no", "open"]
 
 
 class Experiment(Request):
@@ -76,6 +78,14 @@ class Expected(Request):
             raise ValueError("give least, most or both")
         return self
 
+    def judge(self, low: float, high: float) -> Holds:
+        """Whether all of the interval, nothing of it, or a part lies in the expected range."""
+        least = -math.inf if self.least is None else self.least
+        most = math.inf if self.most is None else self.most
+        if least <= low and high <= most:
+            return "yes"
+        return "no" if high < least or low > most else "open"
+
     def __str__(self) -> str:
         if self.least is not None and self.least == self.most:
             return f"{self.least:g} {self.unit}"
@@ -91,6 +101,21 @@ class Case(Request):
     set: Settings = Field({}, description="the fields of the experiment that say so, by path")
 
 
+class BreakEven(Request):
+    """A number of the experiment, between whose ends it is searched where the change begins to pay."""
+
+    path: str = Field(description="which number, by path")
+    least: float
+    most: float
+    what: str = Field(min_length=1, description="what it is, after the number")
+    of: Literal["both", "change"] = Field("both", description="which sides have it")
+
+    @property
+    def whole(self) -> bool:
+        """Whether it counts something."""
+        return self.least == int(self.least) and self.most == int(self.most) and self.most > 1
+
+
 class Claim(Request):
     """What is said, and how it is put to the test. Raises UserError where a case makes no experiment."""
 
@@ -99,6 +124,9 @@ class Claim(Request):
     expects: Expected
     experiment: Settings = Field(description="the experiment; its fields are those of `Experiment`")
     cases: tuple[Case, ...] = Field(min_length=1)
+    terms: bool = Field(False, description="also say what E2E is made of, where requests come one at a time")
+    break_even: BreakEven | None = Field(None, description="where the first case's change begins to pay")
+    engine: Case | None = Field(None, description="the experiment at the size of a machine without a GPU")
     learnt: str = Field("", description="what a reader may take from it")
 
     def experiments(self) -> Iterator[tuple[Case, Experiment]]:

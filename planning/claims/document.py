@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pyarrow as pa
 from rich.console import RenderableType
 from rich.text import Text
 
+from planning.claims.claim import Holds
 from serving.document import Document, Number, Part, fact
 from traces.document_table import table_of
 
 _WORDS = {"yes": "holds", "no": "does not hold", "open": "cannot be told"}
+
+
+class Term(Part):
+    """A part of the end-to-end time of a request."""
+
+    name: str = fact("which")
+    ms: float = fact("how long, mean over the requests", "ms")
 
 
 class CheckedCase(Part):
@@ -26,7 +34,8 @@ class CheckedCase(Part):
     mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated", default="")
     reason: str = fact("why", default="")
     unit: str = fact("unit of the three; times, where two sides are compared")
-    holds: Literal["yes", "no", "open"] = fact("whether it lies in the expected range; open: perhaps")
+    holds: Holds = fact("whether it lies in the expected range; open: perhaps")
+    terms: tuple[Term, ...] = fact("what E2E is made of, where that is asked for", default=())
 
     @property
     def number(self) -> str:
@@ -37,6 +46,29 @@ class CheckedCase(Part):
         return f"{_short(self.value)}{around} {self.unit}"
 
 
+class TriedOnEngine(Part):
+    """The figure on the real engine of a machine."""
+
+    when: str = fact("what is served, and to whom")
+    value: Number = fact("the figure: of two sides, the median of the ratios of pairs of runs")
+    low: Number = fact("the least of them")
+    high: Number = fact("the greatest of them")
+    noise: Number = fact("by how much the first side's greatest figure is above its least", "fraction")
+    unit: str = fact("unit of the three; times, where two sides are compared")
+    holds: Holds = fact("whether all of them lie in the expected range; open: some")
+
+    @property
+    def number(self) -> str:
+        """The figure, between its least and its greatest."""
+        return f"{_short(self.value)} ({_short(self.low)} to {_short(self.high)}) {self.unit}"
+
+    @property
+    def told(self) -> str:
+        """What is to be said beside the number."""
+        noise = "" if self.noise is None else f"; the same side differs by {100 * self.noise:.0f} %"
+        return f"on the real engine when {self.when}{noise}"
+
+
 class CheckedClaim(Part):
     """One claim, with the figure in every case."""
 
@@ -45,8 +77,10 @@ class CheckedClaim(Part):
     means: str = fact("what it means as an experiment")
     expected: str = fact("where the figure should lie")
     verdict: str = fact("holds, does not hold, or when it holds")
+    break_even: str = fact("where the first case's change begins to pay, in a sentence", default="")
     learnt: str = fact("what a reader may take from it", default="")
     cases: tuple[CheckedCase, ...] = fact("the figure in every case")
+    engine: TriedOnEngine | None = fact("the figure on a real engine; null if it was not tried", default=None)
 
 
 def verdict_of(cases: tuple[CheckedCase, ...]) -> str:
@@ -69,6 +103,8 @@ class ClaimsDocument(Document):
     where: ClassVar[str] = "claims"
 
     claims: tuple[CheckedClaim, ...] = fact("in the order of their names")
+    machine: str = fact("whose engine was tried", default="")
+    date: str = fact("when, UTC", default="")
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -88,7 +124,17 @@ class ClaimsDocument(Document):
             width = max(len(case.number) for case in claim.cases)
             for case in claim.cases:
                 yield Text(f"    {case.number:{width}}  {_WORDS[case.holds]:14}  when {case.when}")
-            yield Text(f"    expected: {claim.expected}\n")
+            for case in claim.cases:
+                if case.terms:
+                    yield Text(f"    when {case.when}:")
+                    for term in case.terms:
+                        yield Text(f"    {term.ms:10,.2f} ms  {term.name}")
+            if claim.engine is not None:
+                yield Text(f"    {claim.engine.number:{width}}  {_WORDS[claim.engine.holds]:14}  {claim.engine.told}")
+            yield Text(f"    expected: {claim.expected}")
+            yield Text(f"    {claim.break_even}\n" if claim.break_even else "")
+        if self.machine:
+            yield Text(f"The real engine ran on {self.machine}, {self.date}.")
 
     def page(self) -> str:
         """As Markdown."""
@@ -101,7 +147,14 @@ class ClaimsDocument(Document):
             lines += ["| when | figure | |", "| --- | --- | --- |"]
             lines += [f"| {case.when} | {case.number} | {_WORDS[case.holds]} |" for case in claim.cases]
             lines += ["", f"Expected: {claim.expected}. **{claim.verdict[0].upper()}{claim.verdict[1:]}.**"]
-            lines += [claim.learnt] if claim.learnt else []
+            for case in claim.cases:
+                if case.terms:
+                    lines += ["", f"The terms when {case.when}:", "", "| term | ms |", "| --- | --: |"]
+                    lines += [f"| {term.name} | {term.ms:,.2f} |" for term in case.terms]
+            if claim.engine is not None:
+                said = _WORDS[claim.engine.holds]
+                lines += ["", f"{claim.engine.number} {claim.engine.told}: {said}. {self.machine}, {self.date}."]
+            lines += [text for text in (claim.break_even, claim.learnt) if text]
         return "\n".join(lines) + "\n"
 
 
@@ -116,13 +169,19 @@ _PREFACE = """# What everyone says about inference
 ```
 tokentwin claims --write docs/claims.md
 tokentwin claims --only chunked-prefill
+tokentwin claims --engine
 ```
 Articles repeat figures. The first command puts each of them to the test and writes this page. All of it is simulated,
 with step times from kernel tables and measured engines ([cost model](cost-model.md)). The range behind a figure is its
 90 % interval. A claim *cannot be told* where the interval lies across an end of what is expected.
 
+`--engine` also tries, on the real engine of this machine, the claims that state an experiment for it: with a small
+model of random weights, three times each side in turn. It says the median, the least and the greatest ratio of the
+pairs, and by how much the same side differs from run to run. What it finds is about that machine and that model.
+
 Each claim is a file of `planning/claims/claims`: the sentence, an experiment, the range it expects, and the cases it is
-tried in. Put files of your own in a folder, and give it as `--claims`.
+tried in. `break_even` searches where a change begins to pay, and `engine` is the experiment for a machine without a
+GPU. Put files of your own in a folder, and give it as `--claims`.
 
 | claim | expected | verdict |
 | --- | --- | --- |"""

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from calibration.kernels.times import Coverage
+from calibration.operations import uniform_step
+from calibration.steps.explanation import explain
+from calibration.steps.predict import predicted_cost
 from planning.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
 from serving.deployments.dtypes import DTYPE_BYTES
@@ -31,6 +35,7 @@ _ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
 _DOUBLINGS = 10  # of the traffic's own rate, up or down
 _HALVINGS = 5  # of the bracket: to 2 %
 _MOST_GPUS = 16
+_Z = 1.645  # standard deviations to either end of a 90 % interval
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -52,36 +57,58 @@ def measured(experiment: Experiment) -> Measured:
     for side in experiment.sides:
         if of_memory:
             values.append((of_memory(side),))
+        elif experiment.figure == "attention_ms":
+            found, provenance = _attention_ms(side)
+            values.append(found)
+            trusted = max(trusted, provenance, key=lambda mark_and_reason: mark_and_reason[0])
         else:
             found, provenance = _simulated(side)
             values.append(found)
             trusted = max(trusted, provenance, key=lambda mark_and_reason: mark_and_reason[0])
-    ways = values[0] if len(values) == 1 else [_gain(experiment.figure, a, b) for a, b in zip(*values, strict=True)]
+    ways = values[0] if len(values) == 1 else [gain(experiment.figure, a, b) for a, b in zip(*values, strict=True)]
     mark, reason = trusted
     return Measured(ways[0], min(ways), max(ways), mark.name.lower(), reason)
 
 
-def _gain(figure: str, baseline: float, change: float) -> float:
+def central_gain(baseline: Experiment, change: Experiment) -> float:
+    """How many times better the change is, at the centre of step times."""
+    found = []
+    for side in (baseline, change):
+        workload, scenario = scenario_of(side)
+        found.append((_highest_rate if side.figure == "request_rate" else _of_a_run)(side, scenario, workload))
+    return gain(change.figure, *found)
+
+
+def gain(figure: str, baseline: float, change: float) -> float:
     """How many times better the change is."""
-    better_if_lower = figure not in _HIGHER and metric(figure.partition(".")[0]).better == "lower"
+    name = figure.partition(".")[0]
+    better_if_lower = name in _LOWER or (name not in _HIGHER and metric(name).better == "lower")
     over, under = (baseline, change) if better_if_lower else (change, baseline)
     return over / under if under else math.inf
 
 
 def _simulated(side: Experiment) -> tuple[tuple[float, ...], tuple[Coverage, str]]:
     """The figure at the centre of step times, and at the fast and the slow end; how far these can be trusted."""
-    if side.offered is None:
-        raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
-    workload = side.offered.workload()
-    scenario = price_scenario(workload, None, side.gpu, side.serves, side.replicas, side.router)
+    workload, scenario = scenario_of(side)
     figure = _highest_rate if side.figure == "request_rate" else _of_a_run
     centre = figure(side, scenario, workload)
     return (centre, *(figure(side, end, workload) for end in scenario.ends())), scenario.provenance()
 
 
+def scenario_of(side: Experiment) -> tuple[Workload, PricedScenario]:
+    """The traffic of one side, and its deployment with what times its steps."""
+    if side.offered is None:
+        raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
+    workload = side.offered.workload()
+    return workload, price_scenario(workload, None, side.gpu, side.serves, side.replicas, side.router)
+
+
 def _of_a_run(side: Experiment, scenario: PricedScenario, workload: Workload) -> float:
-    """A metric of the run, of all its requests or of those with short prompts."""
-    requests, run = scenario.measured(side.slo, full=True)
+    return of_run(side, *scenario.measured(side.slo, full=True))
+
+
+def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
+    """A metric of a run, of all its requests or of those with short prompts."""
     if side.longest_prompt is not None:
         run = RunMetrics(requests.filter(pc.less_equal(requests["prompt_tokens"], side.longest_prompt)), slo=side.slo)
     name, _, statistic = side.figure.partition(".")
@@ -129,6 +156,16 @@ def _highest_rate(side: Experiment, scenario: PricedScenario, workload: Workload
     return low * len(requests) / span_s
 
 
+def _attention_ms(side: Experiment) -> tuple[tuple[float, ...], tuple[Coverage, str]]:
+    """Attention of one prompt of `tokens`, in all layers; with the ends of what its kernels may be off by."""
+    cost = predicted_cost(side.gpu, side.serves)
+    operations = explain(cost, uniform_step(0, 0, 1, side.tokens, 0, 0)).operations
+    mine = [one for one in operations if one.name.startswith("prefill attention")]
+    ends = (sum(one.ns * math.exp(z * one.sigma) for one in mine) / 1e6 for z in (0.0, -_Z, _Z))
+    worst = max(mine, key=lambda one: one.coverage)
+    return tuple(ends), (worst.coverage, f"{worst.name} {worst.coverage.clause}")
+
+
 def _kv_gb(side: Experiment) -> float:
     """KV of one sequence, in GB."""
     served = side.serves
@@ -168,3 +205,4 @@ _OF_MEMORY: dict[str, Callable[[Experiment], float]] = {
     "gpus": _gpus,
 }
 _HIGHER = ("request_rate",)
+_LOWER = ("attention_ms",)

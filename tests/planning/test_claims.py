@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from planning.claims.break_even import break_even
 from planning.claims.check import check
-from planning.claims.claim import Claim, load_claims
+from planning.claims.claim import Claim, Experiment, load_claims
 from planning.claims.document import CheckedCase, verdict_of
+from planning.claims.figures import measured
+from serving.deployments.config import parse
 from serving.errors import UserError
 from tests.command import tokentwin
 
@@ -113,6 +116,81 @@ def test_an_experiment_that_cannot_be_made_is_named(change: dict[str, Any], said
     with pytest.raises(UserError, match="claim planted, when alone") as error:
         check({"planted": Claim.model_validate(wrong)})
     assert said in str(error.value)
+
+
+def test_a_break_even_lies_where_the_gain_is_one() -> None:
+    drafts = {"model": "Llama-3.2-1B", "num_speculative_tokens": 3, "acceptance_rate": 0.7}
+    made = Claim.model_validate(
+        {
+            "claim": "so",
+            "means": "this",
+            "expects": {"least": 1},
+            "cases": [{"when": "alone"}],
+            "break_even": {
+                "path": "deployment.scheduler.speculative.acceptance_rate",
+                "of": "change",
+                "least": 0,
+                "most": 0.95,
+                "what": "of the drafts accepted",
+            },
+            "experiment": {
+                "figure": "tpot_ms.p50",
+                "deployment": {"model": "Llama-3.1-70B", "device": "cuda", "tensor_parallel_size": 4},
+                "baseline": {},
+                "change": {"deployment.scheduler.speculative": drafts},
+                "offered": {"traffic": TRAFFIC},
+            },
+        }
+    )
+    ((_, experiment),) = made.experiments()
+    assert made.break_even is not None
+    said = break_even(experiment, made.break_even)
+    turn = float(said.removeprefix("It pays above about ").split()[0])
+    for rate, pays in ((turn - 0.1, False), (turn + 0.1, True)):
+        moved = {"deployment.scheduler.speculative": {**drafts, "acceptance_rate": rate}}
+        tried = parse(Experiment, {**experiment.as_json(), "change": moved}, "experiment")
+        assert (measured(tried).value > 1) == pays
+
+
+def test_the_terms_of_a_request_are_its_time() -> None:
+    found = only_case(
+        {
+            "planted": claim({"least": 0}, "e2e_ms.mean", [{"when": "alone"}], offered={"traffic": TRAFFIC})[
+                "planted"
+            ].model_copy(update={"terms": True})
+        }
+    )
+    assert sum(term.ms for term in found.terms) == pytest.approx(found.value)
+    assert {"decode: weights", "prefill: compute"} <= {term.name for term in found.terms}
+
+
+@pytest.mark.engine
+def test_a_claim_is_tried_on_the_real_engine(tmp_path) -> None:
+    """With what was found, how much it differs from pair to pair, the machine and the day."""
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    (tmp_path / "small.yaml").write_text(
+        """
+claim: so
+means: this
+expects: {least: 0.001}
+experiment: {figure: kv_gb, deployment: {model: Llama-3.1-8B, device: cuda}}
+cases: [{when: alone}]
+engine:
+  when: a small model is tried
+  set:
+    figure: output_throughput
+    deployment: {model: "random:llama", device: cpu, dtype: float32, scheduler: {max_model_len: 64, num_blocks: 20}}
+    baseline: {deployment.policy: static, deployment.scheduler.static_timeout_ms: 1}
+    change: {}
+    offered.traffic: {requests: 3, arrivals: {kind: closed, concurrency: 3}}
+    offered.traffic.prompt: {kind: fixed, tokens: 8}
+    offered.traffic.output: {kind: fixed, tokens: 4}
+"""
+    )
+    said = json.loads(tokentwin("claims", "--claims", str(tmp_path), "--engine", "--format", "json").stdout)
+    tried = said["claims"][0]["engine"]
+    assert tried["low"] <= tried["value"] <= tried["high"] and tried["noise"] >= 0 and tried["holds"] == "yes"
+    assert "torch" in said["machine"] and said["date"].startswith("20")
 
 
 def test_a_folder_without_claims_and_an_unknown_name_are_one_line(tmp_path) -> None:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planning.claims.claim import Claim
+    from planning.claims.document import ClaimsDocument
+    from planning.progress import Tell
 
 
 @click.command()
@@ -12,17 +20,24 @@ import click
 @click.option(
     "--claims", "directory", type=click.Path(), help="Folder of your own claims, instead of the bundled ones."
 )
+@click.option("--engine", is_flag=True, help="Also try the claims that this machine's real engine can.")
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the answer to this Markdown page.")
 @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
 @click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def claims(
-    only: tuple[str, ...], directory: str | None, write: Path | None, save: Path | None, force: bool, style: str
+    only: tuple[str, ...],
+    directory: str | None,
+    engine: bool,
+    write: Path | None,
+    save: Path | None,
+    force: bool,
+    style: str,
 ) -> None:
     """Check what everyone says about inference.
 
     Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. docs/claims.md shows the
-    answer, and says how to add a claim.
+    answer, and says how to add a claim. With --engine some are tried on the real engine, too, with a small model.
     """
     from planning.claims.check import check
     from planning.claims.claim import load_claims
@@ -36,7 +51,22 @@ def claims(
         check_free(write, overwrite=True)
     wanted = load_claims(directory, only)
     with telling() as tell:
-        answer = check(wanted, tell)
+        answer = _tried(wanted, tell) if engine else check(wanted, tell)
     if write is not None:
         write_whole(write, lambda file: file.write(answer.page().encode()), overwrite=True)
     finish(answer, style, save, force)
+
+
+def _tried(wanted: Mapping[str, Claim], tell: Tell) -> ClaimsDocument:
+    """On the real engine, too; with the machine and the time."""
+    from datetime import UTC, datetime
+
+    from planning.claims.check import check
+    from planning.claims.on_engine import on_engine
+
+    answer = check(wanted, tell, on_engine)
+    from realengine.hardware import describe
+
+    about = describe("cpu")
+    machine = f"{about['cpu']}, {about['cores']} cores, torch {about['torch']}"
+    return answer.model_copy(update={"machine": machine, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
