@@ -14,9 +14,12 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.claims_page.page import CLAIMS
 from dashboard.claims_page.tasks import check_claim
-from planning.claims.claim import load_claims
+from planning.claims.claim import Claim, load_claims
 from planning.claims.document import ClaimsDocument
 from planning.jobs.job import Job
+from serving.deployments.config import parse
+
+DRAFTS = "deployment.scheduler.speculative"
 
 
 def opened(runs: Path, **link: str) -> AppTest:
@@ -50,7 +53,7 @@ def test_every_claim_has_its_page(tmp_path: Path) -> None:
         app.selectbox[0].set_value(name).run()
         assert not app.exception, (name, app.exception[0].message)
         assert claim.claim in app.selectbox[0].options
-        assert len(app.get("plotly_chart")) == 1
+        assert len(app.get("plotly_chart")) == 1 + claim.terms * len(claim.cases)
         assert app.button[0].label == "Check"
 
 
@@ -63,3 +66,29 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
     app.button[0].click().run()
     found = ClaimsDocument.read(check_claim(began[0], tmp_path, lambda stage, share: None)).claims[0].cases[0]
     assert found.value == pytest.approx(32 * 2 * 8 * 128 * 2 * 8192 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "keys"),
+    [
+        ("speculative-decoding", "change: Share of drafts accepted", ("change", DRAFTS, "acceptance_rate")),
+        ("paged-kv", "TPOT must be below (ms)", ("slo", "tpot_ms")),
+        ("chunked-prefill", "Tokens of a prompt (2)", ("offered", "traffic", 1, "prompt", "tokens")),
+        ("quadratic-attention", "baseline: Tokens of a sequence", ("baseline", "tokens")),
+    ],
+)
+def test_any_number_of_a_claim_can_be_moved(
+    name: str, label: str, keys: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[dict[str, Any]] = []
+    monkeypatch.setattr(Job, "start", lambda job: began.append(job.settings))
+    app = opened(tmp_path, claim=name)
+    number = next(box for box in app.number_input if box.label == label)
+    value = number.value
+    number.set_value(value / 2 if isinstance(value, float) else value + 1).run()
+    app.button[0].click().run()
+    assert not app.exception
+    node = parse(Claim, began[0]["claim"], "claim").experiment
+    for key in keys:
+        node = node[key]
+    assert node == (value / 2 if isinstance(value, float) else value + 1)
