@@ -72,7 +72,7 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
     ("name", "label", "keys"),
     [
         ("speculative-decoding", "change: Share of drafts accepted", ("change", DRAFTS, "acceptance_rate")),
-        ("paged-kv", "TPOT must be below (ms)", ("slo", "tpot_ms")),
+        ("continuous-batching", "TPOT must be below (ms)", ("slo", "tpot_ms")),
         ("chunked-prefill", "Tokens of a prompt (2)", ("offered", "traffic", 1, "prompt", "tokens")),
         ("quadratic-attention", "baseline: Tokens of a sequence", ("baseline", "tokens")),
     ],
