@@ -22,6 +22,7 @@ from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.leave_out import HEADER, leave_out, table
 from calibration.validation.external.lessons import Lesson
+from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.external_results import covered, load_external
@@ -141,6 +142,17 @@ def test_a_closed_loops_figures_are_those_of_the_simulator(
     for place in range(COUNT):
         beside = logs + 1e-4 * np.eye(COUNT)[place]
         assert np.log(one.predicted(beside)[0] / found) / 1e-4 == pytest.approx(slopes[:, place], abs=1e-3)
+
+
+def test_what_states_hold_is_among_the_blocks_that_are_enough() -> None:
+    """Four requests at once wait for no memory, however many blocks a state takes (they once did)."""
+    loop = Workload([WorkloadRequest(at, 0, ((PRIVATE, 100),), 20) for at in range(8)], concurrency=4)
+    scheduler = {"max_model_len": 1024, "num_blocks": 4000, "block_size": 512, "enable_prefix_caching": False}
+    plain, stateful = (
+        schedule(loop, Deployment.model_validate({"scheduler": {**scheduler, "state_blocks": blocks}}))
+        for blocks in (0, 3)
+    )
+    assert stateful.ttft.sum() == plain.ttft.sum() and stateful.tpot.sum() == plain.tpot.sum()
 
 
 def test_left_out_groups_have_a_table() -> None:

@@ -85,7 +85,8 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     sent = tuple((request.prompt_len, request.output_len) for request in workload.requests)
     scheduler = deployment.scheduler
     longest = max(prompt + outputs for prompt, outputs in sent)
-    enough = workload.concurrency * (longest // scheduler.block_size + 2) + 1  # more KV blocks change nothing
+    each = longest // scheduler.block_size + 2 + scheduler.state_blocks
+    enough = workload.concurrency * each + 1  # more KV blocks change nothing
     plain = Deployment(policy=deployment.policy).model_copy(
         update={"scheduler": scheduler.model_copy(update={"num_blocks": min(scheduler.num_blocks, enough)})}
     )
