@@ -146,7 +146,9 @@ def test_a_closed_loops_figures_are_those_of_the_simulator(
 
 def test_what_states_hold_is_among_the_blocks_that_are_enough() -> None:
     """Four requests at once wait for no memory, however many blocks a state takes (they once did)."""
-    loop = Workload([WorkloadRequest(at, 0, ((PRIVATE, 100),), 20) for at in range(8)], concurrency=4)
+    loop = Workload(
+        [WorkloadRequest(at, 0, ((PRIVATE, 100),), 20) for at in range(8)], concurrency=4, shares_prefixes=False
+    )
     scheduler = {"max_model_len": 1024, "num_blocks": 4000, "block_size": 512, "enable_prefix_caching": False}
     plain, stateful = (
         schedule(loop, Deployment.model_validate({"scheduler": {**scheduler, "state_blocks": blocks}}))
