@@ -31,7 +31,7 @@ def main() -> None:
     workload = read_workload(trace)
     steps, tokens = RECORDS[records]
     began = time.process_time()
-    done = simulate_to(out, workload, deployment, cost, steps=steps, tokens=tokens)
+    done = simulate_to(out, workload, deployment, cost, steps=steps, tokens=tokens, leaps=True)
     result = {
         "simulation_cpu_s": time.process_time() - began,
         "simulated_s": done.duration_ns / 1e9,

@@ -42,8 +42,8 @@ LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_mode
 RECORDS = ("summary", "tokens", "steps")
 OUR_HANDICAPS = (
     "Python; a step is priced from tables of kernels, and decides as vLLM 0.33 does",
-    "summary: requests only, runs of decode steps taken in one leap; tokens: when each token came as well;"
-    " steps: every step in addition, without leaps",
+    "summary: requests only; tokens: when each token came as well; steps: every step in addition."
+    " Runs of decode steps are taken in one leap",
     "the recording on disk is in the CPU time",
 )
 

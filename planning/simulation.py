@@ -80,6 +80,7 @@ def recorded(
         usd_per_gpu_hour=scenario.usd_per_gpu_hour,
         steps=details or front_door is not None,
         tokens=details,
+        leaps=True,
         front_door=front_door,
         overwrite=overwrite,
     )

@@ -47,8 +47,8 @@ class Cluster:
 
     The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
     one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens`,
-    `block` and `on_tokens` are those of the `RunLog`. With a `front_door` clients reach the fleet through an API
-    server, which needs `steps`; what they saw goes to `clients`.
+    `block`, `on_tokens` and `leaps` are those of the `RunLog`. With a `front_door` clients reach the fleet through an
+    API server, which needs `steps`; what they saw goes to `clients`.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Cluster:
         tokens: bool = False,
         block: int = BLOCK,
         on_tokens: TokenObserver | None = None,
+        leaps: bool = False,
         front_door: FrontDoor | None = None,
         clients: RunSink | None = None,
     ) -> None:
@@ -79,7 +80,7 @@ class Cluster:
             pools = [replace(pool, cost=front_door.beside(pool.cost)) for pool in pools]
             self._api_server = sink = ApiServer(self._clock, front_door, sink, clients, self._left)
             left, on_tokens = sink.left, sink.sampled
-        self._log = RunLog(sink, steps, tokens, block, on_tokens)
+        self._log = RunLog(sink, steps, tokens, block, on_tokens, leaps)
         self._gateway = gateway = Gateway(self._clock, self._log, config.admission, left)
         if self._api_server is not None:
             self._api_server.open(gateway.offer)

@@ -15,18 +15,24 @@ from itertools import accumulate
 from math import prod
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from serving.contract import Contract
 from serving.cost_model import CostModel
+from serving.decode_set import DecodeSet
 from serving.deployments.kv_groups import kv_tokens
+from serving.kv.contiguous_pool import longest_free
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status
-from serving.step_plan import StepPlan
+from serving.step_plan import StepPlan, by_admission
 from serving.workload import WorkloadRequest
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.pace import paced
 from sim.pipeline import Pipeline
 from sim.run_log import RunLog
 from sim.shared_network import SharedNetwork
+from sim.step_log import SteadySteps
 
 
 class LoadListener(Protocol):
@@ -77,13 +83,16 @@ class Replica:
         self._kept: dict[int, Request] = {}
         self._depth = 2 if policy.limits.async_scheduling else stages
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
-        self._leaps = stages == 1 and not log.keeps_steps
+        pool = self.scheduler.pool  # if paged and not told of every block, those of each step of a leap are known
+        counts = getattr(pool, "defers", False) and longest_free(pool) is None
+        self._leaps = stages == 1 and log.leaps and (counts or not log.keeps_steps)
         self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
         self._last_end_ns = 0  # when the last launched step ends
         self._alarm: Alarm | None = None  # the next thing this replica does
         self._hold: Alarm | None = None  # when it begins with fewer requests than its policy would like
         self.held_until: Callable[[int], int] | None = None  # if given, when that is, if they are held from then on
         self._leap_ends: list[int] = []  # ends of the steps of the leap under way
+        self._leap_began_ns = self._leap_cpu_ns = 0  # when the first of these is planned, and how long each takes to
         self._leap_turns: list[int] = []  # and when the one after each is planned, whatever has ended by then taken in
         self._withdrawals = False  # whether steps in flight may hold rows of requests that have ended
 
@@ -235,7 +244,7 @@ class Replica:
     def _launch_steps(self, now: int) -> None:
         policy, launched = self._policy, self._launched
         while len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
-            if self._leaps and (steps := policy.steady_steps()) > 1:
+            if self._leaps and (steps := policy.steady_steps()) > 1 and not self._waits_for_network:
                 self._leap(steps, now)
                 return
             plan = policy.schedule()
@@ -336,6 +345,11 @@ class Replica:
 
     # Leaps
 
+    @property
+    def _waits_for_network(self) -> bool:
+        """Whether each step to be kept waits for others' as they are then."""
+        return self.network is not None and self._log.keeps_steps
+
     def _leap(self, steps: int, now: int) -> None:
         decodes = self.scheduler.decodes
         rows = len(decodes.members)
@@ -349,6 +363,10 @@ class Replica:
         else:
             self._leap_ends = self._leap_turns = list(accumulate(durations, initial=now))
             del self._leap_ends[0]
+        if self._log.keeps_steps:
+            self._leap_began_ns = now
+            self._leap_cpu_ns = self._cost.cpu_ns(StepPlan.of(decode_rows=rows, sampled_rows=rows))
+            self._log.step_log.leaps(self.index, now)
         self._set(self._leap_turns[-1], STEP_ENDS + self.index, self._land)
 
     def _overlap(self, durations: Iterable[int], cpu_ns: int, now: int) -> None:
@@ -365,6 +383,7 @@ class Replica:
         if alarm is not self._alarm:
             return
         ends, self._leap_ends = self._leap_ends, []
+        self._log.step_log.lands(self.index)
         finished = self._skip(ends)
         now = self._clock.now_ns
         for request in finished:
@@ -375,17 +394,44 @@ class Replica:
         """As many steps of a leap have been planned, and as many have returned; the requests that finished."""
         self._last_end_ns = ends[-1]
         self._known_tokens += len(ends) * len(self.scheduler.decodes.members)
+        steady = self._steady(ends) if self._log.keeps_steps else None
         finished = self._policy.skip(len(ends))
-        self._log.leapt(self.index, ends)
+        self._log.leapt(self.index, ends, steady)
         if self._launched:
             self._launched[0] = self._launched[0][0], ends[-1]
         return finished
+
+    def _steady(self, ends: list[int]) -> SteadySteps:
+        """The steps of a leap that end then, which are about to be taken."""
+        scheduler, steps = self.scheduler, len(ends)
+        decodes, pool = scheduler.decodes, scheduler.pool
+        turns = np.array(self._leap_turns[:steps])
+        plans = np.concatenate(([self._leap_began_ns], turns[:-1]))
+        ids = None
+        if self._log.keeps_tokens:
+            ids = [request.id for request in sorted(decodes.members.values(), key=by_admission)]
+        return SteadySteps(
+            self.index,
+            plans,
+            turns if self._launched else plans + self._leap_cpu_ns,
+            np.array(ends) if self._launched else turns,
+            turns,
+            len(decodes.members),
+            decodes.context,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            pool.total - pool.free + _ahead_by_step(decodes, steps),
+            len(self._launched),
+            ids,
+        )
 
     def _end_leap(self) -> None:
         """Something is about to happen: the steps that have ended are taken, and the one that runs is planned."""
         ends, self._leap_ends = self._leap_ends, []
         now = self._clock.now_ns
+        self._log.step_log.lands(self.index)
         ended = bisect_right(self._leap_turns, now)
+        plan_ns = self._leap_turns[ended - 1] if ended else self._leap_began_ns
         if ended:
             self._skip(ends[:ended])
             if self._leap_turns[ended - 1] == now:
@@ -394,9 +440,17 @@ class Replica:
         plan = self._policy.schedule()
         self._policy.must_be_steady(plan)
         self._last_end_ns = ends[ended]
+        start_ns = self._leap_turns[ended] if self._launched else plan_ns + self._leap_cpu_ns
         self._launched.append((plan, self._last_end_ns))
-        self._log.planned(self.index, self.scheduler, plan, now, now, self._last_end_ns)
+        self._log.planned(self.index, self.scheduler, plan, plan_ns, start_ns, self._last_end_ns)
         self._set(self._leap_turns[ended], STEP_ENDS + self.index, self._commit)
+
+
+def _ahead_by_step(decodes: DecodeSet, steps: int) -> npt.NDArray[np.int64]:
+    """Blocks that the decode set has taken after each of `steps` ticks."""
+    size = decodes.block_size
+    one_round = [len(decodes.crossing(after)) for after in range(min(size, steps))]
+    return np.cumsum(np.tile(one_round, -(-steps // size))[:steps])
 
 
 def _samples_for_nobody(plan: StepPlan) -> int:

@@ -22,7 +22,8 @@ from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan, aggregates_of
 from serving.workload import WorkloadRequest
-from traces.schema import REQUESTS, STEPS, arrow_schema
+from sim.step_log import SteadySteps, StepLog
+from traces.schema import REQUESTS, arrow_schema
 
 BLOCK = 4096  # rows handed to the sink at once, if not told otherwise
 _NOWHERE = -1  # the replica of a request that is on none
@@ -57,7 +58,7 @@ class TableSink:
     def _add(self, dataset: str, columns: Mapping[str, Sequence[Any]]) -> None:
         rows = len(next(iter(columns.values())))
         schema = arrow_schema(dataset)
-        arrays = [pa.array(columns.get(f.name, [None] * rows), f.type) for f in schema]
+        arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema]
         self._blocks[dataset].append(pa.Table.from_arrays(arrays, schema=schema))
 
     @property
@@ -96,28 +97,24 @@ class _Life:
     transfer_ns: int | None = None
 
 
-_MEASURED_ONLY = (
-    "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
-    "thread_ns", "speed", "experts_hit", "expert_imbalance", "draft_ns", "row_accepted", "row_proposed", "heard_ns",
-    "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
-)  # fmt: skip
 _SERVED_ONLY = (
     "received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns", "client_id", "client_ns",
     "heard_ns",
 )  # fmt: skip
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
-_STEP_COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 
 
 class RunLog:
     """Collects one simulated run.
 
-    steps      also write a row for every step that ended (then decode runs are not leapt over)
+    steps      also write a row for every step that ended
     tokens     also write when each output token came, and with `steps` each step's rows
     queued     requests that wait for a place in a step, on all replicas
     block      rows handed to the sink at once
     observers  called as each request ends
     on_tokens  if given, called as each step ends; needs `steps`
+    leaps      whether decodes may be leapt over though steps are kept, if nobody is told of each as it ends. The cost
+               model must then price a run as it prices its steps, whatever it was asked before
     """
 
     def __init__(
@@ -127,7 +124,9 @@ class RunLog:
         tokens: bool = False,
         block: int = BLOCK,
         on_tokens: TokenObserver | None = None,
+        leaps: bool = False,
     ) -> None:
+        self.leaps = not steps or (leaps and on_tokens is None)
         self.keeps_steps = steps
         self.keeps_tokens = tokens
         self.finished = 0
@@ -142,18 +141,16 @@ class RunLog:
         self._waiting_blocks: dict[int, int] = {}
         self._demand: dict[int, Callable[[int], int]] = {}  # blocks for so many known tokens
         self._tiered: set[int] = set()
-        self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
+        self.step_log = StepLog(sink.add_steps, block)
         self._on_tokens = on_tokens
         self._samples: dict[int, deque[list[Request]]] = {}  # for whom those sample, if anybody wants to know
         self._request_rows: list[tuple[Any, ...]] = []
-        self._step_rows: list[tuple[Any, ...]] = []
 
     # Replicas
 
     def started(self, replica: int, settings: SchedulerConfig) -> None:
         self._demand[replica] = partial(most_held, settings)
         self._waiting_blocks[replica] = 0
-        self._under_way[replica] = deque()
         self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
@@ -162,7 +159,7 @@ class RunLog:
 
     def crashed(self, replica: int) -> None:
         """Its steps in flight never end."""
-        self._under_way[replica].clear()
+        self.step_log.crashed(replica)
         self._samples[replica].clear()
 
     # Steps
@@ -195,7 +192,8 @@ class RunLog:
         if self.keeps_steps:
             rows = plan.rows() if self.keeps_tokens else None
             *aggregates, drafts = aggregates_of(plan)
-            self._under_way[replica].append(
+            self.step_log.planned(
+                replica,
                 (
                     replica,
                     plan.seq,
@@ -217,7 +215,7 @@ class RunLog:
                     stages_ns,
                     plan.masked_rows or None,
                     longest_free(scheduler.pool),
-                )
+                ),
             )
             if self._on_tokens is not None:
                 self._samples[replica].append([row.request for row in plan.rows() if row.samples])
@@ -232,14 +230,15 @@ class RunLog:
                 if life is not None and life.first_token_ns is None:
                     life.first_token_ns = now_ns
         if self.keeps_steps:
-            self._step_rows.append(self._under_way[replica].popleft())
+            self.step_log.committed(replica, now_ns)
             if self._on_tokens is not None:
                 self._on_tokens(replica, plan, self._samples[replica].popleft(), now_ns)
-            if len(self._step_rows) >= self._block:
-                self._flush_steps()
 
-    def leapt(self, replica: int, ends_ns: list[int]) -> None:
+    def leapt(self, replica: int, ends_ns: list[int], steady: SteadySteps | None) -> None:
+        """Steps have ended all at once; `steady` are they, if steps are kept."""
         self.steps += len(ends_ns)
+        if steady is not None:
+            self.step_log.leapt(steady, self._waiting_blocks[replica])
         if self.keeps_tokens:
             self._ends.setdefault(replica, array("q")).extend(ends_ns)
 
@@ -383,18 +382,10 @@ class RunLog:
 
     def close(self) -> None:
         self._flush_requests()
-        self._flush_steps()
+        self.step_log.close()
 
     def _flush_requests(self) -> None:
-        _flush(self._sink.add_requests, _REQUEST_COLUMNS, self._request_rows)
-
-    def _flush_steps(self) -> None:
-        _flush(self._sink.add_steps, _STEP_COLUMNS, self._step_rows)
-
-
-def _flush(
-    add: Callable[[Mapping[str, Sequence[Any]]], None], names: Sequence[str], rows: list[tuple[Any, ...]]
-) -> None:
-    if rows:
-        add(dict(zip(names, zip(*rows, strict=True), strict=True)))
-        rows.clear()
+        if self._request_rows:
+            columns = zip(*self._request_rows, strict=True)
+            self._sink.add_requests(dict(zip(_REQUEST_COLUMNS, columns, strict=True)))
+            self._request_rows.clear()

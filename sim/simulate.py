@@ -29,14 +29,15 @@ def simulate_to(
     seed: int = 0,
     steps: bool = True,
     tokens: bool = False,
+    leaps: bool = False,
     front_door: FrontDoor | None = None,
     overwrite: bool = False,
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
-    See `Cluster` for `replicas`, `fleet`, `pools` and `front_door`; the deployment that is recorded has the fleet,
-    whichever said it, so that the run can be made again. Prices are by pool, None where there is none. Raises UserError
-    if `out` exists and `overwrite` is not set.
+    See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`; the deployment that is recorded has the
+    fleet, whichever said it, so that the run can be made again. Prices are by pool, None where there is none. Raises
+    UserError if `out` exists and `overwrite` is not set.
     """
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
     deployment = deployment.model_copy(update={"fleet": fleet})
@@ -65,6 +66,7 @@ def simulate_to(
             shares_prefixes=workload.shares_prefixes,
             steps=steps,
             tokens=tokens,
+            leaps=leaps,
             front_door=front_door,
         )
         done = cluster.run(workload)

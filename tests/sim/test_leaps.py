@@ -69,8 +69,10 @@ def step_cost(seed):
     )
 
 
-def run(leaps, workload, cost, *, replicas=2, router="least-tokens", policy="vllm", queue="fcfs", **scheduler):
-    """What happened, and how many steps were not leapt over."""
+def run(
+    leaps, workload, cost, *, steps=False, replicas=2, router="least-tokens", policy="vllm", queue="fcfs", **scheduler
+):
+    """What happened, the steps if they are kept, and how many steps were not leapt over."""
     sink = TableSink()
     cluster = Cluster(
         Deployment(policy=policy, scheduler=SchedulerConfig(policy=queue, **OF_ENGINES.get(policy, {}), **scheduler)),
@@ -79,8 +81,10 @@ def run(leaps, workload, cost, *, replicas=2, router="least-tokens", policy="vll
         replicas=replicas,
         router=find_router(router),
         shares_prefixes=workload.shares_prefixes,
-        steps=False,
+        steps=steps,
         tokens=True,
+        block=64,
+        leaps=True,
     )
     planned = 0
 
@@ -95,15 +99,18 @@ def run(leaps, workload, cost, *, replicas=2, router="least-tokens", policy="vll
     for replica in cluster.replicas:
         replica._leaps = leaps and replica._leaps
         replica.scheduler.schedule = counted(replica.scheduler.schedule)
-    return cluster.run(workload), sink.requests, planned
+    return cluster.run(workload), sink.requests, sink.steps, planned
 
 
 def assert_same(workload, cost, **settings):
     """Leaping and stepping give one result; some steps were leapt over."""
-    simulated, leapt, few = run(True, workload, cost(), **settings)
-    stepped_simulated, stepped, many = run(False, workload, cost(), **settings)
+    simulated, leapt, _, few = run(True, workload, cost(), **settings)
+    stepped_simulated, stepped, steps, many = run(False, workload, cost(), steps=True, **settings)
     assert simulated == stepped_simulated
     assert leapt.equals(stepped)
+    kept_simulated, kept, leapt_steps, _ = run(True, workload, cost(), steps=True, **settings)
+    assert (kept_simulated, kept) == (simulated, leapt)
+    assert leapt_steps.equals(steps)
     assert leapt["token_times_ns"].null_count == leapt["status"].to_pylist().count("rejected")
     assert few < many or settings.get("policy") == "static"  # steps with padding are not leapt over
     return leapt
