@@ -52,7 +52,7 @@ class TrtllmScheduler(VllmScheduler):
         return 0 if self.waiting and self.config.batch_wait_timeout_iters else super().steady_steps()
 
     def _reason_to_reject(self, request: Request) -> str:
-        if request.prompt_len > self._budget:
+        if request.prompt_len > self._budget and self.kv_loading is None:  # else its KV may come from elsewhere
             return f"{request.prompt_len} prompt tokens exceed max_num_batched_tokens {self._budget}, and are not split"
         return super()._reason_to_reject(request)
 

@@ -365,7 +365,7 @@ class VllmScheduler:
         if tokens > self._most_of_one:
             tokens = self._most_of_one
         if tokens > budget:
-            if not self._chunks:
+            if not self._chunks and tokens <= self._budget:
                 return 0
             tokens = budget
         if hit is not None:
