@@ -68,7 +68,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "generation": _OF_KERNELS,
     "precision": ("gemm", "experts"),
     "generation and precision": ("gemm", "experts"),
-    "model": (*_OF_KERNELS, "host"),
+    "model": (*_OF_KERNELS, "host", "request"),
     "source": (*_OF_KERNELS, "host", "request"),
 }
 """Levels, and the kernel families whose numbers they let deviate."""
