@@ -174,7 +174,7 @@ def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: 
         if name not in known:
             remedy = f"is not a known case; choose one of {', '.join(known)}"
             raise UserError("case", name, remedy)
-    return [case for case in chosen if not names or case.name in names]
+    return [case for case in chosen if (case.name in names if names else not case.only_named)]
 
 
 def _own(

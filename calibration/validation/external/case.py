@@ -78,6 +78,7 @@ class Case(Settings):
     targets: tuple[Target, ...] = ()
     anchor: Anchor | None = None
     notes: str = ""
+    only_named: bool = Field(False, description="so long to simulate that they are scored if named")
     only_left_out: bool = Field(False, description="so many runs that they are scored if named, or with --leave-out")
 
     @property
