@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget import soaked
 from tests.planning.planted_illnesses import PLANTED, diagnosed, kind_of, planted
 
 SEEDS = 3 * len(PLANTED)  # as `benchmarks/planted_illnesses.py` counts them
@@ -24,9 +25,9 @@ def test_the_planted_layer_is_named_first(kind: str, tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(3000)
 def test_nine_layers_of_ten_are_named_first(tmp_path: Path) -> None:
-    named = 0
-    for seed in range(SEEDS):
+    named, count = 0, round(soaked(SEEDS))
+    for seed in range(count):
         illness = planted(kind_of(seed), seed)
         cause = diagnosed(illness, tmp_path / str(seed)).cause
         named += cause is not None and cause.lifecycle == illness.layer
-    assert named >= 0.9 * SEEDS
+    assert named >= 0.9 * count > 0

@@ -93,7 +93,7 @@ def test_what_cannot_run_is_a_point_with_an_error_unless_all_are(folder: Path) -
         ({"grid": {RATE: [1], "workload.arrivals": [{"kind": "poisson", "rate": 2}]}}, "set twice"),
         ({"grid": {"workload.seed": [1]}, "seeds": 2}, "seeds and workload.seed set the same value"),
         ({"grid": {"workload.arrivals.rate.x": [1]}}, "single value"),
-        ({"grid": {"replicas": []}}, "at least 1 item"),
+        ({"grid": {"replicas": []}}, "must not be empty"),
         ({"grids": {}}, "is not a setting"),
         ({"partition": ["gpu"]}, "partition gpu must be a path"),
         ({"sobol": {"points": 6, "ranges": {RATE: {"low": 1, "high": 2}}}}, "power of two"),
