@@ -261,7 +261,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
         ("simulated comparison", 4, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
-        ("diagnosis", 1, ["share of TTFT p99 that goes away (%); simulated as it was: 560 ms"]),
+        ("diagnosis", 1, ["share of TTFT p99 that goes away (%); simulated as it was"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
@@ -274,7 +274,7 @@ def test_a_report_stands_alone_and_holds_the_figures_of_the_page(name: str, figu
     assert not [tag for tag, _ in tags.found if tag in ("link", "img", "iframe", "base", "form")]
     assert content.count(b"plotly.js v") == 1, "once"
     assert len(tags.figures) == figures
-    assert set(titles) <= set(axes(tags.figures))
+    assert set(titles) <= {title.split(":")[0] for title in axes(tags.figures)}
     assert b"How to get it again" in content
 
 
