@@ -165,8 +165,7 @@ def _uneven_experts(e: Evidence) -> Symptom | None:
         severity=waited,
         metric="e2e_ms",
         evidence=f"the busiest of {e.deployment.expert_parallel_size} devices gets {imbalance:.2f} times the "
-        "mean of the "
-        f"tokens; the others wait for {100 * waited:.0f} % of the steps' time",
+        f"mean of the tokens; the others wait for {100 * waited:.0f} % of the steps' time",
         proof="run it again with expert_imbalance 1, or without enable_expert_parallel",
     )
 
