@@ -1,7 +1,8 @@
 """Fitting a calibration to measured steps.
 
-Prices are non-negative least squares on relative errors (each step weighs 1 / its time, so a decode step counts as
-much as a long prefill), with outliers weighed down as Huber does. They are fitted to the CPU time of the engine's
+Prices are non-negative least squares on relative errors (each step weighs 1 / its predicted time, so a decode step
+counts as much as a long prefill), with outliers weighed down as Huber does. To weigh by the measured time would favour
+whatever was fast, and total times would come out too short. They are fitted to the CPU time of the engine's
 thread at the machine's median speed, where that is recorded, and then raised by the share of time that others took:
 so the prices are those of a usual moment, and the weather is known beside them. Every fifth stretch of steps is held
 out and only scored.
@@ -31,6 +32,7 @@ _HELD_OUT = 5  # one stretch of so many
 _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
+_LEAST_EXPECTED = 1e-3  # of the measured time: a step without a price does not weigh without end
 _COVERAGE = 0.9
 _EXPONENTS = tuple(n / 10 for n in range(16))
 _MOST_MISSES = 1000
@@ -180,15 +182,16 @@ def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]
 
 
 def _prices(features: Floats, times: Floats) -> Floats:
-    """Non-negative prices `[features]` in ns that minimise relative errors, robustly."""
+    """Non-negative prices `[features]` in ns that minimise relative errors, robustly (iteratively reweighted)."""
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)
-    weights = np.ones_like(times)
+    expected, weights = times, np.ones_like(times)
     prices = np.zeros(features.shape[1])
     for _ in range(_ROUNDS):
-        w = weights / times
+        w = weights / expected
         solution, _ = nnls(features / scale * w[:, None], times * w)
         prices = solution / scale
-        error = (features @ prices - times) / times
+        expected = np.maximum(features @ prices, _LEAST_EXPECTED * times)
+        error = (times - features @ prices) / expected
         spread = 1.4826 * np.median(np.abs(error - np.median(error))) + 1e-9
         weights = np.sqrt(np.minimum(1.0, _HUBER * spread / np.maximum(np.abs(error), 1e-12)))
     return prices

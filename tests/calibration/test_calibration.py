@@ -91,6 +91,13 @@ def test_noise_is_reported_as_residual_and_outliers_do_not_pull() -> None:
     assert 1 < calibration.residuals["decode"].median_error_pct < 4
 
 
+def test_noise_moves_no_total() -> None:
+    """Steps are as often slow as fast; weighed by their measured time, fast ones would count more (-8 % here)."""
+    steps = measured(noise=0.2)
+    total = predict(fitted(steps), steps).sum()
+    assert total == pytest.approx((steps.step @ np.array(STEP_NS)).sum(), rel=0.02)
+
+
 def test_too_few_steps_is_one_line() -> None:
     steps = measured(noise=0.0, seconds=200)
     for name in ("step", "cpu", "step_ns", "cpu_ns", "sample_ns", "regime"):
