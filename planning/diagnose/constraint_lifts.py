@@ -8,9 +8,11 @@ order: of the model, of its kernels, of KV, of the scheduler, and then of capaci
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -36,14 +38,13 @@ from sim.priced_pool import PricedPool
 Layer = Literal["compute", "memory", "request"]
 Kind = Literal["capacity", "policy"]
 
-QUESTIONS = (
-    "Is the model heavy?",
-    "Do the kernels map well?",
-    "Is KV the limit?",
-    "Does the scheduler organise the work well?",
-    "Is there enough capacity for the traffic?",
-)
-_MODEL, _KERNELS, _KV, _SCHEDULER, _CAPACITY = range(len(QUESTIONS))
+QUESTIONS = {
+    "model": "Is the model heavy?",
+    "kernels": "Do the kernels map well?",
+    "KV": "Is KV the limit?",
+    "scheduler": "Does the scheduler organise the work well?",
+    "capacity": "Is there enough capacity for the traffic?",
+}
 _MOST_BLOCKS = 10_000_000  # of a SchedulerConfig
 _PLACES = 8  # times as many
 _CHUNKS = 8  # times as small
@@ -59,46 +60,33 @@ class Lift:
     """A constraint and how to lift it.
 
     name        what is lifted, as in "with ..."
-    cause       what is wrong if that helps
-    layer       where it bites
-    question    which of QUESTIONS it answers
-    kind        what kind of problem it would be, which may depend on the scenario
     apply       the scenario without the constraint, or why there is no such thing
-    ideal       whether nobody can buy or set it
+    usually     what kind of problem it is, where that does not depend on the scenario
+
+    The others are as `lifts.toml` has them.
     """
 
     name: str
+    apply: Callable[[PricedScenario], PricedScenario | str]
+    tier: int
     cause: str
     layer: Layer
-    question: int
-    kind: Callable[[PricedScenario], Kind]
-    apply: Callable[[PricedScenario], PricedScenario | str]
-    ideal: bool = True
+    question: str
+    usually: Kind
+    ideal: bool
 
-
-def _capacity(scenario: PricedScenario) -> Kind:
-    return "capacity"
-
-
-def _policy(scenario: PricedScenario) -> Kind:
-    return "policy"
-
-
-def _of_cpu(scenario: PricedScenario) -> Kind:
-    """An overlapped loop hides CPU time; what that leaves, and what a pipeline waits for, only a faster host can."""
-    deployment = scenario.deployment
-    can_overlap = not deployment.scheduler.async_scheduling and deployment.pipeline_parallel_size == 1
-    return "policy" if can_overlap else "capacity"
-
-
-def _of_launches(scenario: PricedScenario) -> Kind:
-    return "policy" if scenario.deployment.enforce_eager else "capacity"
-
-
-def _of_prefixes(scenario: PricedScenario) -> Kind:
-    """One engine that caches and still misses lacks memory; otherwise caching, or routing, is not what it could be."""
-    caches = scenario.deployment.scheduler.enable_prefix_caching
-    return "capacity" if caches and scenario.engines == 1 else "policy"
+    def kind(self, scenario: PricedScenario) -> Kind:
+        deployment, scheduler = scenario.deployment, scenario.deployment.scheduler
+        match self.name:
+            case "perfect prefix reuse":  # one engine that caches and still misses lacks memory
+                by_setting = not scheduler.enable_prefix_caching or scenario.engines > 1
+            case "no CPU time between steps":  # an overlapped loop hides it; the rest only a faster host can
+                by_setting = not scheduler.async_scheduling and deployment.pipeline_parallel_size == 1
+            case "free launches":
+                by_setting = deployment.enforce_eager
+            case _:
+                return self.usually
+        return "policy" if by_setting else "capacity"
 
 
 def infinite_kv(scenario: PricedScenario) -> PricedScenario:
@@ -280,62 +268,35 @@ def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[Pric
     return partial(_recosted, lifted=lifted)
 
 
-PREFIXES, FREE_PREFILL, REPLICA = "perfect prefix reuse", "free prefill", "one more replica"
-ADMISSION, DOUBLED, COMMUNICATION = "no admission limits", "twice the GPUs an engine", "free communication"
-_CIRCUMSTANCES = (
-    Lift("even arrivals", "arrivals come in bursts", "request", _CAPACITY, _capacity, even_arrivals),
-    Lift("no failures", "replicas or links fail", "request", _CAPACITY, _capacity, no_failures),
-    Lift(PREFIXES, "prefixes are computed again", "memory", _KV, _of_prefixes, perfect_prefix_reuse),
-    Lift("small KV blocks", "KV blocks are large and half empty", "memory", _KV, _policy, small_blocks, False),
-    Lift("more running requests", "max_num_seqs is too small", "request", _SCHEDULER, _policy, more_places, False),
-    Lift("smaller chunks", "long prompt chunks delay decodes", "request", _SCHEDULER, _policy, smaller_chunks, False),
-    Lift("prompts in one piece", "prompts are cut too small", "request", _SCHEDULER, _policy, whole_prompts, False),
-    Lift(
-        "routing by load", "the router loads replicas unevenly", "request", _SCHEDULER, _policy, better_routing, False
-    ),
-    Lift(ADMISSION, "admission limits turn requests away", "request", _SCHEDULER, _policy, everyone_admitted, False),
-)
-_NARROW = (
-    Lift("infinite KV memory", "KV memory is too small", "memory", _KV, _capacity, infinite_kv),
-    Lift(COMMUNICATION, "devices wait for one another's data", "compute", _KERNELS, _capacity, no_communication),
-    Lift("no pipeline bubbles", "pipeline stages wait for one another", "compute", _KERNELS, _capacity, no_bubbles),
-    Lift("even experts", "some devices' experts get more tokens", "compute", _KERNELS, _capacity, even_experts),
-    Lift(
-        "no CPU time between steps",
-        "the device waits for the CPU",
-        "compute",
-        _KERNELS,
-        _of_cpu,
-        _of_costs(without_cpu_time),
-    ),
-    Lift(
-        "free launches",
-        "steps wait for their kernels to be launched",
-        "compute",
-        _KERNELS,
-        _of_launches,
-        _of_costs(without_launches),
-    ),
-)
-_HEAVY = (
-    Lift("half the KV to read", "attention reads much KV", "memory", _KV, _capacity, _of_costs(with_half_the_kv)),
-    Lift(
-        "half the weights to read",
-        "few requests share each reading of the weights",
-        "compute",
-        _MODEL,
-        _capacity,
-        _of_costs(lambda cost: with_parts(cost, 0.5, *WEIGHT_PARTS)),
-    ),
-    Lift(FREE_PREFILL, "prompts take the device's time", "compute", _MODEL, _capacity, _of_costs(with_free_prefill)),
-)
-_EVERYTHING = (
-    Lift(REPLICA, "there are too few replicas", "request", _CAPACITY, _capacity, one_more_replica, False),
-    Lift(DOUBLED, "there are too few GPUs an engine", "compute", _CAPACITY, _capacity, twice_the_gpus, False),
-)
-# From settings and what befalls the run, over what one thing wastes and what the work itself takes, to more of all.
-TIERS = (_CIRCUMSTANCES, _NARROW, _HEAVY, _EVERYTHING)
-RESOURCES = tuple(lift.name for lift in (*_NARROW, *_HEAVY))
+PREFIXES, FREE_PREFILL, REPLICA, ADMISSION = (
+    "perfect prefix reuse", "free prefill", "one more replica", "no admission limits",
+)  # fmt: skip
+_APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
+    "even arrivals": even_arrivals,
+    "no failures": no_failures,
+    PREFIXES: perfect_prefix_reuse,
+    "small KV blocks": small_blocks,
+    "more running requests": more_places,
+    "smaller chunks": smaller_chunks,
+    "prompts in one piece": whole_prompts,
+    "routing by load": better_routing,
+    ADMISSION: everyone_admitted,
+    "infinite KV memory": infinite_kv,
+    "free communication": no_communication,
+    "no pipeline bubbles": no_bubbles,
+    "even experts": even_experts,
+    "no CPU time between steps": _of_costs(without_cpu_time),
+    "free launches": _of_costs(without_launches),
+    "half the KV to read": _of_costs(with_half_the_kv),
+    "half the weights to read": _of_costs(lambda cost: with_parts(cost, 0.5, *WEIGHT_PARTS)),
+    FREE_PREFILL: _of_costs(with_free_prefill),
+    REPLICA: one_more_replica,
+    "twice the GPUs an engine": twice_the_gpus,
+}
+_TOLD = tomllib.loads(Path(__file__).with_name("lifts.toml").read_text(encoding="utf-8"))
+LIFTS = {name: Lift(name, apply, **_TOLD[name]) for name, apply in _APPLY.items()}
+TIERS = tuple(tuple(lift for lift in LIFTS.values() if lift.tier == tier) for tier in range(4))
+RESOURCES = tuple(lift.name for tier in TIERS[1:3] for lift in tier)
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:

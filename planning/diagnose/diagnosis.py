@@ -26,6 +26,7 @@ from planning.diagnose.command import named
 from planning.diagnose.constraint_lifts import (
     ADMISSION,
     FREE_PREFILL,
+    LIFTS,
     PREFIXES,
     QUESTIONS,
     REPLICA,
@@ -37,7 +38,7 @@ from planning.diagnose.constraint_lifts import (
     twice_the_gpus,
 )
 from planning.diagnose.device_symptoms import LOW_UTILISATION
-from planning.diagnose.document import FINISHED, Counterfactual, Question, Symptom, shown_ms
+from planning.diagnose.document import FINISHED, Counterfactual, Found, Question, Symptom, shown_ms
 from planning.priced_scenario import PricedScenario
 from planning.repricing import Source
 from serving.errors import UserError
@@ -49,8 +50,6 @@ _LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no ca
 _NEARLY = 0.8  # of what the best lift buys
 _OF_MORE = 0.65  # the same of what less work or more GPUs would buy, which make healthy runs faster, too
 _SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
-
-LIFTS = {lift.name: lift for tier in TIERS for lift in tier}
 
 
 @dataclass(frozen=True)
@@ -123,15 +122,15 @@ class Diagnosis:
     def questions(self) -> list[Question]:
         """In order, each with what buys most of all that it is about."""
         found = []
-        for at, question in enumerate(QUESTIONS):
-            tried = [c for c in self.counterfactuals if not c.skipped and LIFTS[c.name].question == at]
+        for about, question in QUESTIONS.items():
+            tried = [c for c in self.counterfactuals if not c.skipped and LIFTS[c.name].question == about]
             most = max(tried, key=lambda c: c.gain(self.metric), default=None)
             if most is None:
                 found.append(Question(question=question, yes=None))
                 continue
             gain = most.gain(self.metric)
             wrong = gain >= _LEAST
-            yes = wrong if question not in _ASK_FOR_GOOD else not wrong
+            yes = wrong if about not in _ASK_FOR_GOOD else not wrong
             found.append(Question(question=question, yes=yes, lift=most.name, gain=gain))
         return found
 
@@ -190,7 +189,7 @@ class Diagnosis:
         )
 
 
-_ASK_FOR_GOOD = (QUESTIONS[1], QUESTIONS[3], QUESTIONS[4])  # a yes is what one hopes for
+_ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
 
 
 def diagnose(
@@ -363,11 +362,4 @@ def _no_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) 
             told.append(f"one more replica {does} the p99 of {metric(name).label}")
     if scaling is not None and scaling < _SCALES:
         told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
-    yield Symptom(
-        name="more GPUs do not help",
-        lifecycle="compute and request",
-        severity=0.5,
-        metric="e2e_ms" if name == FINISHED else name,
-        evidence="; ".join(told),
-        proof="simulate the run with one more replica, and with twice the tensor_parallel_size",
-    )
+    yield Symptom.of("more GPUs do not help", Found(0.5, "; ".join(told), "" if name == FINISHED else name))

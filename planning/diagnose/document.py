@@ -6,8 +6,11 @@ It is what `tokentwin diagnose` prints and saves, what a job of the Run page kee
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from rich.console import RenderableType
@@ -24,6 +27,15 @@ RECORDING = "the recording"
 AS_IT_WAS = "simulated again as it was"
 
 
+class Found(NamedTuple):
+    """How bad a symptom is, from 0 to 1, the numbers that show it, and what else it says than `symptoms.toml`."""
+
+    severity: float
+    evidence: str
+    metric: str = ""
+    proof: str = ""
+
+
 class Symptom(Part):
     """Something that looks wrong, with the numbers that show it."""
 
@@ -33,6 +45,17 @@ class Symptom(Part):
     metric: str = fact("the latency that it shows in")
     evidence: str = fact("the numbers")
     proof: str = fact("the measurement that would prove what is behind it")
+
+    @classmethod
+    def of(cls, name: str, found: Found) -> Symptom:
+        """The symptom of that `name` in `symptoms.toml`."""
+        own = {key: value for key, value in found._asdict().items() if value != ""}
+        return cls.model_validate({"name": name, **_told()[name], **own})
+
+
+@cache
+def _told() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("symptoms.toml").read_text(encoding="utf-8"))
 
 
 class Counterfactual(Part):

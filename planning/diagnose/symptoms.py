@@ -7,14 +7,14 @@ prove what is behind it. What it is worth is for the counterfactuals to say (`di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from planning.diagnose.constraint_lifts import dispersion
-from planning.diagnose.device_symptoms import DEVICE_LOOKS
-from planning.diagnose.document import Symptom, shown_ms
+from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, SHARE, Look
+from planning.diagnose.document import Found, Symptom, shown_ms
 from planning.diagnose.evidence import Evidence
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
@@ -23,8 +23,6 @@ from traces.run_metrics import SERVED_METRICS
 
 _QUEUE_STEPS = 3  # waiting for so many steps is queueing, for fewer it is waiting for the next step
 _SPIKE = 10.0  # p99 over p50 of TTFT
-_SHARE = 0.1  # of the time: below, nothing is said
-_HALF = 0.5
 _FEW = 0.01  # of the requests
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
@@ -33,26 +31,21 @@ _BURSTY = 2.0  # index of dispersion
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
     """The worst first."""
-    found = [symptom for look in _LOOKS if (symptom := look(evidence)) is not None]
+    looked = ((name, look(evidence)) for name, look in _LOOKS.items())
+    found = [Symptom.of(name, what) for name, what in looked if what is not None]
     return sorted(found, key=lambda symptom: -symptom.severity)
 
 
-def _overload(e: Evidence) -> Symptom | None:
+def _overload(e: Evidence) -> Found | None:
     verdict = e.metrics.saturation
     if verdict is None or verdict.verdict != "OVERLOADED":
         return None
-    return Symptom(
-        name="overload",
-        lifecycle="request",
-        severity=0.9,
-        metric="e2e_ms",
-        evidence=f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.slope:.3g} "
-        "requests/s",
-        proof="lower the load (--rate-scale 0.9, 0.8, ...) until the run is STABLE: that rate is the capacity",
+    return Found(
+        0.9, f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.slope:.3g} requests/s"
     )
 
 
-def _turned_away(e: Evidence) -> Symptom | None:
+def _turned_away(e: Evidence) -> Found | None:
     statuses = e.metrics.statuses()
     total = sum(statuses.values())
     lost = {name: count for name, count in sorted(statuses.items()) if name != "finished"}
@@ -60,16 +53,7 @@ def _turned_away(e: Evidence) -> Symptom | None:
     if share < _FEW:
         return None
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
-    return Symptom(
-        name="unfinished requests",
-        lifecycle="request",
-        severity=max(share, _HALF),
-        metric="e2e_ms",
-        evidence=f"{shown} of {total:,}",
-        proof="read the column `reason` of the requests: those that never fit need a larger max_model_len or "
-        "more KV blocks, "
-        "those that were turned away or gave up need shorter waits",
-    )
+    return Found(max(share, HALF), f"{shown} of {total:,}")
 
 
 class _Crashes(NamedTuple):
@@ -94,28 +78,24 @@ class _Crashes(NamedTuple):
         return max(self.none, 1 - self.ready / self.first if self.first else 0.0)
 
 
-def _failures(e: Evidence) -> Symptom | None:
+def _failures(e: Evidence) -> Found | None:
     """Of the pool that lost most."""
     lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
     pools = sorted({life["pool"] for life in lives})
     crashed = [_Crashes.of(pool, [life for life in lives if life["pool"] == pool], duration_ns) for pool in pools]
     worst = max((pool for pool in crashed if pool.crashes), key=lambda pool: pool.lost, default=None)
-    if worst is None or (worst.none < _OUTAGE and worst.lost < _SHARE):
+    if worst is None or (worst.none < _OUTAGE and worst.lost < SHARE):
         return None
     outage = f", none for {100 * worst.none:.1f} % of the run" if worst.none else ""
-    return Symptom(
-        name="replicas fail",
-        lifecycle="request",
-        severity=_HALF + _HALF * worst.lost,
-        metric="e2e_ms",
-        evidence=f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
+    return Found(
+        HALF + HALF * worst.lost,
+        f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
         f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; {worst.ready:.3g} replicas were ready on average, "
         f"{worst.first:,} at the start{outage}",
-        proof="simulate the same run without failures",
     )
 
 
-def _high_ttft(e: Evidence) -> Symptom | None:
+def _high_ttft(e: Evidence) -> Found | None:
     ttft, queue, prefill = (e.metrics.distribution(name) for name in ("ttft_ms", "queue_ms", "prefill_ms"))
     bound = e.metrics.slo.get("ttft_ms")
     step = np.nanmax([0.0, *(e.metrics.distribution(name).p99 for name in ("step_ms", "tpot_ms"))])
@@ -124,121 +104,92 @@ def _high_ttft(e: Evidence) -> Symptom | None:
         return None
     share = queue.mean / ttft.mean if ttft.mean else 0.0
     over = f", the bound is {shown_ms(bound)}" if bound else ""
-    return Symptom(
-        name="high TTFT",
-        lifecycle="request and compute",
-        severity=0.4 + 0.45 * share,
-        metric="ttft_ms",
-        evidence=f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of "
-        "the mean is "
+    return Found(
+        0.4 + 0.45 * share,
+        f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of the mean is "
         f"queueing, prefill p99 {shown_ms(prefill.p99)} ms",
-        proof="run the same requests at half the rate (--rate-scale 0.5): TTFT that remains is prefill, the "
-        "rest is queueing",
     )
 
 
-def _full_kv(e: Evidence) -> Symptom | None:
+def _full_kv(e: Evidence) -> Found | None:
     preemptions = e.metrics.scalars()["preemptions"]
     pressure = e.metrics.step_mean("kv_pressure") if e.has_steps else None
     blocked = e.time_share((e.kv_usage > _FULL) | (e.step("preempted") > 0)) if e.has_steps else 0.0
     waits = e.time_share((e.metrics.values("kv_pressure") > 1) & (e.kv_usage > 0.8)) if e.has_steps else 0.0
     share = max(blocked, waits)
     finished = int(e.metrics.finished.sum())
-    if share < _SHARE and preemptions < _SHARE * finished:
+    if share < SHARE and preemptions < SHARE * finished:
         return None
     usage = ""
     if pressure is not None:
         full = 100 * (e.metrics.step_mean("kv_usage") or 0)
         usage = f"KV {full:.0f} % full on average, {pressure:.2g} times its size demanded; "
-    return Symptom(
-        name="full KV memory",
-        lifecycle="memory",
-        severity=min(max(share, preemptions / finished), 1.0) * 0.98,
-        metric="e2e_ms",
-        evidence=f"{usage}{preemptions} preemptions of {finished} requests, "
+    return Found(
+        min(max(share, preemptions / finished), 1.0) * 0.98,
+        f"{usage}{preemptions} preemptions of {finished} requests, "
         f"{e.metrics.scalars()['recomputed_tokens']:,} tokens computed again",
-        proof="run it again with twice the num_blocks: preemptions and queueing should both go away",
     )
 
 
-def _no_places(e: Evidence) -> Symptom | None:
+def _no_places(e: Evidence) -> Found | None:
     if not e.has_steps:
         return None
     most = e.deployment.scheduler.max_num_seqs
     stuck = (e.step("running") >= most) & (e.step("waiting") > 0) & (e.kv_usage < 0.9)
     share = e.time_share(stuck)
-    if share < _SHARE:
+    if share < SHARE:
         return None
-    return Symptom(
-        name="max_num_seqs reached",
-        lifecycle="request",
-        severity=0.86 * share / e.time_share(e.step("waiting") > 0),
-        metric="ttft_ms",
-        evidence=f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, "
-        "while others wait "
-        "and KV memory is free",
-        proof="run it again with twice the max_num_seqs",
+    return Found(
+        0.86 * share / e.time_share(e.step("waiting") > 0),
+        f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, "
+        "while others wait and KV memory is free",
     )
 
 
-def _bursts(e: Evidence) -> Symptom | None:
+def _bursts(e: Evidence) -> Found | None:
     if not e.requests or any(request.think_ns is not None for request in e.requests):
         return None
     index = dispersion(e.requests)
     if index < _BURSTY:
         return None
-    return Symptom(
-        name="bursty arrivals",
-        lifecycle="request",
-        severity=(0.9 if (e.metrics.busy() or 1.0) < _HALF else 0.6) * (1 - 1 / index),
-        metric="ttft_ms",
-        evidence=f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
-        proof="run the same requests evenly spaced: if the tail goes away, bursts are the cause",
+    return Found(
+        (0.9 if (e.metrics.busy() or 1.0) < HALF else 0.6) * (1 - 1 / index),
+        f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
     )
 
 
-def _tail(e: Evidence) -> Symptom | None:
+def _tail(e: Evidence) -> Found | None:
     ttft = e.metrics.distribution("ttft_ms")
     if ttft.count < 100 or not ttft.p99 > _SPIKE * ttft.p50:
         return None
     values = e.metrics.values("ttft_ms")
     worst = np.flatnonzero(values >= ttft.p99)
     waited = e.metrics.values("queue_ms")[worst].sum() / values[worst].sum()
-    return Symptom(
-        name="tail spikes",
-        lifecycle="request",
-        severity=0.5 * (1 - ttft.p50 / ttft.p99),
-        metric="ttft_ms",
-        evidence=f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
+    return Found(
+        0.5 * (1 - ttft.p50 / ttft.p99),
+        f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
         f"{100 * waited:.0f} % of theirs",
-        proof="look when the worst requests arrived: together (a burst, a stall) or apart (long prompts)",
     )
 
 
-def _fragmentation(e: Evidence) -> Symptom | None:
+def _fragmentation(e: Evidence) -> Found | None:
     """The last block of a request is half empty on average."""
-    running, used = (
-        (e.metrics.step_mean("running"), float(np.average(e.step("used_blocks"), weights=e.step_ns)))
-        if (e.has_steps and e.step_ns.sum())
-        else (None, 0.0)
-    )
+    if not e.step_ns.sum():
+        return None
+    running, used = e.metrics.step_mean("running"), float(np.average(e.step("used_blocks"), weights=e.step_ns))
     if not running or not used:
         return None
     wasted = min(running / 2 / used, 1.0)
-    if wasted < _SHARE:
+    if wasted < SHARE:
         return None
     size = e.deployment.scheduler.block_size
-    return Symptom(
-        name="KV fragmentation",
-        lifecycle="memory",
-        severity=wasted * float((e.metrics.step_mean("kv_usage") or 0.0) > _HALF),
-        metric="ttft_ms",
-        evidence=f"about {100 * wasted:.0f} % of the used KV memory is the empty end of blocks of {size} tokens",
-        proof="run it again with a smaller block_size and as many tokens of KV memory",
+    return Found(
+        wasted * float((e.metrics.step_mean("kv_usage") or 0.0) > HALF),
+        f"about {100 * wasted:.0f} % of the used KV memory is the empty end of blocks of {size} tokens",
     )
 
 
-def _admission(e: Evidence) -> Symptom | None:
+def _admission(e: Evidence) -> Found | None:
     limits = e.deployment.fleet.admission if e.deployment.fleet else None
     statuses = e.metrics.statuses()
     lost, total = statuses.get("rejected", 0) + statuses.get("timed_out", 0), sum(statuses.values())
@@ -247,60 +198,54 @@ def _admission(e: Evidence) -> Symptom | None:
         return None
     busy = e.metrics.busy() if e.has_steps else None
     meanwhile = "" if busy is None else f"; meanwhile steps take {100 * busy:.0f} % of the time"
-    return Symptom(
-        name="admission limits",
-        lifecycle="request",
-        severity=max(lost / total, _HALF),
-        metric="e2e_ms",
-        evidence=f"the limits of admission turn {lost:,} of {total:,} requests away{meanwhile}",
-        proof="run it again without max_queued, max_queued_per_replica and queue_timeout_s",
+    return Found(
+        max(lost / total, HALF), f"the limits of admission turn {lost:,} of {total:,} requests away{meanwhile}"
     )
 
 
-def _front_door(e: Evidence) -> Symptom | None:
+def _front_door(e: Evidence) -> Found | None:
     """Of what clients wait for, the share that no engine is to blame for."""
     outside = {name: e.metrics.distribution(name).mean for name in SERVED_METRICS}
     known = {name: mean for name, mean in outside.items() if mean > 0}
     whole = e.metrics.distribution("e2e_ms").mean + sum(known.values())
     share = sum(known.values()) / whole if known else 0.0
-    if share < _SHARE:
+    if share < SHARE:
         return None
     told = ", ".join(f"{metric(name).label} {shown_ms(mean)} ms" for name, mean in known.items())
-    return Symptom(
-        name="slow front door",
-        lifecycle="request",
-        severity=share,
-        metric="e2e_ms",
-        evidence=f"{100 * share:.0f} % of what clients wait for is not the engine's: {told} on average",
-        proof="send the same requests with prompts of token ids and without streaming, or to more API processes",
-    )
+    return Found(share, f"{100 * share:.0f} % of what clients wait for is not the engine's: {told} on average")
 
 
-def _missed_prefixes(e: Evidence) -> Symptom | None:
+def _missed_prefixes(e: Evidence) -> Found | None:
     hit = e.metrics.prefix_hit_rate()
     if hit is None or not e.requests:
         return None
     loaded = sum(e.metrics.tier_hit_rates().values())
     missed = attainable_hit_rate(e.requests) - hit - loaded
-    if missed < _SHARE:
+    if missed < SHARE:
         return None
     tiers = f", {100 * loaded:.0f} % in KV tiers" if loaded else ""
-    return Symptom(
-        name="missed prefixes",
-        lifecycle="memory",
-        severity=0.9 * missed,
-        metric="ttft_ms",
-        evidence=f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; "
-        f"{100 * missed:.0f} % had been "
-        "seen and were computed again",
-        proof="run it again with many more num_blocks (eviction), or on one replica (routing)",
+    return Found(
+        0.9 * missed,
+        f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; "
+        f"{100 * missed:.0f} % had been seen and were computed again",
     )
 
 
-_LOOKS: tuple[Callable[[Evidence], Symptom | None], ...] = (
-    _overload, _turned_away, _admission, _failures, _high_ttft, *DEVICE_LOOKS, _full_kv, _fragmentation, _no_places,
-    _bursts, _tail, _missed_prefixes, _front_door,
-)  # fmt: skip
+_LOOKS: dict[str, Look] = {
+    "overload": _overload,
+    "unfinished requests": _turned_away,
+    "admission limits": _admission,
+    "replicas fail": _failures,
+    "high TTFT": _high_ttft,
+    **DEVICE_LOOKS,
+    "full KV memory": _full_kv,
+    "KV fragmentation": _fragmentation,
+    "max_num_seqs reached": _no_places,
+    "bursty arrivals": _bursts,
+    "tail spikes": _tail,
+    "missed prefixes": _missed_prefixes,
+    "slow front door": _front_door,
+}
 
 
 def attainable_hit_rate(requests: Iterable[WorkloadRequest]) -> float:

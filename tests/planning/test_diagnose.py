@@ -19,7 +19,7 @@ from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.diagnose.baseline import FINISHED
 from planning.diagnose.constraint_lifts import (
-    TIERS,
+    LIFTS,
     dispersion,
     infinite_kv,
     more_places,
@@ -144,9 +144,8 @@ def test_every_claim_of_a_shed_run_is_what_simulating_it_gives(tmp_path: Path) -
     """Shares and p99 of those that finish, of every lift that was tried."""
     made = runs.shed()
     found = diagnosed(made, tmp_path / "run")
-    lifts = {lift.name: lift for tier in TIERS for lift in tier}
     for c in found.counterfactuals:
-        lifted = lifts[c.name].apply(made)
+        lifted = LIFTS[c.name].apply(made)
         assert isinstance(lifted, str) == bool(c.skipped)
         if isinstance(lifted, PricedScenario):
             metrics = RunMetrics(lifted.requests())
