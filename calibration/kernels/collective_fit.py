@@ -1,4 +1,4 @@
-"""Tables of collectives in, closed forms out: `python -m calibration.kernels.collective_fit --tables package`.
+"""Tables of collectives in, closed forms out: `python -m calibration.kernels.fit --forms collectives`.
 
 Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. The engines' own
 all-reduces have a one-shot algorithm and two rings (their two-shot algorithms), NCCL's collectives two rings (its
@@ -7,12 +7,9 @@ protocols for small and for large messages), and its all-reduce a switch that ad
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,6 @@ from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measu
 from calibration.kernels.collectives import Algorithm, ClosedForm, Line, taken_up_to
 from calibration.operations import Collective
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.errors import UserError
 
 Floats = NDArray[np.float64]
 
@@ -113,27 +109,8 @@ def _rounded(line: Line) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.collective_fit", description=__doc__)
-    parser.add_argument("--tables", default=PACKAGE, help="`package`, or the folder that holds the systems' folders")
-    parser.add_argument("--gpu", action="append", help="GPU to fit; can be repeated. Default: all that have tables")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file; other GPUs in it are kept")
-    given = parser.parse_args(arguments)
-    known = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    try:
-        for name in given.gpu or SYSTEMS:
-            gpu = find_gpu(name)
-            where = given.tables if given.tables == PACKAGE else str(Path(given.tables) / SYSTEMS.get(gpu.name, name))
-            known[gpu.name] = fit_collectives(where, gpu)
-            for key, form in known[gpu.name]["forms"].items():
-                off = form["off_by"]
-                print(f"{gpu.name:<14}{key:<22}{100 * off['median']:6.1f} %{100 * off['p90']:8.1f} %")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    given.out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What that file says of the GPUs of these names, or of all that have tables."""
+    for name in names or SYSTEMS:
+        gpu = find_gpu(name)
+        yield gpu.name, fit_collectives(tables if tables == PACKAGE else f"{tables}/{SYSTEMS.get(gpu.name, name)}", gpu)

@@ -15,7 +15,7 @@ its time grows with bytes and with devices, as each of theirs does. What an engi
 - over PCIe where they do not, NCCL through the host's memory, which nothing measured here knows;
 - over several nodes NCCL: what it takes within a node, and between nodes (`inter_node.py`).
 
-The numbers of a GPU are in `gpus/collectives.json`, made by `python -m calibration.kernels.collective_fit`.
+The numbers of a GPU are in `gpus/collectives.json`, made by `python -m calibration.kernels.fit --forms collectives`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DeepEP's tables in, closed forms out: `python -m calibration.kernels.exchange_fit --out exchanges.json`.
+"""DeepEP's tables in, closed forms out: `python -m calibration.kernels.fit --forms exchanges`.
 
 The tables are NVIDIA's (aiconfigurator, Apache-2.0), measured with SGLang 0.5.12 on one node, and with 0.5.6 on 1 to 8
 nodes of H100; those of H200 in 0.5.6 are the same numbers and are left out. Of the high-throughput mode the rows with
@@ -8,10 +8,7 @@ the others and with what DeepEP publishes (51 GB/s of a 50 GB/s adapter, own nod
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.optimize import least_squares
 
-from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, tables_root
+from calibration.kernels.aiconfigurator import SYSTEMS, tables_root
 from calibration.kernels.exchanges import SEVERAL_NODES, ExchangeForm
 from calibration.operations import Exchange
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
@@ -86,11 +83,13 @@ def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | Non
     return form(best, *spread)
 
 
-def fit_all(tables: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What `gpus/exchanges.json` says of each GPU that has tables: the one with several nodes first."""
+def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What `gpus/exchanges.json` says of each GPU that has tables, of those `names` if there are any.
+
+    The one with several nodes is first, and fitted in any case: it teaches the others.
+    """
     apart: dict[str, ExchangeForm] = {}
-    names = sorted(SYSTEMS, key=lambda name: name != SEVERAL_NODES[0])
-    for name in names:
+    for name in sorted({*(names or SYSTEMS), SEVERAL_NODES[0]}, key=lambda name: (name != SEVERAL_NODES[0], name)):
         root, gpu = tables_root(tables, name), find_gpu(name)
         if not (root / "comm" / "sglang" / _ONE_NODE / _FILES["low_latency"]).exists():
             continue
@@ -112,24 +111,3 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise UserError("tables", str(path), f"is not a readable Parquet file: {error}") from None
     return rows
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.exchange_fit", description=__doc__)
-    parser.add_argument("--tables", default=PACKAGE, help="`package`: the installed aiconfigurator-core")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
-    given = parser.parse_args(arguments)
-    try:
-        known = dict(fit_all(given.tables))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for name, about in known.items():
-        for key, form in about["forms"].items():
-            print(f"{name:<8}{key:<26}{100 * form['error']:6.1f} %{100 * form['error_apart']:8.1f} %")
-    given.out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

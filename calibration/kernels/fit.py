@@ -1,20 +1,24 @@
 """Kernel tables in, a GPU's fitted surfaces out: `python -m calibration.kernels.fit --tables package --gpu H100`.
 
-Of a GPU that NVIDIA has no tables of: `--profiles DIR/RTX4090 --gpu RTX-4090`.
+Of a GPU that NVIDIA has no tables of: `--profiles DIR/RTX4090 --gpu RTX-4090`. `--forms` fits collectives or exchanges
+instead; `--own` compares a fit with what our own GPU suite measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from calibration.kernels import collective_fit, exchange_fit
 from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
 from calibration.kernels.llmservingsim import profiled
+from calibration.kernels.own_tables import agreement
 from calibration.kernels.surface_file import add_surfaces, read_surfaces, write_surfaces
 from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
@@ -82,30 +86,26 @@ def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, 
     return KernelSurfaces(gpu, fits), about
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.fit", description=__doc__)
-    parser.add_argument(
-        "--tables",
-        default=PACKAGE,
-        help="folder with one system's tables, or `package` for those of aiconfigurator-core",
-    )
-    parser.add_argument("--profiles", type=Path, help="instead: folder with LLMServingSim's profiles of the GPU")
-    parser.add_argument("--gpu", required=True, help="name in the catalogue of GPUs")
-    parser.add_argument("--out", type=Path, help="Parquet file to write; default: the bundled one")
-    parser.add_argument("--add", action="store_true", help="fit what the file has not, and leave the rest of it")
-    parser.add_argument("--date", default="", help="date of the fit, which the file keeps")
-    given = parser.parse_args(arguments)
-    try:
-        gpu = find_gpu(given.gpu)
-        out = given.out or bundled(gpu.name)
-        known = read_surfaces(out, gpu).fits if given.add else ()
-        kernels, about = fit_profiles(given.profiles, gpu) if given.profiles else fit_kernels(given.tables, gpu, known)
-        if given.date:
-            about["date"] = given.date
-        (add_surfaces if given.add else write_surfaces)(out, kernels, about)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
+    """Closed forms into a JSON file, of which other GPUs are kept."""
+    made = {"collectives": collective_fit.fit_all, "exchanges": exchange_fit.fit_all}[what]
+    known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    for name, about in made(tables, names):
+        known[name] = about
+        for key, form in about["forms"].items():
+            errors = form.get("off_by") or {of: form[of] for of in ("error", "error_apart")}
+            print(f"{name:<14}{key:<26}" + ", ".join(f"{of} {100 * error:.1f} %" for of, error in errors.items()))
+    out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _fit_surfaces(given: argparse.Namespace) -> None:
+    gpu = find_gpu(given.gpu)
+    out = given.out or bundled(gpu.name)
+    known = read_surfaces(out, gpu).fits if given.add else ()
+    kernels, about = fit_profiles(given.profiles, gpu) if given.profiles else fit_kernels(given.tables, gpu, known)
+    if given.date:
+        about["date"] = given.date
+    (add_surfaces if given.add else write_surfaces)(out, kernels, about)
     print(f"{gpu.name}: absolute error at points held out, median and 9 of 10, in per cent")
     print(f"{'kernel':<22}{'shapes':>16}{'sizes':>16}")
     for key, held_out in about["held_out"].items():
@@ -114,6 +114,43 @@ def main(arguments: list[str] | None = None) -> int:
         )
         print(f"{key:<22}{shapes:>16}{sizes:>16}")
     print(f"wrote {out}: {out.stat().st_size / 1024:.0f} KiB")
+
+
+def _agree(path: Path, gpu: str) -> None:
+    print(f"{'kernel':<20}{'points':>8}{'median off':>12}{'9 of 10':>10}{'surface / ours':>16}")
+    for a in agreement(path, find_gpu(gpu)):
+        print(f"{a.kind:<20}{a.points:>8}{a.median_pct:>10.1f} %{a.p90_pct:>8.1f} %{a.median_ratio:>16.2f}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.fit", description=__doc__)
+    parser.add_argument(
+        "--tables",
+        default=PACKAGE,
+        help="folder with one system's tables, or `package` for those of aiconfigurator-core",
+    )
+    parser.add_argument("--profiles", type=Path, help="instead: folder with LLMServingSim's profiles of the GPU")
+    parser.add_argument(
+        "--forms", choices=["collectives", "exchanges"], help="instead: closed forms of these, to --out"
+    )
+    parser.add_argument("--own", type=Path, help="instead: compare the fit with kernels.parquet of the GPU suite")
+    parser.add_argument("--gpu", help="name in the catalogue of GPUs; without it, --forms fits all that have tables")
+    parser.add_argument("--out", type=Path, help="file to write; default: the GPU's bundled Parquet file")
+    parser.add_argument("--add", action="store_true", help="fit what the file has not, and leave the rest of it")
+    parser.add_argument("--date", default="", help="date of the fit, which the file keeps")
+    given = parser.parse_args(arguments)
+    if not (given.out if given.forms else given.gpu):
+        parser.error("give --out FILE with --forms, and --gpu NAME without")
+    try:
+        if given.forms:
+            _fit_forms(given.forms, given.tables, [given.gpu] if given.gpu else [], given.out)
+        elif given.own:
+            _agree(given.own, given.gpu)
+        else:
+            _fit_surfaces(given)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

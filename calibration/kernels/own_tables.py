@@ -1,14 +1,12 @@
 """Kernel times of our own engine (`kernels.parquet` of the GPU suite) against the surfaces of other people's tables.
 
-`python -m calibration.kernels.own_tables traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, how far
+`python -m calibration.kernels.fit --own traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, how far
 our measured kernels are from what the bundled fit of that GPU says. The suite measures two models' shapes, which is too
 few to fit a surface to; they judge one.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ import pyarrow.parquet as pq
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.operations import DecodeAttention, Gemm, Operation, PrefillAttention
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
@@ -90,23 +88,3 @@ def agreement(path: Path, gpu: GpuSpec) -> list[Agreement]:
             Agreement(kind, len(values), float(np.median(off)), float(np.percentile(off, 90)), float(np.median(values)))
         )
     return found
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.own_tables", description=__doc__)
-    parser.add_argument("tables", type=Path, help="kernels.parquet of the GPU suite")
-    parser.add_argument("--gpu", required=True, help="GPU that they were measured on")
-    given = parser.parse_args(arguments)
-    try:
-        found = agreement(given.tables, find_gpu(given.gpu))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{'kernel':<20}{'points':>8}{'median off':>12}{'9 of 10':>10}{'surface / ours':>16}")
-    for a in found:
-        print(f"{a.kind:<20}{a.points:>8}{a.median_pct:>10.1f} %{a.p90_pct:>8.1f} %{a.median_ratio:>16.2f}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ Every operation answers; what its tables do not cover is marked as extrapolated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -18,18 +18,12 @@ from calibration.kernels.collectives import Collectives, collectives_of
 from calibration.kernels.structure import Efficiency, structure_of
 from calibration.kernels.surface import Surface
 from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
-from calibration.operations import Collective, Elementwise, Experts, Gemm, Operation
+from calibration.operations import Collective, Elementwise, Operation
 from serving.deployments.gpu_spec import GpuSpec
 
 _SIMILAR = {
     "fp8": ("fp8_block", "bfloat16"),
     "fp8_block": ("fp8", "bfloat16"),
-    "nvfp4": ("fp8", "fp8_block", "bfloat16"),
-}
-_WIDER = {  # types that a GPU with a unit for the narrower one need not be faster with
-    "fp8": ("bfloat16",),
-    "fp8_block": ("bfloat16",),
-    "mxfp4": ("fp8", "fp8_block", "bfloat16"),
     "nvfp4": ("fp8", "fp8_block", "bfloat16"),
 }
 _ELEMENTWISE_SIGMA = 0.3  # not in the tables: the GEMMs' launch and bandwidth stand in
@@ -71,24 +65,7 @@ class KernelSurfaces:
             return self._elementwise(operation)
         if isinstance(operation, Collective):
             return self._collectives.time(operation)
-        return self._looked_up(operation, structure_of(operation).key(operation))
-
-    def _looked_up(self, operation: Operation, key: str) -> Estimate:
-        """By the operation's own type or a wider one, whichever is faster.
-
-        Where a GPU has a unit for a type, engines take a kernel in wider numbers before one that loses to it. Without
-        a unit, weights are only kept in few bits.
-        """
-        found = self._by_type(operation, key)
-        if not isinstance(operation, (Gemm, Experts)) or not self.gpu.has_unit_for(operation.dtype):
-            return found
-        kind = key.partition("/")[0]
-        for wider in _WIDER.get(operation.dtype, ()):
-            if f"{kind}/{wider}" in self.fits:
-                other = self._by_type(replace(operation, dtype=wider, width=0.0), f"{kind}/{wider}")
-                faster = other.ns < found.ns
-                found = Estimate(*(np.where(faster, one, own) for one, own in zip(other, found, strict=True)))
-        return found
+        return self._by_type(operation, structure_of(operation).key(operation))
 
     def _by_type(self, operation: Operation, key: str) -> Estimate:
         """By its own fit, else by that of a similar type, else by other GPUs' fits or the structure alone."""

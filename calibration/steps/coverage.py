@@ -20,6 +20,7 @@ from calibration.steps.features import recorded_sizes
 from calibration.steps.interval import REACH, StepInterval, widened
 from calibration.steps.launches import LAUNCH_SIGMA
 from calibration.steps.operation_cost import WAITING, OperationCost
+from calibration.steps.parts import never_slower
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 
@@ -60,7 +61,7 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
     worst_ns, kernels_ns, error_ns, beyond_ns = (np.zeros(shape) for _ in range(4))
     operations = cost.operations(sizes)
     for at, operation in enumerate(operations):
-        time = cost.kernels.time(operation)
+        time = never_slower(operation, cost.kernels)
         ns = np.where(np.asarray(operation.size) > 0, operation.count * time.ns, 0.0)
         error = time.sigma * ns
         telling = (error >= NEGLIGIBLE * step_ns) & (ns > 0)

@@ -14,6 +14,7 @@ from calibration.steps.correction import PROMPT_PARTS
 from calibration.steps.coverage import stacked, step_coverage
 from calibration.steps.interval import Factors, widened
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import never_slower
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     for operation in cost.operations(alike):
         if not operation.size[0] > 0:
             continue
-        estimate, count = cost.kernels.time(operation), operation.count
+        estimate, count = never_slower(operation, cost.kernels), operation.count
         amounts = (estimate.ns, floor_ns(gpu, operation), operation.flops, operation.bytes, estimate.sigma)
         ns, floor, flops, moved, sigma = (float(np.asarray(amount).flat[0]) for amount in amounts)
         operations.append(

@@ -79,15 +79,8 @@ def parts_of(operations: Iterable[Operation], kernels: KernelTimes) -> Iterator[
             yield name, whole._replace(ns=operation.count * occurring)
 
 
-_WIDER: dict[str, tuple[str, ...]] = {
-    "fp8": ("bfloat16",),
-    "fp8_block": ("bfloat16",),
-    "int8": ("bfloat16",),
-    "int4": ("bfloat16",),
-    "mxfp4": ("bfloat16",),
-    "nvfp4": ("bfloat16",),
-}
 _FOUR_BITS = ("mxfp4", "nvfp4")
+_NARROW = ("fp8", "fp8_block", "int8", "int4", *_FOUR_BITS)
 
 
 def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
@@ -97,11 +90,10 @@ def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
     in 16, and not compared with 8.
     """
     found = kernels.time(operation)
-    if not isinstance(operation, Gemm | Experts) or operation.dtype not in _WIDER:
+    if not isinstance(operation, Gemm | Experts) or operation.dtype not in _NARROW:
         return found
-    wider = _WIDER[operation.dtype]
-    if operation.dtype in _FOUR_BITS and kernels.gpu.fp4_flop_per_s:
-        wider = ("fp8", "fp8_block", *wider)
+    has_unit = operation.dtype in _FOUR_BITS and kernels.gpu.fp4_flop_per_s
+    wider = ("fp8", "fp8_block", "bfloat16") if has_unit else ("bfloat16",)
     for dtype in wider:
         other = kernels.time(replace(operation, dtype=dtype, width=0.0))
         slower = np.asarray(found.ns) > other.ns

@@ -21,6 +21,7 @@ from calibration.steps.coverage import NEGLIGIBLE
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.features import REGIMES, recorded_sizes, regimes
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import never_slower
 from serving.step_plan import AGGREGATES
 from traces.numeric_columns import numbers
 
@@ -116,7 +117,7 @@ def _kernels(cost: OperationCost, sizes: StepSizes, regime: Regime, weight: floa
         there = np.broadcast_to(np.asarray(operation.size) > 0, np.shape(sizes.decode_rows))
         if not there.any():
             continue
-        estimate, each = cost.kernels.time(operation), weight * operation.count
+        estimate, each = never_slower(operation, cost.kernels), weight * operation.count
 
         def total(amount: Any, there: NDArray[np.bool_] = there, each: float = each) -> float:
             return each * float(np.sum(np.where(there, amount, 0.0)))

@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.times import Coverage
-from calibration.operations import Experts, Gemm
 from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
 from calibration.steps.evidence_calibration import transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import never_slower
 from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.leave_out import HEADER, leave_out, table
@@ -170,25 +168,6 @@ def test_left_out_groups_have_a_table() -> None:
 
 
 # Predictions
-
-
-@pytest.mark.parametrize("gpu", ["H100", "B200"])
-@examples(0.5)
-@given(
-    st.sampled_from(["fp8", "fp8_block", "int4", "int8", "mxfp4", "nvfp4"]),
-    st.integers(0, 14), st.sampled_from([1024, 4096, 14336]), st.sampled_from([2048, 8192]),
-)  # fmt: skip
-def test_less_precision_is_never_slower_at_equal_shape(gpu: str, dtype: str, size: int, n: int, k: int) -> None:
-    times = kernels(gpu)
-    for make in (
-        lambda kind: Gemm("", 2.0**size, n, k, kind),
-        lambda kind: Experts("", 2.0**size, k, n, 4, 64, 1, 1, kind),
-    ):
-        wide = never_slower(make("bfloat16"), times).ns
-        narrow = never_slower(make(dtype), times).ns
-        assert narrow <= wide * (1 + 1e-9)
-        if dtype in ("mxfp4", "nvfp4") and find_gpu(gpu).fp4_flop_per_s:
-            assert narrow <= never_slower(make("fp8"), times).ns * (1 + 1e-9)
 
 
 def deployment(**over: object) -> Deployment:

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.own_tables import agreement, main, own_measurements
+from calibration.kernels.fit import main
+from calibration.kernels.own_tables import agreement, own_measurements
 from calibration.operations import DecodeAttention, Gemm, PrefillAttention
 from serving.deployments.gpu_spec import find_gpu
 
@@ -61,7 +62,7 @@ def test_times_a_quarter_longer_are_seen_as_such(tmp_path: Path) -> None:
 def test_another_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     for path in (tmp_path / "other.parquet", tmp_path / "none.parquet"):
-        assert main([str(path), "--gpu", "H200"]) == 2
+        assert main(["--own", str(path), "--gpu", "H200"]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-    assert main([str(written(tmp_path / "kernels.parquet", 1.0)), "--gpu", "H200"]) == 0
+    assert main(["--own", str(written(tmp_path / "kernels.parquet", 1.0)), "--gpu", "H200"]) == 0
     assert "attention_decode" in capsys.readouterr().out
