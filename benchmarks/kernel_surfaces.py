@@ -22,7 +22,7 @@ from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measu
 from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
 from calibration.kernels.surface_file import about_surfaces, read_surfaces
 from calibration.kernels.surface_fit import fit_kernel
-from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import floor_ns
 from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import Collective, Gemm, StepSizes
@@ -65,14 +65,11 @@ def gaps(tables: str, names: Iterable[str]) -> None:
 
 def gpus_left_out(tables: str, names: Iterable[str]) -> None:
     print("\nGPUs left out, from the others' kernels on their datasheet: median / 9 of 10, per cent; sigma that fits")
-    read = {name: read_surfaces(bundled(name), find_gpu(name)) for name in bundled_names()}
-    fitted = {name: kernels for name, kernels in read.items() if is_whole(kernels)}
     pooled: dict[str, list[np.ndarray]] = defaultdict(list)
     for name in names:
         alike: set[str] = next((group for group in _ALIKE if name in group), {name})
         gpu = find_gpu(name)
-        donors = tuple(replace(fit, gpu=gpu) for other, fit in fitted.items() if other not in alike)
-        kernels = TransferredKernels(gpu, donors)
+        kernels = TransferredKernels.to(gpu, without=sorted(alike))
         by_kind: dict[str, list[Measured]] = defaultdict(list)
         for i, m in enumerate(_measurements(tables, name)):
             timed_with_host = m.key == "gemm/fp8_block"

@@ -1,4 +1,4 @@
-"""Where the kernel times of a GPU come from: its bundled fit, or what other GPUs' fits make of its datasheet."""
+"""Where the kernel times of a GPU come from: its bundled fit, or what the fits of GPUs like it make of its datasheet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from serving.deployments.gpu_spec import GpuSpec
 def load_kernels(gpu: GpuSpec) -> KernelTimes:
     """Kernel times of `gpu`: its bundled fit, or other GPUs' kernels on its datasheet, all of it extrapolated.
 
-    A fit of a few shapes has the other kernels from these GPUs, too.
+    A fit of a few shapes has the other kernels from these GPUs, too, and says which of them to believe.
     """
     if gpu.name not in bundled_names():
         return TransferredKernels.to(gpu)
     kernels = read_surfaces(bundled(gpu.name), gpu)
-    return kernels if is_whole(kernels) else replace(kernels, others=lambda: TransferredKernels.to(gpu))
+    return kernels if is_whole(kernels) else replace(kernels, others=lambda: TransferredKernels.to(gpu, kernels))

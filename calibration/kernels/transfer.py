@@ -1,17 +1,22 @@
-"""A GPU that nobody tabulated: other GPUs' kernels on its datasheet.
+"""A GPU that nobody tabulated: the kernels of GPUs that are like it, on its datasheet.
 
-Every GPU with a fit predicts how long it would take with this datasheet: its own shares of the rates, its own
-surfaces. Their geometric mean is the answer, marked as extrapolated throughout. Its error was measured by leaving each
-fitted GPU out in turn (benchmarks/kernel_surfaces.py).
+Every GPU with a fit of a whole table predicts how long it would take with this datasheet: its own shares of the rates,
+its own surfaces. The answer is their geometric mean, marked as extrapolated throughout. A donor counts the more, the
+nearer its datasheet is, and the better it predicts the few kernels of this GPU that were measured, if any were. How
+near that comes, and what the widths below were chosen on, are the errors of fitted GPUs that were left out in turn,
+alone and with all others of their chip (`benchmarks/kernel_surfaces.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.kernels.collectives import collectives_of
+from calibration.kernels.shapes import measured_at, operation_at
 from calibration.kernels.surface_file import read_surfaces
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole
 from calibration.kernels.times import Coverage, Estimate
@@ -31,26 +36,62 @@ _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left
 }
 _UNTABLED_SIGMA = 0.7  # of what no GPU has tables
 _LEAST_NS = 1e-6  # below any time, so that nothing has a logarithm
+_NEAR = 1.0  # octaves of bandwidth, rate or SMs at which a donor counts 0.61 of one with the same datasheet
+_OTHER_GENERATION = 1.0  # octaves that another generation is worth
+_RIGHT = 0.2  # root mean square error of the logarithm at measured kernels at which a donor counts 0.61 of a perfect one
 
 
 @dataclass
 class TransferredKernels:
-    """`KernelTimes` of `gpu` by `donors`: fits of other GPUs, each put on `gpu`'s datasheet."""
+    """`KernelTimes` of `gpu` by `donors`: fits of other GPUs, each put on `gpu`'s datasheet; `weights` sum to 1."""
 
     gpu: GpuSpec
     donors: tuple[KernelSurfaces, ...]
+    weights: NDArray[np.float64]
 
     @classmethod
-    def to(cls, gpu: GpuSpec) -> TransferredKernels:
-        """From every bundled fit of a whole table."""
-        fitted = [read_surfaces(bundled(name), find_gpu(name)) for name in bundled_names()]
-        return cls(gpu, tuple(replace(kernels, gpu=gpu) for kernels in fitted if is_whole(kernels)))
+    def to(
+        cls, gpu: GpuSpec, anchors: KernelSurfaces | None = None, without: Sequence[str] = ()
+    ) -> TransferredKernels:
+        """From the bundled fits of whole tables, but for the GPUs `without`. `anchors` is a fit of few shapes."""
+        names = [name for name in bundled_names() if name not in {gpu.name, *without}]
+        fits = [read_surfaces(bundled(name), find_gpu(name)) for name in names]
+        whole = [fit for fit in fits if is_whole(fit)]
+        donors = tuple(replace(fit, gpu=gpu) for fit in whole)
+        logs = np.array([_likeness(gpu, fit.gpu) for fit in whole])
+        if anchors is not None:
+            logs -= np.array([_mean_square(anchors, donor) for donor in donors]) / (2 * _RIGHT**2)
+        weights = np.exp(logs - logs.max())
+        return cls(gpu, donors, weights / weights.sum())
 
     def time(self, operation: Operation) -> Estimate:
         if isinstance(operation, Collective):
             return collectives_of(self.gpu).time(operation)
         times = np.array([donor.time(operation).ns for donor in self.donors])
         logs = np.log(np.maximum(times, _LEAST_NS))
-        ns = np.where(times.any(axis=0), np.exp(logs.mean(axis=0)), 0.0)  # nothing takes no time
-        sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), logs.std(axis=0))
+        mean = np.tensordot(self.weights, logs, axes=1)
+        ns = np.where(times.any(axis=0), np.exp(mean), 0.0)  # nothing takes no time
+        apart = np.sqrt(np.tensordot(self.weights, np.square(logs - mean), axes=1))
+        sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), apart)
         return Estimate(ns, sigma, np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))
+
+
+def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
+    """Logarithm of a Gaussian of the octaves between two datasheets."""
+    rates = [(g.memory_bytes_per_s, g.bf16_flop_per_s, g.sm_count) for g in (gpu, donor)]
+    octaves = np.log2(rates[0]) - np.log2(rates[1])
+    other = _OTHER_GENERATION * (gpu.generation != donor.generation)
+    return float(-(octaves @ octaves + other**2) / (2 * _NEAR**2))
+
+
+def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
+    """Of the logarithm of a donor's over the measured time, at every shape and size of `anchors`; kinds count alike."""
+    found = []
+    for key, fit in anchors.fits.items():
+        misses = []
+        for number, shape in enumerate(np.exp2(fit.surface.shapes).tolist()):
+            sizes, ns = measured_at(anchors.gpu, key, fit, number)
+            predicted = donor.time(operation_at(key, shape, sizes)).ns
+            misses.append(np.nanmean(np.square(np.log(predicted / ns))))
+        found.append(float(np.mean(misses)))
+    return float(np.mean(found))

@@ -54,7 +54,7 @@ def test_profiles_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_what_was_not_profiled_is_transferred() -> None:
     kernels = load_kernels(find_gpu("RTX-4090"))
     assert isinstance(kernels, KernelSurfaces) and not is_whole(kernels)
-    transferred = TransferredKernels.to(kernels.gpu)
+    transferred = TransferredKernels.to(kernels.gpu, kernels)
     assert all(is_whole(donor) and "experts/bfloat16" in donor.fits for donor in transferred.donors)
     experts = Experts("", 64.0, 2048, 768, 8, 128)
     assert kernels.time(experts).ns == transferred.time(experts).ns
@@ -72,6 +72,37 @@ def test_the_bundled_fit_is_that_of_the_profiles_and_beats_a_transfer() -> None:
     assert load_kernels(gpu).time(gemm).ns == pytest.approx(fitted.time(gemm).ns, rel=0.01)
     away = replace(gemm, k=5120)
     assert load_kernels(gpu).time(away).sigma[0] < TransferredKernels.to(gpu).time(away).sigma[0] + 0.05
+
+
+def test_donors_count_by_their_datasheet_and_by_what_they_predict_right() -> None:
+    gpu = find_gpu("H100-PCIe")
+    near = TransferredKernels.to(gpu)
+    hopper = [donor.fits.keys() == load_kernels(find_gpu("H100")).fits.keys() for donor in near.donors]
+    assert near.weights.sum() == pytest.approx(1) and near.weights[hopper].sum() > near.weights[np.invert(hopper)].max()
+    gemm = Gemm("", np.array([4.0, 4096.0]), 6144, 4096)
+    fit = near.donors[0].fits["gemm/bfloat16"]
+    few = replace(fit, surface=replace(fit.surface, shapes=fit.surface.shapes[:3], values=fit.surface.values[:3]))
+    anchors = KernelSurfaces(gpu, {"gemm/bfloat16": few})
+    anchored = TransferredKernels.to(gpu, anchors)
+    assert anchored.weights[0] > near.weights[0]  # nothing predicts them as well as the GPU that they are of
+    own = near.donors[0].time(gemm).ns
+    assert np.all(np.abs(np.log(anchored.time(gemm).ns / own)) <= np.abs(np.log(near.time(gemm).ns / own)) + 1e-9)
+
+
+@needs_profiles
+def test_an_rtx_4090_without_tables_is_no_worse_than_from_its_likeliest_donor() -> None:
+    """By the root mean square errors of its profiled kernels, added up."""
+    gpu = find_gpu("RTX-4090")
+    near = TransferredKernels.to(gpu)
+    likeliest = replace(near, weights=np.eye(len(near.donors))[near.weights.argmax()])
+    missed = [
+        sum(
+            float(np.sqrt(np.mean(np.square(np.log(kernels.time(m.operation).ns / m.ns)))))
+            for m in profiled(PROFILES / "RTX4090")
+        )
+        for kernels in (near, likeliest)
+    ]
+    assert missed[0] < missed[1]
 
 
 @needs_profiles
