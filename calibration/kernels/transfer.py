@@ -38,7 +38,9 @@ _UNTABLED_SIGMA = 0.7  # of what no GPU has tables
 _LEAST_NS = 1e-6  # below any time, so that nothing has a logarithm
 _NEAR = 1.0  # octaves of bandwidth, rate or SMs at which a donor counts 0.61 of one with the same datasheet
 _OTHER_GENERATION = 1.0  # octaves that another generation is worth
-_RIGHT = 0.2  # root mean square error of the logarithm at measured kernels at which a donor counts 0.61 of a perfect one
+_RIGHT = (
+    0.2  # root mean square error of the logarithm at measured kernels at which a donor counts 0.61 of a perfect one
+)
 
 
 @dataclass
@@ -50,9 +52,7 @@ class TransferredKernels:
     weights: NDArray[np.float64]
 
     @classmethod
-    def to(
-        cls, gpu: GpuSpec, anchors: KernelSurfaces | None = None, without: Sequence[str] = ()
-    ) -> TransferredKernels:
+    def to(cls, gpu: GpuSpec, anchors: KernelSurfaces | None = None, without: Sequence[str] = ()) -> TransferredKernels:
         """From the bundled fits of whole tables, but for the GPUs `without`. `anchors` is a fit of few shapes."""
         names = [name for name in bundled_names() if name not in {gpu.name, *without}]
         fits = [read_surfaces(bundled(name), find_gpu(name)) for name in names]
