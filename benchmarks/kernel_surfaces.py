@@ -13,7 +13,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Where the kernel times of a GPU come from: its bundled fit, or what the fits of GPUs like it make of its datasheet."""
+"""Where the kernel times of a GPU come from: its bundled fit, or what fits of GPUs like it make of its datasheet."""
 
 from __future__ import annotations
 
