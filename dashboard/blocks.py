@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+import pyarrow as pa
 import streamlit as st
 
 from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Provenance
@@ -111,14 +112,21 @@ def table(
     columns: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> None:
-    """Draw it: `formats` are printf formats of numbers, `help` what a column with a format means, on hover.
+    """Draw rows or columns: `formats` are printf formats of numbers, `help` what such a column means, on hover.
 
-    `columns` are as `column_config` has them and `how` as `st.dataframe` does.
+    `columns` are as `column_config` has them and `how` as `st.dataframe` does. What is no Arrow table yet becomes one,
+    since Streamlit would make a frame of it, and pandas imports slowly.
     """
     said = help or {}
     numbers = {
         name: st.column_config.NumberColumn(format=form, help=said.get(name)) for name, form in (formats or {}).items()
     }
+    if not isinstance(rows, pa.Table):
+        if not isinstance(rows, Mapping):
+            rows = {
+                name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
+            }
+        rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in rows.items()})
     st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
 
 

@@ -21,7 +21,7 @@ def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str])
     """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to."""
     served = [host, socket.gethostname(), *names]
     app = App(APP, middleware=[Middleware(Door, names=served, password=password)])
-    # A visitor of a server that has just started waits for what pages import: it begins before they come.
+    # A visitor of a server that has just started waits for what the page imports: that begins before they come.
     Thread(target=_import_pages, daemon=True).start()
     sys.argv = [str(APP), str(runs.resolve())]  # Streamlit finds its themes beside the first, and gives it the rest
     app.run(
@@ -37,4 +37,7 @@ def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str])
 
 
 def _import_pages() -> None:
-    import dashboard.pages  # noqa: F401
+    from dashboard.pages import PAGES, import_page
+
+    for name in PAGES:
+        import_page(name)

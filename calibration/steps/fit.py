@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.optimize import nnls
-from scipy.stats import t as student
 
 from calibration.steps.features import CPU_FEATURES, DRAFTING, REGIMES, SAMPLING, Floats, MeasuredSteps
 from calibration.steps.step_cost import Calibration, Residuals
@@ -107,6 +105,8 @@ def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, f
             predicted = predicted * weather.slowdown(steps)[mine]
         logs.append(np.log(steps.step_ns[mine].sum() / predicted.sum()))
     count = len(logs)
+    from scipy.stats import t as student
+
     reach = student.ppf((1 + _COVERAGE) / 2, count - 1) * np.std(logs, ddof=1) * np.sqrt(1 + 1 / count)
     return float(np.exp(-reach)), float(np.exp(reach))
 
@@ -183,6 +183,8 @@ def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]
 
 def _prices(features: Floats, times: Floats) -> Floats:
     """Non-negative prices `[features]` in ns that minimise relative errors, robustly (iteratively reweighted)."""
+    from scipy.optimize import nnls  # imports slowly, as scipy.stats does
+
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)
     expected, weights = times, np.ones_like(times)
     prices = np.zeros(features.shape[1])

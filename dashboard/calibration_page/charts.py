@@ -13,13 +13,11 @@ from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operat
 from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit
 from calibration.kernels.times import Coverage, floor_ns
-from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, log_axis, pale, tint
-from dashboard.series import thin
+from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, pale, tint
 from serving.deployments.gpu_spec import GpuSpec
 
 Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
 
-_REGIMES = dict(zip(("decode", "prefill", "mixed"), SERIES, strict=False))
 _DENSE = 220
 _BAND = 1.645  # standard deviations between which nine of ten lie
 _CELLS = 28
@@ -171,24 +169,6 @@ def domain(found: Known) -> go.Figure:
     if len(y_axis) < _CELLS:
         figure.update_yaxes(tickvals=y_axis)
     return finish(figure, 420, legend=False)
-
-
-def steps(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
-    """Predicted against measured time of an engine's steps, with the line on which they are equal."""
-    figure = go.Figure()
-    if not len(measured_ns):
-        return empty("No steps were kept", 400)
-    both = np.concatenate([measured_ns, predicted_ns]) / 1e6
-    ends = [both.min(), both.max()]
-    line(figure, ends, ends, "equal", NEUTRAL, None, dash="dash")
-    for name in dict.fromkeys(regime.tolist()):
-        mine = np.flatnonzero(regime == name)
-        mine = mine[thin(len(mine), 1500)]
-        colour, hover = _REGIMES.get(name, NEUTRAL), "measured %{x:,.4~g} ms, predicted %{y:,.4~g} ms<extra></extra>"
-        dots(figure, measured_ns[mine] / 1e6, predicted_ns[mine] / 1e6, name, colour, hover, 4, {"opacity": 0.6})
-    figure.update_xaxes(**log_axis(*ends), title_text="measured step time (ms)")
-    figure.update_yaxes(**log_axis(*ends), title_text="predicted step time (ms)")
-    return finish(figure, 400)
 
 
 def _over(fit: KernelFit, at: int) -> tuple[NDArray[np.float64], tuple[Any, ...]]:

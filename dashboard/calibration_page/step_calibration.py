@@ -15,7 +15,6 @@ from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import CPU_FEATURES
 from calibration.steps.step_cost import Calibration
 from dashboard.blocks import figure, heading, mistake, table
-from dashboard.calibration_page import charts as calibration_charts
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
@@ -66,18 +65,13 @@ def _own(calibration: Calibration, directory: Path) -> None:
             delta_arrow="off",
             help="The error on steps that the fit did not see.",
         )
-    left, right = st.columns([2, 3], gap="large")
-    with right:
-        _prices(calibration)
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
         rated = of_steps(len(measured), medians, "those the fit saw among them")
-        with left:
-            plot = calibration_charts.steps(regime, measured, predicted)
-            figure(plot, "steps", "Predicted and measured", rated)
         plot = trust_charts.residuals(regime, measured, predicted)
         plot.update_traces(name="a step", selector={"name": "a held-out step"})
-        figure(plot, "residuals", "Residuals", rated, _EVERY)
+        figure(plot, "residuals", "Step time, predicted against measured", rated, _EVERY)
+    _prices(calibration)
     _domain(calibration)
 
 

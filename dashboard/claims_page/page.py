@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from calibration.provenance import Provenance
@@ -71,7 +70,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     _own(runs, name, claims[name], plan)
     with st.expander("All claims"):
         rows = [{"claim": c.claim, "expected": c.expected, "verdict": c.verdict} for c in checked.values()]
-        table(pd.DataFrame(rows))
+        table(rows)
 
 
 def _found(checked: CheckedClaim, claim: Claim) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
@@ -84,7 +83,7 @@ def _verdict(found: DiagnosisDocument | None) -> None:
 
 def _symptom_table(found: DiagnosisDocument) -> None:
     if found.symptoms:
-        st.table(pd.DataFrame(symptom_rows(found)).set_index("symptom"))
+        st.table(symptom_rows(found), hide_index=True)
     if not found.steps:
         st.caption(NO_STEPS)
 

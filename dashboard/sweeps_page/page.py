@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
@@ -60,7 +59,7 @@ def show(runs: Path) -> None:
     _summary(found)
     if not found.complete.num_rows or not found.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
-        table(found.runs.select(["status", "error", *found.parameters]).to_pandas())
+        table(found.runs.select(["status", "error", *found.parameters]))
         return
     left, right = st.columns([2, 5], gap="medium")
     with left:
@@ -151,7 +150,7 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Swe
         column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
         for column in metrics
     }
-    table(rows.to_pandas(), columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
+    table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)
@@ -197,12 +196,12 @@ def _answer(directory: Path, sql: str) -> pa.Table:
     return query(_load(directory).runs, sql)
 
 
-def _plain(answer: pa.Table) -> pd.DataFrame:
+def _plain(answer: pa.Table) -> pa.Table:
     """With sums of integers, which DuckDB makes decimals, as numbers, and nested values as text."""
     for at, field in enumerate(answer.schema):
         if pa.types.is_decimal(field.type):
             answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))
-    return answer.to_pandas()
+    return answer
 
 
 def _help(column: str) -> str | None:

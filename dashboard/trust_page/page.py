@@ -19,7 +19,7 @@ from dashboard.library import RECORDING, find
 from dashboard.loading import open_run
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import plans
-from dashboard.shown import literal, when
+from dashboard.shown import literal, sentence, when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
 from dashboard.trust_page.decision_results import Decisions, decision_rows, newest_decisions
@@ -39,7 +39,7 @@ from dashboard.trust_page.words import (
     figure_rows,
     of_report,
 )
-from dashboard.url import choose, in_url, named, switch
+from dashboard.url import choose, in_url, named, part_in_url, pick, switch
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from serving.metrics import metric
@@ -47,6 +47,7 @@ from serving.metrics import metric
 Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
+_VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "What was measured", "engines": "Engines of others"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
     "It is asked of the plan that you looked at last. The evidence is published runs that the simulator had not seen. "
@@ -72,52 +73,52 @@ def show(runs: Path) -> None:
     reports = own or {BUNDLED: DEMO / "validation"}
     with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
-    external, clients = _newest(newest_external, runs), _newest(newest_clients, runs)
+    external = _newest(newest_external, runs)
     if external is not None:
         _own_question(runs, external)
-    if not own:
-        _bundled(runs)
-    decisions = _newest(newest_decisions, runs)
     try:
         report = load_report(reports[name])
     except UserError as error:
         mistake(error, runs)
         return
+    if not own:
+        st.caption(
+            f"There is no validation report in `{runs}` yet. This one is **bundled**; `tokentwin demo` makes yours."
+        )
+    _verdict(report)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(of_report(report))
+        downloads(Validation(reports[name], runs if own else None), name)
+    _view(runs, reports[name], report, external, bool(own))
+    decisions, clients = _newest(newest_decisions, runs), _newest(newest_clients, runs)
     with st.expander("Seven checks of the simulator, from single decisions to the right choice"):
         _ladder(rungs(report, external, clients, decisions))
-    _verdict(report)
-    downloads(Validation(reports[name], runs if own else None), name)
-    with st.container():
-        _distributions(reports[name], report)
-    _errors(report)
-    _steps(reports[name], report, runs)
-    simulated = report.recordings.simulated
-    recordings = find(runs, RECORDING, named("scenario"))
-    if not own:
-        recordings |= bundled_recordings()
-    first = resolve(reports[name], simulated) if simulated else None
-    with st.container():
-        show_domain(runs, recordings, name, first, report.calibration)
-    if external is not None:
-        show_external(external)
-    if decisions is not None:
-        _decisions(decisions)
-    if clients is not None:
-        _clients(clients)
+        if decisions is not None:
+            _decisions(decisions)
+        if clients is not None:
+            _clients(clients)
     _provenance(report)
 
 
-def _bundled(runs: Path) -> None:
-    st.info(
-        f"There is no validation report in `{runs}` yet. This one is **bundled**: `tokentwin demo` on another machine.",
-        icon=":material/inventory_2:",
-    )
-    with st.expander("Make a report of your own, in a few minutes on a laptop"):
-        # As text: Streamlit's highlighter of code is a third as large as Plotly, and would hold up the first figure.
-        st.markdown(
-            "`tokentwin demo` does all of it: real runs, calibration, simulation and the comparison. "
-            "`tokentwin validate --help` says how to validate your own trace."
-        )
+@st.fragment
+@part_in_url
+def _view(runs: Path, directory: Path, report: ValidationReport, external: External | None, own: bool) -> None:
+    """What is chosen here is drawn anew without the rest of the page; the others are not made at all."""
+    view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
+    if view == "runs":
+        with st.container():
+            _distributions(directory, report)
+        _errors(report)
+    elif view == "steps":
+        _steps(directory, report, runs)
+    elif view == "domain":
+        simulated, recordings = report.recordings.simulated, find(runs, RECORDING, named("scenario"))
+        if not own:
+            recordings |= bundled_recordings()
+        first = resolve(directory, simulated) if simulated else None
+        show_domain(runs, recordings, str(directory), first, report.calibration)
+    elif external is not None:
+        show_external(external)
 
 
 def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | None:
@@ -148,17 +149,7 @@ def _own_question(runs: Path, external: External) -> None:
 
 
 def _verdict(report: ValidationReport) -> None:
-    st.subheader(report.verdict, anchor=False)
-    facts = [
-        report.workload and f"workload **{report.workload}**",
-        report.calibration and f"calibration {report.calibration}",
-        when(report.created),
-    ]
-    badge(of_report(report))
-    st.caption(" · ".join(fact for fact in facts if fact))
-    st.caption(FLOOR)
-    if report.weather_rows and report.disturbance:
-        st.caption(literal(f"While the real engine ran, {report.disturbance}."))
+    st.subheader(sentence(report.verdict.rstrip(".")), anchor=False, help=FLOOR)
     if told := disturbance(report):
         st.warning(literal(told), icon=":material/warning:")
 
@@ -247,6 +238,10 @@ def _clients(clients: Clients) -> None:
 
 
 def _provenance(report: ValidationReport) -> None:
-    if report.hardware:
-        with st.expander("Where this was measured"):
+    with st.expander("Where this was measured"):
+        facts = (report.workload, report.calibration and f"calibration {report.calibration}", when(report.created))
+        st.caption(literal(" · ".join(filter(None, facts))))
+        if report.weather_rows and report.disturbance:
+            st.caption(literal(f"While the real engine ran, {report.disturbance}."))
+        if report.hardware:
             st.table({name: str(value) for name, value in report.hardware.items()})

@@ -46,7 +46,9 @@ PAGES = {
     "steps": ("run_page", {"view": "steps"}, 7),
     "diagnosis": ("run_page", {"view": "diagnosis"}, 5),
     "metrics": ("run_page", {"view": "metrics"}, 5),
-    "trust": ("trust_page", {}, 5),
+    "trust": ("trust_page", {}, 3),
+    "what was measured": ("trust_page", {"view": "domain"}, 1),
+    "engines of others": ("trust_page", {"view": "engines"}, 1),
     "kernel tables": ("calibration_page", {}, 3),
     "sweeps": ("sweeps_page", {}, 1),
 }
@@ -64,7 +66,6 @@ def test_every_plot_has_a_badge(tmp_path, name):
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
     shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
     assert [found.mark for found in badges(open_page("dashboard.calibration_page.page", tmp_path, of="Engines"))] == [
-        "validated",
         "validated",
     ]
     assert len(badges(step())) == 2

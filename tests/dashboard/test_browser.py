@@ -20,7 +20,7 @@ PAGES = {
     "policy-lab": ("Winners and losers", 4, 40),
     "run?run=real-1": ("Four lifecycles", 6, 60),
     "step": ("Where the time of one engine step goes", 2, 10),
-    "trust": ("TTFT p50 -3.1 %", 3, 200),
+    "trust": ("TTFT p50 -3.1 %", 2, 20),
     "claims": ("Under your conditions", 1, 3),
     "calibration": ("GPU against GPU", 3, 30),
     "sweeps": ("Ask in SQL", 1, 10),

@@ -177,8 +177,7 @@ def test_our_engine_predicted_and_measured(calibrated):
     app = page(calibrated, of="Engines", calibration="own")
     assert not app.exception and not app.error
     assert {m.label.partition(",")[0] for m in app.metric} == {"prefill", "decode", "mixed"}
-    pairs, residuals = charts(app)
-    assert pairs["layout"]["xaxis"]["title"]["text"] == "measured step time (ms)"
+    (residuals,) = charts(app)
     assert "a step" in {trace["name"] for trace in residuals["data"]}
     assert "launch" in set(app.dataframe[0].value["of"])
 

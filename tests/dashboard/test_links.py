@@ -29,6 +29,7 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "run, diagnosis": ("run_page", {"view": "diagnosis"}),
     "step": ("step_page", {}),
     "trust": ("trust_page", {}),
+    "trust, engines": ("trust_page", {"view": "engines"}),
     "claims": ("claims_page", {"claim": "kv-of-a-70b"}),
     "calibration": ("calibration_page", {}),
     "sweeps": ("sweeps_page", {}),
@@ -131,7 +132,7 @@ def test_what_is_changed_is_in_the_link(name: str, runs: Path) -> None:
         assert not app.exception, labels
         changed |= {label for label in labels if values(app).get(label) != before[label]}
     assert changed, "nothing to change"
-    assert page != "trust_page" or app.query_params["prediction"] == "anchored"
+    assert name != "trust, engines" or app.query_params["prediction"] == "anchored"
     again = opened(page, runs, dict(app.query_params))
     assert values(again) == values(app)
     again.run()  # of a drawing that is cut short the browser sees nothing: the next one must be enough to begin with

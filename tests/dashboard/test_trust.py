@@ -106,10 +106,9 @@ def test_trust_opens_with_the_verdict(samples):
     assert "median error **4.0 %** or less" in shown
     assert "**9 of 14** figures within the real noise" in shown
     assert "TTFT p99 +8.5 % (floor 5.8 %)" in shown
-    cdfs, errors, residuals, _ = charts(app)  # and that of published engines; nothing is known of the toy's steps
+    cdfs, errors = charts(app)
     assert len(cdfs["data"]) == 12  # three real repeats and the simulation, of three metrics
     assert len(errors["layout"]["shapes"]) == 14
-    assert len(residuals["data"]) == 9
     assert app.selectbox(key="url_report").value == "validation" and not dict(app.query_params)
 
 
@@ -163,7 +162,12 @@ def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
     app = trust(tmp_path)
     assert not app.exception
     assert "gone" in app.warning[0].value
-    assert "no step residuals" in text(app)
+    assert "no step residuals" in text(trust(tmp_path, view="steps"))
+
+
+def test_held_out_steps_are_a_view_of_their_own(samples):
+    (residuals,) = charts(trust(samples, view="steps"))
+    assert len(residuals["data"]) == 9
 
 
 def test_a_report_that_climbed_nothing_still_opens(tmp_path):
@@ -177,12 +181,12 @@ def test_a_report_that_climbed_nothing_still_opens(tmp_path):
 def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path):
     app = trust(tmp_path / "nowhere")
     assert not app.exception and not app.error
-    assert "**bundled**" in app.info[0].value
     shown = text(app)
+    assert "This one is **bundled**" in shown
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
-    assert load_report(DEMO / "validation").verdict in shown
+    assert load_report(DEMO / "validation").verdict[1:] in shown
     assert "does not hold this check" not in shown and shown.count("Rung") == 7
-    assert len(charts(app)) == 6
+    assert len(charts(app)) == 3
 
 
 def test_both_verdicts_stand_side_by_side(tmp_path, samples):
@@ -240,7 +244,7 @@ def test_a_corrupt_report_is_one_line(tmp_path, content):
 def test_corrupt_residuals_are_one_line(tmp_path, samples):
     write_report(tmp_path / "validation", report(samples))
     (tmp_path / "validation" / "step_residuals.parquet").write_text("not parquet")
-    assert "step_residuals.parquet" in one_line(trust(tmp_path))
+    assert "step_residuals.parquet" in one_line(trust(tmp_path, view="steps"))
 
 
 def test_an_unknown_report_in_the_url_is_said_and_never_a_path(samples):
@@ -271,14 +275,14 @@ def test_a_whisker_is_the_band_around_the_simulated_number():
 
 def test_the_run_in_question_is_the_reports_own_and_the_url_chooses_another(tmp_path):
     shutil.copytree(DEMO, tmp_path / "runs")
-    app = trust(tmp_path / "runs")
+    app = trust(tmp_path / "runs", view="domain")
     assert app.selectbox(key="url_scenario").value == "validation/simulated"
     share = json.loads((DEMO / "validation" / "report.json").read_text())["extrapolated_share"]
     assert f"**{100 * share:.1f} %** of the" in text(app)  # as the cost model counted while it simulated
-    real = trust(tmp_path / "runs", scenario="real-1")
+    real = trust(tmp_path / "runs", view="domain", scenario="real-1")
     assert not real.exception and not real.error
-    assert any(trace.get("name") == "real step" for trace in charts(real)[4]["data"])
-    gone = trust(tmp_path / "runs", scenario="../../etc")
+    assert any(trace.get("name") == "real step" for trace in charts(real)[0]["data"])
+    gone = trust(tmp_path / "runs", view="domain", scenario="../../etc")
     assert "../../etc" in gone.info[0].value and parameter(gone, "scenario") == "validation/simulated"
 
 
@@ -293,7 +297,7 @@ def test_every_step_is_marked_once_and_lies_in_the_map():
 
 
 def test_kernel_tables_have_a_map_too(on_a_gpu):
-    app = trust(on_a_gpu, scenario="run")
+    app = trust(on_a_gpu, view="domain", scenario="run")
     assert not app.exception and not app.error
     assert "kernel tables of the H100" in text(app)
     found = domain(Recording.load(on_a_gpu / "run"), Source(None, "H100"))
@@ -325,24 +329,24 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
 
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
-    app = trust(samples)
+    app = trust(samples, view="domain")
     assert "(toy) is not in" in text(app)
     shutil.copytree(DEMO, tmp_path / "runs")
     (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
-    assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs"))
+    assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs", view="domain"))
 
 
 # Rung 4
 
 
 def test_published_engines_are_shown_with_their_errors_and_targets(tmp_path):
-    app = trust(tmp_path)
+    app = trust(tmp_path, view="engines")
     bundled = load_external(EXTERNAL_SAMPLE)
     met = sum(target.met for target in bundled.targets)
     assert f"**{met} of {len(bundled.targets)}** targets met, {len(bundled.cases)} sources" in text(app)
-    dots = [trace for trace in charts(app)[5]["data"] if trace["mode"] == "markers"]
+    dots = [trace for trace in charts(app)[0]["data"] if trace["mode"] == "markers"]
     assert any(trace["name"] == "in the 90 % band" for trace in dots)
-    anchored = trust(tmp_path, prediction="anchored")
+    anchored = trust(tmp_path, view="engines", prediction="anchored")
     assert not anchored.exception and parameter(anchored, "prediction") == "anchored"
 
 
