@@ -7,6 +7,8 @@ times.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,12 +22,27 @@ from serving.errors import UserError
 from serving.front_door import FrontDoor
 from traces.client_view import matched
 from traces.recording import Recording
+from traces.recording_notes import notes_of
 
 Floats = NDArray[np.float64]
 _FEWEST = 10  # requests
 _WORK = ("request_ns", "prompt_token_ns", "outputs_ns", "chunk_ns")
 _SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # of these prices, for the search
 _USUAL_NS = 1e6  # of an error; those beyond count less and less, being the machine's
+
+
+def front_door_of(server: Recording) -> FrontDoor | None:
+    """The front door of a run: as noted, if it was simulated, or else the one that explains its recording best.
+
+    None of a run without one, and of too few requests. What its client adds is not known of a real one.
+    """
+    noted = notes_of(server.run).get("front_door")
+    if noted is not None:
+        return FrontDoor.model_validate(noted)
+    if not server.filled("requests", ["received_ns"]):
+        return None
+    served = server.requests.filter(pc.equal(server.requests.column("status"), "finished"))
+    return _explaining(served) if served.num_rows >= _FEWEST else None
 
 
 def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
@@ -42,13 +59,18 @@ def fit_front_door(server: Recording, client: Recording, calibration: Calibratio
         raise UserError("served", str(server.path), remedy)
     before_ns = _column(served, "first_sent_ns") - _column(served, "received_ns")
     ttft_ns = _column(sent, "first_token_ns") - _column(sent, "arrival_ns")
-    return FrontDoor(
+    return _explaining(
+        served,
         client_ns=max(float(np.median(ttft_ns - before_ns)), 0.0),
-        **dict(zip(_WORK, _work(_Served(served)), strict=True)),
-        last_ns=float(np.mean(_column(served, "last_sent_ns") - _column(served, "last_text_ns"))),
         **({} if calibration is None else _lost(server, calibration)),
         source=f"{served.num_rows} requests of {server.path.name}, sent by {client.path.name}",
     )
+
+
+def _explaining(served: pa.Table, **known: Any) -> FrontDoor:
+    """What explains the times of the API process best, with what is `known` besides."""
+    last_ns = float(np.mean(_column(served, "last_sent_ns") - _column(served, "last_text_ns")))
+    return FrontDoor(**dict(zip(_WORK, _work(_Served(served)), strict=True)), last_ns=last_ns, **known)
 
 
 class _Served:

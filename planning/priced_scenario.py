@@ -36,6 +36,7 @@ class PricedScenario:
     router              a router's name; empty is the fleet's own, or round robin
     calibration         id of what times the steps of what no pool times by its own
     gpu                 what those run on; None for our own engine
+    front_door          the API server through which clients reach it; None where they meet the router
     usd_per_gpu_hour    by pool, None where there is no price; and
     devices             by which names their prices are known
     """
@@ -50,6 +51,7 @@ class PricedScenario:
     gpu: str | None = None
     usd_per_gpu_hour: Mapping[str, float | None] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    front_door: FrontDoor | None = None
 
     @property
     def fleet(self) -> FleetConfig:
@@ -111,14 +113,13 @@ class PricedScenario:
             for at in (0, 1)
         ]
 
-    def requests(self, tokens: bool = False, front_door: FrontDoor | None = None) -> pa.Table:
+    def requests(self, tokens: bool = False) -> pa.Table:
         """Simulate it; the dataset `requests` of its recording, of which nothing else is kept.
 
-        With `tokens`, also when each token came; with a `front_door`, behind an API server.
+        With `tokens`, also when each token came.
         """
         sink = TableSink()
-        behind = front_door is not None
-        self.cluster(Cluster, sink, steps=behind, tokens=tokens, front_door=front_door).run(self.workload)
+        self.cluster(Cluster, sink, steps=False, tokens=tokens).run(self.workload)
         return sink.requests
 
     def measured(self, slo: Mapping[str, float], full: bool = False) -> tuple[pa.Table, RunMetrics]:
@@ -136,8 +137,11 @@ class PricedScenario:
         }
         return sink.requests, RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
 
-    def cluster(self, kind: type[AnyCluster], sink: RunSink, **settings: Any) -> AnyCluster:
-        """Its fleet, as `kind` makes it with these further settings; rows go to `sink`."""
+    def cluster(self, kind: type[AnyCluster], sink: RunSink, steps: bool = True, **settings: Any) -> AnyCluster:
+        """Its fleet, as `kind` makes it with these further settings; rows go to `sink`.
+
+        Steps are also kept where an API server needs to know of them.
+        """
         return kind(
             self.deployment,
             self.cost,
@@ -146,6 +150,8 @@ class PricedScenario:
             pools=self.pools,
             router=find_router(self.router) if self.router else None,
             shares_prefixes=self.workload.shares_prefixes,
+            steps=steps or self.front_door is not None,
+            front_door=self.front_door,
             **settings,
         )
 

@@ -20,7 +20,6 @@ from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.document import Answer
-from serving.front_door import FrontDoor
 from sim.simulate import simulate_to
 from traces.recording import Recording
 from traces.recording_notes import add_notes
@@ -59,14 +58,13 @@ def recorded(
     *,
     band: bool = True,
     details: bool = True,
-    front_door: FrontDoor | None = None,
     overwrite: bool = False,
     tell: Tell = quiet,
 ) -> SimulatedRun:
     """Simulate `scenario` and record it in the directory `out`.
 
-    `band` simulates the ends of the 90 % interval of step times, too; `details` keeps steps and token times. With a
-    `front_door` clients reach it through an API server. Raises UserError if `out` exists and `overwrite` is not set.
+    `band` simulates the ends of the 90 % interval of step times, too; `details` keeps steps and token times. Raises
+    UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
     simulate_to(
@@ -78,10 +76,10 @@ def recorded(
         pools=scenario.pools,
         calibration=scenario.calibration,
         usd_per_gpu_hour=scenario.usd_per_gpu_hour,
-        steps=details or front_door is not None,
+        steps=details or scenario.front_door is not None,
         tokens=details,
         leaps=True,
-        front_door=front_door,
+        front_door=scenario.front_door,
         overwrite=overwrite,
     )
     recording = Recording.load(out)
@@ -90,9 +88,11 @@ def recorded(
         others = []
         for at, end in enumerate(scenario.ends()):
             tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
-            others.append(RunMetrics(end.requests(front_door=front_door)))
+            others.append(RunMetrics(end.requests()))
         around = bands(metrics, *others)
     notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
+    if scenario.front_door is not None:
+        notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
     if scenario.gpu:
         notes["gpu"] = scenario.gpu
     if around:

@@ -26,6 +26,18 @@ def with_client(server: Recording, client: Recording) -> pa.Table:
     return served.set_column(at, served.schema.field(at), pc.subtract(seen, inside))
 
 
+def as_clients_saw(requests: pa.Table) -> pa.Table:
+    """`requests`, of those behind an API server from when it had each of them to when its tokens were text.
+
+    When each token was text is not recorded: `token_times_ns` stay those of the engine.
+    """
+    for name, seen in (("arrival", "received"), ("first_token", "first_text"), ("finish", "last_text")):
+        at = requests.schema.get_field_index(f"{name}_ns")
+        times = pc.coalesce(requests.column(f"{seen}_ns"), requests.column(at))
+        requests = requests.set_column(at, requests.schema.field(at), times)
+    return requests
+
+
 def matched(server: Recording, client: Recording) -> tuple[pa.Table, pa.Table]:
     """What `server` and what `client` recorded of the requests that they have in common, in the order of the server.
 

@@ -3,6 +3,7 @@
 A run of the real engine notes its `attention`, `model`, `memory`, and of a mixture `experts`: how many a layer has
 (`experts`) and how many a token goes to (`topk`). A simulated run notes, once it is known, how far to trust it:
 
+front_door    what the API server in front of it took, as `serving.front_door.FrontDoor` has it
 gpu         the GPU whose kernel tables timed its steps
 provenance    `mark` and `reason`, as `calibration.kernels.times.Coverage` has them
 bands       90 % bands by metric and statistic, `value` for what is one number

@@ -21,6 +21,7 @@ from planning.diagnose.constraint_lifts import everyone_admitted
 from planning.diagnose.document import FINISHED
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
+from traces.client_view import as_clients_saw
 from traces.distribution import percentiles
 from traces.run_metrics import RunMetrics
 
@@ -83,7 +84,7 @@ class Baseline:
         open_to_all = scenario if isinstance(admitted, str) else admitted
         at_once = [replace(request, arrival_ns=0) for request in scenario.workload.requests]
         made = replace(open_to_all, workload=replace(scenario.workload, requests=at_once)).requests()
-        return pc.max(made["finish_ns"]).as_py()
+        return pc.max(as_clients_saw(made)["finish_ns"]).as_py()
 
     def _lost_share(self, requests: pa.Table, metrics: RunMetrics) -> float:
         """Of the requests that could finish, the share that does not."""
@@ -91,7 +92,8 @@ class Baseline:
         return float((~metrics.finished[could]).mean()) if could.any() else 0.0
 
     def _p99s(self, requests: pa.Table, latencies: Sequence[str]) -> dict[str, float]:
-        """NaN where there is no value."""
+        """As clients saw them; NaN where there is no value."""
+        requests = as_clients_saw(requests)
         if self._kept is not None:
             requests = requests.filter(pc.is_in(requests["request_id"], self._kept.combine_chunks()))
         metrics = RunMetrics(requests)

@@ -232,6 +232,11 @@ def no_failures(scenario: PricedScenario) -> PricedScenario | str:
     return _with_fleet(scenario, fleet, failures=FailuresConfig())
 
 
+def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
+    """Prompts are tokens and tokens are text at once, and nothing works beside the engine."""
+    return "no API server is in front of it" if scenario.front_door is None else replace(scenario, front_door=None)
+
+
 def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
     """With other settings of the scheduler, on every engine."""
 
@@ -268,8 +273,9 @@ def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[Pric
     return partial(_recosted, lifted=lifted)
 
 
-PREFIXES, FREE_PREFILL, REPLICA, ADMISSION = (
-    "perfect prefix reuse", "free prefill", "one more replica", "no admission limits",
+PREFIXES, FREE_PREFILL, REPLICA, ADMISSION, CHUNKS, BUBBLES = (
+    "perfect prefix reuse", "free prefill", "one more replica", "no admission limits", "smaller chunks",
+    "no pipeline bubbles",
 )  # fmt: skip
 _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
@@ -277,14 +283,15 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     PREFIXES: perfect_prefix_reuse,
     "small KV blocks": small_blocks,
     "more running requests": more_places,
-    "smaller chunks": smaller_chunks,
+    CHUNKS: smaller_chunks,
     "prompts in one piece": whole_prompts,
     "routing by load": better_routing,
     ADMISSION: everyone_admitted,
     "infinite KV memory": infinite_kv,
     "free communication": no_communication,
-    "no pipeline bubbles": no_bubbles,
+    BUBBLES: no_bubbles,
     "even experts": even_experts,
+    "no front door": no_front_door,
     "no CPU time between steps": _of_costs(without_cpu_time),
     "free launches": _of_costs(without_launches),
     "half the KV to read": _of_costs(with_half_the_kv),

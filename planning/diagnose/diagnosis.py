@@ -25,6 +25,8 @@ from planning.diagnose.changes import both_sides, changed, changes, one_more
 from planning.diagnose.command import named
 from planning.diagnose.constraint_lifts import (
     ADMISSION,
+    BUBBLES,
+    CHUNKS,
     FREE_PREFILL,
     LIFTS,
     PREFIXES,
@@ -289,6 +291,9 @@ def _by_blame(tried: Sequence[Counterfactual], judged: str, scenario: PricedScen
     blame = {c.name: _blame(c, judged) for c in tried if not c.skipped}
     if PREFIXES in blame:  # it keeps all KV, too; what it does for prefixes it does by sparing prefill
         blame[PREFIXES] = min(blame[PREFIXES], blame[FREE_PREFILL])
+    of_answer = {c.name: c.gain("e2e_ms") for c in tried}
+    if BUBBLES in blame and of_answer[CHUNKS] < _NEARLY * of_answer[BUBBLES]:  # they fill bubbles, for some tokens only
+        blame[CHUNKS] = min(blame[CHUNKS], _NEARLY * blame[BUBBLES] - 1e-9)
     most = max((blame[name] for name in RESOURCES if name in blame), default=0.0)
     alike = [name for name in RESOURCES if blame.get(name, 0.0) >= max(_NEARLY * most, _LEAST)]
     if len(alike) > 1:

@@ -16,6 +16,7 @@ from planning.priced_scenario import PricedScenario
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
+from traces.client_view import as_clients_saw
 from traces.numeric_columns import Floats
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -51,6 +52,13 @@ class Evidence:
         rare = recording.filled("steps", ["expert_imbalance"])
         self._recorded_imbalance = recording.table("steps", rare).column(0).to_pylist() if rare else []
         self.parts: dict[str, float] = {}
+
+    @cached_property
+    def seen(self) -> RunMetrics:
+        """Of the requests as clients saw them; the same without an API server."""
+        if not self._recording.filled("requests", ["received_ns"]):
+            return self.metrics
+        return RunMetrics(as_clients_saw(self._recording.requests))
 
     def explain_by(self, scenario: PricedScenario) -> None:
         """Fill `parts`: of the steps' time, the share of each part, as an engine timed it or else as a model explains.

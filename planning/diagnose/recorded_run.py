@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from calibration.front_door_fit import front_door_of
 from planning.deployments import stated_deployment
 from planning.diagnose import diagnosis as search
 from planning.diagnose.diagnosis import Diagnosis
@@ -15,7 +16,7 @@ from planning.diagnose.evidence import Evidence
 from planning.diagnose.request import DiagnoseRequest
 from planning.diagnose.simulated_again import another_run
 from planning.diagnose.symptoms import symptoms
-from planning.priced_scenario import price_scenario
+from planning.priced_scenario import PricedScenario, price_scenario
 from planning.progress import Tell, quiet
 from planning.repricing import Source
 from planning.version import __version__
@@ -23,6 +24,7 @@ from serving.deployments.config import parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from traces.recording import Recording
+from traces.recording_notes import notes_of
 from traces.slo import check_slo
 
 DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
@@ -38,7 +40,7 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     peak = find_gpu(request.peak) if request.peak else None
     evidence = Evidence(recording, check_slo(request.bounds), peak)
     if request.calibration is None and request.gpu is None:
-        found = search.diagnose(symptoms(evidence), evidence.metrics, judged=request.metric)
+        found = search.diagnose(symptoms(evidence), evidence.seen, judged=request.metric)
         return diagnosis_document(evidence, found, request.as_json())
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
@@ -48,13 +50,28 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     scenario = price_scenario(
         recording.workload(), request.calibration, request.gpu, deployment, replicas, request.router
     )
+    scenario = _behind_its_front_door(scenario, recording)
     evidence.explain_by(scenario)
     source = Source(request.calibration, request.gpu)
-    found = search.diagnose(symptoms(evidence), evidence.metrics, scenario, request.metric, tell, source)
+    found = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source)
     warning = another_run(recording, found, scenario.calibration)
     found = replace(found, standing=scenario.provenance(), warning=warning)
     known = diagnosis_document(evidence, found, request.as_json())
     return known.model_copy(update={"run": request.run, "calibration": request.calibration, "gpu": request.gpu})
+
+
+def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:
+    """A server's recording offers requests when its engine had them; behind a front door they come when HTTP did."""
+    scenario = replace(scenario, front_door=front_door_of(recording))
+    if scenario.front_door is None or notes_of(recording.run).get("front_door") is not None:
+        return scenario
+    ids, received = (recording.requests[name].to_pylist() for name in ("request_id", "received_ns"))
+    came = {id: at for id, at in zip(ids, received, strict=True) if at is not None}
+    moved = [
+        replace(request, arrival_ns=came.get(request.id, request.arrival_ns)) for request in scenario.workload.requests
+    ]
+    moved.sort(key=lambda request: (request.arrival_ns, request.id))
+    return replace(scenario, workload=replace(scenario.workload, requests=moved))
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Whether a recorded run, simulated as it was, came out as it was: else its counterfactuals are about another run.
 
 A simulated run must come out to the nanosecond, since the simulator is deterministic. A real one comes out as well as
-the twin predicts it.
+the twin predicts it, and one behind a real API server as well as that is known.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from planning.diagnose.diagnosis import Diagnosis
 from planning.diagnose.document import FINISHED
 from traces.recording import Recording, code_version
+from traces.recording_notes import notes_of
 
 _FAR = 0.25  # of the p99 of a real run: beyond, counterfactuals are about another one
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
@@ -25,7 +26,8 @@ def another_run(recording: Recording, found: Diagnosis, calibration: str) -> str
     """
     if found.again is None:
         return None
-    if recording.run["clock"] == "virtual":
+    fitted = recording.filled("requests", ["received_ns"]) and notes_of(recording.run).get("front_door") is None
+    if recording.run["clock"] == "virtual" and not fitted:
         return _simulated(recording, found.again, calibration)
     error = found.twin_error
     if error is None or abs(error) <= _FAR:

@@ -27,6 +27,7 @@ _FEW = 0.01  # of the requests
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
+_OUTSIDE = 0.6  # how bad it is at least that clients wait for what no engine does
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
@@ -204,15 +205,19 @@ def _admission(e: Evidence) -> Found | None:
 
 
 def _front_door(e: Evidence) -> Found | None:
-    """Of what clients wait for, the share that no engine is to blame for."""
+    """Of what clients wait for, the share that no engine is to blame for: of a whole answer, or of its first token."""
     outside = {name: e.metrics.distribution(name).mean for name in SERVED_METRICS}
     known = {name: mean for name, mean in outside.items() if mean > 0}
-    whole = e.metrics.distribution("e2e_ms").mean + sum(known.values())
-    share = sum(known.values()) / whole if known else 0.0
-    if share < SHARE:
+    if not known:
+        return None
+    of_all = sum(known.values()) / (e.metrics.distribution("e2e_ms").mean + sum(known.values()))
+    of_first = 1 - e.metrics.distribution("ttft_ms").mean / e.seen.distribution("ttft_ms").mean
+    if of_all < SHARE and of_first < HALF:
         return None
     told = ", ".join(f"{metric(name).label} {shown_ms(mean)} ms" for name, mean in known.items())
-    return Found(share, f"{100 * share:.0f} % of what clients wait for is not the engine's: {told} on average")
+    said = f"{100 * of_all:.0f} % of what clients wait for is not the engine's, and {100 * of_first:.0f} % of TTFT"
+    latency = "e2e_ms" if of_all > of_first else "ttft_ms"
+    return Found(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {told} on average", latency)
 
 
 def _missed_prefixes(e: Evidence) -> Found | None:

@@ -86,7 +86,8 @@ def hold_against_clients(
     priced = replace(priced, workload=runs[0].workload)
     alone, behind = TableSink(), TableSink()
     priced.cluster(Cluster, alone, tokens=True).run(priced.workload)
-    priced.cluster(Cluster, TableSink(), tokens=True, front_door=front_door, clients=behind).run(priced.workload)
+    through = replace(priced, front_door=front_door)
+    through.cluster(Cluster, TableSink(), tokens=True, clients=behind).run(priced.workload)
     without, simulated = (_numbers(RunMetrics(sink.requests)) for sink in (alone, behind))
     weathered = _in_their_weather(clients, servers, priced, scenario["calibration"], front_door) if servers else []
     rows = []
@@ -125,9 +126,9 @@ def _in_their_weather(
         begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), sent.column("send_ns")), 0.5)[0].as_py()
         failures = slowed_fleet(server, weather, begin_ns / 1e9).failures
         fleet = priced.fleet.model_copy(update={"failures": failures})
-        slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}))
+        slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}), front_door=door)
         seen = TableSink()
-        slowed.cluster(Cluster, TableSink(), tokens=True, front_door=door, clients=seen).run(priced.workload)
+        slowed.cluster(Cluster, TableSink(), tokens=True, clients=seen).run(priced.workload)
         found.append(_numbers(RunMetrics(seen.requests)))
     return found
 

@@ -23,8 +23,10 @@ from planning.priced_scenario import PricedScenario, price_scenario
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
+from serving.front_door import FrontDoor
 from serving.workload import Workload, WorkloadRequest
 from sim.simulate import simulate_to
+from traces.client_view import as_clients_saw
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -237,11 +239,21 @@ def bubbles(rng: Rng) -> Any:
     """Layers on many stages, and requests one after the other."""
     stages = _any(rng, 4, 8)
     case = Case(_any(rng, "Llama-3.1-70B", "Qwen2.5-72B"), "H100", int(rng.integers(400, 1500)), 100, load=0.1)
+    return _staged(rng, case, stages)
+
+
+def _staged(rng: Rng, case: Case, stages: int) -> Any:
     seed = int(rng.integers(1 << 30))
     healthy = case.scenario(np.random.default_rng(seed), tensor_parallel_size=stages)
     plain = {"async_scheduling": False}
     ill = case.scenario(np.random.default_rng(seed), 1.0, pipeline_parallel_size=stages, scheduler=plain)
     return healthy, replace(ill, workload=healthy.workload)
+
+
+def bubbles_between_tokens(rng: Rng) -> Any:
+    """The same with more to do, so that it is the gaps between tokens that show it."""
+    case = Case(_any(rng, "Llama-3.1-70B", "Qwen2.5-72B"), "H100", int(rng.integers(800, 2000)), 200, load=0.25)
+    return _staged(rng, case, _any(rng, 4, 8))
 
 
 def launches(rng: Rng) -> Any:
@@ -309,6 +321,19 @@ def missed_prefixes(rng: Rng) -> Any:
     return _ill(rng, case, scheduler={"num_blocks": int(rng.integers(560, 700)), "max_model_len": 7600})
 
 
+def slow_front_door(rng: Rng) -> Any:
+    """One API process works as long on each prompt or on each chunk of text as would be too long for many clients."""
+    case = _one_gpu(rng, load=float(rng.uniform(0.3, 0.5)))
+    healthy = case.scenario(rng)
+    requests = list(healthy.workload.requests)
+    busy = float(rng.uniform(0.85, 0.97)) * requests[-1].arrival_ns  # of the run, for its one API process
+    if rng.random() < 0.5:
+        door = FrontDoor(chunk_ns=busy / sum(request.output_len for request in requests))
+    else:
+        door = FrontDoor(prompt_token_ns=busy / sum(request.prompt_len for request in requests))
+    return healthy, replace(healthy, front_door=door)
+
+
 PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Rng], Any]]] = {
     "few places": ("request", ("more running requests",), few_places),
     "prompts cut small": ("request", ("prompts in one piece",), small_chunks),
@@ -321,9 +346,11 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Rng], Any]]] = {
     "small batches": ("compute", ("half the weights to read",), heavy_weights),
     "communication": ("compute", ("free communication",), communication),
     "pipeline bubbles": ("compute", ("no pipeline bubbles",), bubbles),
+    "bubbles between tokens": ("compute", ("no pipeline bubbles",), bubbles_between_tokens),
     "launches": ("compute", ("free launches",), launches),
     "slow host": ("compute", ("no CPU time between steps",), slow_host),
     "uneven experts": ("compute", ("even experts",), uneven_experts),
+    "slow front door": ("request", ("no front door",), slow_front_door),
     "KV memory": ("memory", ("infinite KV memory",), starved_kv),
     "KV reads": ("memory", ("half the KV to read",), long_contexts),
     "fragmentation": ("memory", ("small KV blocks",), fragments),
@@ -347,7 +374,7 @@ def planted(kind: str, seed: int) -> Illness:
 
 def worse(healthy: PricedScenario, ill: PricedScenario) -> bool:
     """Whether some p99 is half as high again, or a tenth of the requests is lost."""
-    before, after = (RunMetrics(scenario.requests(tokens=True)) for scenario in (healthy, ill))
+    before, after = (RunMetrics(as_clients_saw(scenario.requests(tokens=True))) for scenario in (healthy, ill))
     if before.finished.mean() - after.finished.mean() > _LOST:
         return True
     return any(after.distribution(of).p99 > _WORSE * before.distribution(of).p99 for of in _LATENCIES)
@@ -357,10 +384,11 @@ def diagnosed(illness: Illness, out: Path) -> Diagnosis:
     """As `tokentwin diagnose` does of its recording."""
     made = illness.ill
     fleet = made.routed_fleet if made.deployment.fleet or made.router else made.fleet
-    simulate_to(out, made.workload, made.deployment, made.cost, fleet=fleet, pools=made.pools, tokens=True)
+    known = {"fleet": fleet, "pools": made.pools, "tokens": True, "front_door": made.front_door}
+    simulate_to(out, made.workload, made.deployment, made.cost, **known)
     evidence = Evidence(Recording.load(out), peak=find_gpu(made.gpu or ""))
     evidence.explain_by(made)
-    return diagnose(symptoms(evidence), evidence.metrics, made)
+    return diagnose(symptoms(evidence), evidence.seen, made)
 
 
 def kind_of(seed: int) -> str:

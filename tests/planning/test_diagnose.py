@@ -46,6 +46,7 @@ from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import FleetConfig
 from serving.errors import UserError
+from serving.front_door import FrontDoor
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
 from sim.priced_pool import alike_pools
@@ -57,6 +58,7 @@ from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
 from tests.planning.sweep_samples import calibrated
 from tokentwin.cli import cli
 from traces.recording import Recording
+from traces.recording_notes import add_notes
 from traces.replica_lives import unserved_ns
 from traces.run_metrics import RunMetrics
 
@@ -525,6 +527,31 @@ def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp
 
 def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
     return Diagnosis([], "e2e_ms", 0, {}, {}, (1.0, 1.0), [], again=again)
+
+
+def test_a_slow_front_door_is_lifted(slow_run: Path, tmp_path: Path) -> None:
+    """As it was noted, to the nanosecond; and, of a server that notes nothing, as its recording explains it."""
+    FrontDoor(prompt_token_ns=2 * MS, chunk_ns=MS / 5, client_ns=MS).save(tmp_path / "door")
+    timed, out = ("-c", slow_run / "calibration"), tmp_path / "served"
+    run(
+        "simulate",
+        slow_run / "t.parquet",
+        *timed,
+        "--limit",
+        40,
+        "--front-door",
+        tmp_path / "door",
+        "-o",
+        out,
+        "--no-band",
+    )
+    for told_by in ("notes", "fit"):
+        told = json.loads(run("diagnose", out, *timed, "--format", "json").output)
+        assert (told["cause"], told["metric"], told["warning"]) == ("no front door", "ttft_ms", None)
+        assert told["symptoms"][0]["name"] == "slow front door" and told["kind"] == "capacity"
+        assert told["simulated_p99"] == pytest.approx(told["recorded_p99"], rel=0.0 if told_by == "notes" else 0.02)
+        assert told["counterfactuals"][0]["bought"]["ttft_ms"] > 0.9
+        add_notes(out, {"front_door": None})
 
 
 def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:

@@ -12,7 +12,7 @@ from tests.planning.planted_illnesses import PLANTED, diagnosed, kind_of, plante
 SEEDS = 3 * len(PLANTED)  # as `benchmarks/planted_illnesses.py` counts them
 
 
-@pytest.mark.parametrize("kind", ["communication", "launches", "fragmentation", "small batches"])
+@pytest.mark.parametrize("kind", ["communication", "launches", "fragmentation", "small batches", "slow front door"])
 def test_the_planted_layer_is_named_first(kind: str, tmp_path: Path) -> None:
     illness = planted(kind, 1)
     found = diagnosed(illness, tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,8 +87,9 @@ def simulate(
     for name in named_prices(prices):
         if name not in scenario.devices:
             raise UserError("price", name, f"is not simulated here; give prices for {', '.join(scenario.devices)}")
-    door = None if front_door is None else FrontDoor.load(front_door)
-    done = recorded(scenario, out, band=band, details=not summary_only, front_door=door, overwrite=force)
+    if front_door is not None:
+        scenario = replace(scenario, front_door=FrontDoor.load(front_door))
+    done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
     print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers)
     if style == "table":
