@@ -25,7 +25,8 @@ demo: setup
 #   check       for every save: format, lint, types, and the tests that take milliseconds and need no torch, browser or
 #               process of their own (tests/fast_lane.py says which, and how to measure them again)
 #   test        for every merge: everything that must hold
-#   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole
+#   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole, soaks,
+#               and clients of others (tests marked `deep`)
 # How much a property is searched is a hypothesis profile (tests/budget.py), never a number of a test's own.
 PYTEST := $(BIN)/python -m pytest -n 2
 
@@ -37,7 +38,7 @@ test: lint types
 	$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 test-long: setup
-	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or deep"
+	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or statistical or deep"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,11 +1,15 @@
 """Before anything imports numpy: the environment that the command line sets for itself; and shared fixtures."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
+
+# Each of two workers has a core; threads of torch that wait for one another would take it from the other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tests.budget  # noqa: F401
 import tokentwin  # noqa: F401

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
 ]
 HEAVY = "?preset=reasoning&gpus=H100,H200,B200&rate={}"
-LIGHT = "?model=Llama-3.1-8B&gpus=H100&tp=1&traffic=shape&prompt=200&output=20&rate=2&slo=ttft_ms+p99%3C%3D2000"
+LIGHT = "?model=Llama-3.1-8B&gpus=H100&tp=1&traffic=shape&prompt=200&output=4&rate=2&slo=ttft_ms+p99%3C%3D2000"
 ANSWER = "Why not fewer?"
 
 

@@ -51,7 +51,7 @@ def engine(gpu: str = "slow", tp: int = 1, usd: float = 1.0) -> Engine:
     return Engine(gpu, usd, Deployment(tensor_parallel_size=tp, scheduler=SCHEDULER))
 
 
-def traffic(requests: int = 250, rate: float = 60.0, seed: int = 0, tokens: int = 300) -> Workload:
+def traffic(requests: int = 140, rate: float = 60.0, seed: int = 0, tokens: int = 300) -> Workload:
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1e9 / rate, requests)).astype(np.int64).tolist()
     prompts = rng.integers(1, tokens, requests).tolist()

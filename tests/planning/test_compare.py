@@ -153,7 +153,7 @@ def standard_error(runs: int, share: float = 0.05) -> float:
     return (share * (1 - share) / runs) ** 0.5
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize(("count", "rho", "pairs"), [(400, 0.0, 600), (1000, 0.9, 240)])
 def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(
     count: int, rho: float, pairs: int
@@ -181,7 +181,7 @@ def test_requests_are_not_taken_for_independent() -> None:
     assert claims[20] / 40 < 0.2 < 0.5 < claims[1000] / 40
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_policies_that_differ_by_seed_noise_are_not_called_different() -> None:
     """Shortest job first with predicted lengths, the errors of prediction drawn by one seed and by another."""
     claims, runs = 0, simulated(80)

@@ -23,28 +23,7 @@ from planning.progress import TimeLeft
 from serving.errors import UserError
 from tests.planning.test_plan_workers import group
 
-TASK = "tests.planning.test_jobs:tiny"
-
-
-def tiny(settings: dict[str, Any], out: Path, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """The task of these tests: it says who does it, waits until it may end, and fails as it is told."""
-    with (out / "starts").open("a") as starts:
-        starts.write(f"{os.getpid()}\n")
-    if settings.get("child"):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        write_json(out / "child.json", child.pid)
-    tell("waiting", 0.25)
-    while settings.get("wait") and not (out / "go").exists():
-        time.sleep(0.02)
-    if settings.get("mistake"):
-        raise UserError("rate", settings["mistake"], "is no rate")
-    if settings.get("bug"):
-        raise ZeroDivisionError("two\nlines")
-    if settings.get("nan"):
-        return {"answer": float("nan")}
-    if settings.get("fill"):
-        (out / "large").write_bytes(bytes(1 << 30))
-    return {"answer": settings["number"] * 2}
+TASK = "tests.planning.tiny_job:tiny"
 
 
 def until(condition: Callable[[], Any], seconds: float = 240) -> Any:
@@ -206,9 +185,9 @@ def test_a_mistake_is_one_line_and_a_bug_says_where_to_look(root: Path) -> None:
         "{}",
         '["a", "b"]',
         '{"state": "?", "error": 1}',
-        '{"task": "tests.planning.test_jobs:tiny"}',
-        '{"task": "tests.planning.test_jobs:tiny", "settings": 7}',
-        '{"task": "tests.planning.test_jobs:tiny", "settings": {"rate": NaN}}',
+        '{"task": "tests.planning.tiny_job:tiny"}',
+        '{"task": "tests.planning.tiny_job:tiny", "settings": 7}',
+        '{"task": "tests.planning.tiny_job:tiny", "settings": {"rate": NaN}}',
         "[" * 100_000,
     ],
 )

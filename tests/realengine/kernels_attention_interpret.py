@@ -61,9 +61,10 @@ def batch_of(shape: Shape, rows: list[tuple[int, int]], seed: int, padding: int 
     tables = [[0]] * padding + [[free.pop() for _ in range(count)] for count in needed]
     caches = [torch.full((pool, shape.kv_heads, shape.page, shape.dim), float("nan")) for _ in range(2)]
     for (context, _), table in zip(rows, tables, strict=True):
-        for position in range(context):
-            for cache in caches:
-                cache[table[position // shape.page], :, position % shape.page] = torch.randn(shape.kv_heads, shape.dim)
+        at = torch.arange(context)
+        for cache in caches:
+            slots = torch.tensor(table)[at // shape.page], slice(None), at % shape.page
+            cache[slots] = torch.randn(context, shape.kv_heads, shape.dim)
     lengths = [length for _, length in rows]
     merged = torch.randn(sum(lengths), shape.heads + 2 * shape.kv_heads, shape.dim, dtype=shape.dtype)
     starts = lambda counts: torch.tensor(np.cumsum([0, *counts[:-1]]), dtype=torch.int32)  # noqa: E731

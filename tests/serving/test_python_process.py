@@ -16,6 +16,13 @@ from serving.python_process import HOME, module_command, module_environment
 from tests.planning.sweep_samples import content
 
 _OURS = ("serving", "sim", "calibration", "traces", "realengine", "tokentwin")
+_SWEPT = """
+base: {gpu: H100, workload: {trace: trace.csv}, deployment: {model: Llama-3.1-8B, device: cuda}}
+grid: {deployment.policy: [vllm, sjf], deployment.scheduler.max_num_seqs: [1, 2, 8, 16]}
+per_request: true
+full_metrics: true
+"""
+_SWEEP = ("sweep", "sweep.yaml", "--jobs", "2")
 _CONSOLE = "from tokentwin.cli import main\n\nif __name__ == '__main__':\n    main()\n"
 
 
@@ -32,7 +39,7 @@ def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_jobs_do_not_import_from_where_the_server_was_started(strangers: Path) -> None:
-    job = Job(strangers / "jobs", "tests.planning.test_jobs:tiny", {"number": 4})
+    job = Job(strangers / "jobs", "tests.planning.tiny_job:tiny", {"number": 4})
     job.start()
     end = time.monotonic() + 240
     while job.status.active or job.status.state == "absent":
@@ -42,28 +49,29 @@ def test_jobs_do_not_import_from_where_the_server_was_started(strangers: Path) -
 
 
 def test_workers_of_plans_and_sweeps_do_not_import_from_where_they_were_started(strangers: Path) -> None:
-    """And a sweep's bytes are the same on Ray, whose workers take longest to start: once in all tests."""
     plan = ("plan", "trace.csv", "--gpu", "H100", "--slo", "ttft_ms p99<=900")
-    (strangers / "sweep.yaml").write_text(
-        "base: {gpu: H100, workload: {trace: trace.csv}, deployment: {model: Llama-3.1-8B, device: cuda}}\n"
-        "grid: {deployment.policy: [vllm, sjf], deployment.scheduler.max_num_seqs: [1, 2, 8, 16]}\n"
-        "per_request: true\n"
-        "full_metrics: true\n"
-    )
-    script = strangers / "bin" / "tokentwin"  # where pip puts it, and Python looks first
-    script.parent.mkdir()
-    script.write_text(_CONSOLE)
-    sweep = ("sweep", "sweep.yaml", "--jobs", "2")
-    for arguments in ((*plan, "--jobs", "2"), (*sweep, "-o", "swept"), *_with_ray((*sweep, "-o", "by-ray"))):
-        done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    (strangers / "sweep.yaml").write_text(_SWEPT)
+    for arguments in ((*plan, "--jobs", "2"), (*_SWEEP, "-o", "swept")):
+        _run_console(strangers, *arguments)
     assert len(content(strangers / "swept")) > 8
-    if find_spec("ray"):
-        assert content(strangers / "by-ray") == content(strangers / "swept")
 
 
-def _with_ray(sweep: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [(*sweep, "--executor", "ray")] if find_spec("ray") else []
+@pytest.mark.deep
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_a_sweep_has_the_same_bytes_on_ray_whose_workers_import_nothing_else_either(strangers: Path) -> None:
+    (strangers / "sweep.yaml").write_text(_SWEPT)
+    for where in ("swept", "by-ray"):
+        _run_console(strangers, *_SWEEP, "-o", where, *(("--executor", "ray") if where == "by-ray" else ()))
+    assert content(strangers / "by-ray") == content(strangers / "swept")
+
+
+def _run_console(folder: Path, *arguments: str) -> None:
+    """The console script, where pip puts it, and Python looks first."""
+    script = folder / "bin" / "tokentwin"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(_CONSOLE)
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_python_dash_m_looks_for_our_modules_beside_the_package(strangers: Path) -> None:

@@ -366,7 +366,7 @@ print(sink.few, most_mib())
 """
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_memory_does_not_grow_with_the_number_of_requests():
     """After a sixth of a run the process is as large as it gets: what is kept of a request is under 200 bytes."""
     count = simulated(120_000)

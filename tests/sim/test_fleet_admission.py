@@ -45,7 +45,7 @@ def assert_share(happened, expected, batches=20, precision=0.1):
 # Queue limits
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize("rho, limit", [(0.8, 3), (1.5, 5)])
 def test_a_limited_queue_loses_as_m_m_1_k(rho, limit):
     """K = limit + the one in service; P(loss) = (1 - rho) rho^K / (1 - rho^(K+1))."""
@@ -57,7 +57,7 @@ def test_a_limited_queue_loses_as_m_m_1_k(rho, limit):
     assert {row["reason"] for row in run.rows} == {"", f"{limit} requests were queued at its replica"}
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_a_limit_on_the_fleet_loses_as_m_m_c_k():
     """Three one-slot replicas fed by what amounts to a central queue of two places."""
     servers, limit, rho = 3, 2, 1.2
@@ -87,7 +87,7 @@ def _work(replica):
 # Users who give up
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_impatience_in_the_queue_is_erlang_a():
     """M/M/1+M, patience exponential: deaths at n are mu + (n - 1) theta; those in service stay (one step each)."""
     rho, theta = 1.2, 0.5  # rates in units of the service rate
@@ -104,7 +104,7 @@ def test_impatience_in_the_queue_is_erlang_a():
     assert_everything_is_accounted_for(run, offered)
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_impatience_to_the_end_abandons_service_too():
     """M/M/1+M with deaths mu + n theta; service is a thousand decode steps on average, so it can be left half-way."""
     rho, theta, step = 1.1, 0.3, MS
@@ -119,7 +119,7 @@ def test_impatience_to_the_end_abandons_service_too():
     assert max(partly) > 50 and all(row["finish_ns"] is None for row in run.rows if row["status"] == "cancelled")
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_a_queue_timeout_is_m_m_1_with_constant_patience():
     """M/M/1+D: the virtual wait has density lambda P0 e^((lambda - mu) x) below the deadline D (Barrer 1957).
 
@@ -174,7 +174,7 @@ def test_a_timed_out_request_comes_back_too():
     assert run.rows[1]["scheduled_ns"] == 300 * MS and run.rows[1]["finish_ns"] == 350 * MS
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_retries_never_lower_the_share_served_and_raise_attempts():
     offered = single_steps(simulated(5000), 1.4)
     served, attempts = [], []

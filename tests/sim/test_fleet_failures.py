@@ -154,7 +154,7 @@ def test_pools_can_be_priced_one_by_one():
     assert [row["finish_ns"] for row in run.rows] == [10 * MS, 70 * MS]
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_a_heterogeneous_pair_behind_chance_is_two_m_m_1_queues():
     """Split evenly, one pool twice as fast: sojourns 1 / (mu - lambda / 2) with mu = 1 and 2."""
     rho, count = 1.2, simulated(40_000)

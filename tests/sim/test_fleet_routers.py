@@ -89,7 +89,7 @@ def test_kv_awareness_counts_shares_of_unequal_memories():
 # Chance
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize("router", ["random", "power-of-two"])
 def test_chance_is_fair_and_seeded(router):
     count = simulated(4000)
@@ -103,7 +103,7 @@ def test_chance_is_fair_and_seeded(router):
     assert all(abs(counts[index] - count / 4) < 4 * np.sqrt(count * 0.25 * 0.75) for index in range(4))
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize("router", ["random", "power-of-two"])
 def test_queues_have_the_tails_of_the_supermarket_model(router):
     """Share of replicas with at least i requests: rho^i at random, rho^(2^i - 1) with two choices (Mitzenmacher 2001).

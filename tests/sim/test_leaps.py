@@ -117,11 +117,11 @@ def assert_same(workload, cost, **settings):
 
 
 ROOMY = {"num_blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 1024}
-TIGHT = {"num_blocks": 90, "max_num_seqs": 32, "max_num_batched_tokens": 256, "max_model_len": 1024}
+TIGHT = {"num_blocks": 70, "max_num_seqs": 32, "max_num_batched_tokens": 256, "max_model_len": 1024}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("concurrency", [None, 12], ids=["open", "closed"])
+@pytest.mark.parametrize("concurrency", [None, 24], ids=["open", "closed"])
 @pytest.mark.parametrize("scheduler", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize(
     ("overlapped", "plan_ns"),
@@ -132,7 +132,7 @@ def test_leaping_is_stepping(policy, concurrency, scheduler, overlapped, plan_ns
     def cost():
         return TokenCost(6_000_000, 18_000, 450, plan_ns=plan_ns)
 
-    workload = Workload(requests(1, 400), concurrency=concurrency, shares_prefixes=False)
+    workload = Workload(requests(1, 130, 60.0), concurrency=concurrency, shares_prefixes=False)
     table = assert_same(workload, cost, policy=policy, async_scheduling=overlapped, **scheduler)
     preempted = sum(table["preemptions"].to_pylist())
     assert (preempted > 0) == (scheduler is TIGHT and policy not in ("static", "trtllm"))

@@ -128,7 +128,7 @@ class AtRandom:
 # One server: exact recursion, then the formulas
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize("rho", [0.5, 0.7])
 def test_m_d_1_waits_as_pollaczek_and_khinchine_say(rho):
     service, count = 10 * MS, simulated(30_000)
@@ -148,7 +148,7 @@ def test_every_wait_follows_lindleys_recursion():
         assert finish == free_at
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize("in_decode", [False, True], ids=["service in prefill", "service in decode"])
 def test_m_g_1_waits_as_pollaczek_and_khinchine_say(in_decode):
     """Two-point service, 90 % short and 10 % seven times longer, as prompt tokens or as decode steps."""
@@ -163,7 +163,7 @@ def test_m_g_1_waits_as_pollaczek_and_khinchine_say(in_decode):
     assert_mean(run.waiting_ns, rate * square / (2 * (1 - rho)) * TOKEN_NS, precision=0.15)
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_priorities_without_preemption_wait_as_cobham_says():
     """M/G/1 with two classes: W_k = R / ((1 - sigma_(k-1)) (1 - sigma_k)), R the mean residual work."""
     rng = np.random.default_rng(4)
@@ -181,7 +181,7 @@ def test_priorities_without_preemption_wait_as_cobham_says():
 # Several servers
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_m_m_c_waits_as_erlang_says():
     """Four one-slot replicas fed by a central queue; service exponential but for a thousandth."""
     rng = np.random.default_rng(5)
@@ -193,7 +193,7 @@ def test_m_m_c_waits_as_erlang_says():
     assert_mean(run.waiting_ns, waits * mean / (servers * (1 - rho)), precision=0.25)
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_a_batch_of_c_slots_is_m_m_c_too():
     """One replica, c slots, a step time that does not depend on the batch; an arrival waits for a step at most."""
     rng = np.random.default_rng(6)
@@ -204,7 +204,7 @@ def test_a_batch_of_c_slots_is_m_m_c_too():
     assert_mean(run.sojourn_ns - step / 2, tokens * step + wait)
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 def test_a_random_split_of_poisson_is_m_m_1_at_every_replica():
     rng = np.random.default_rng(7)
     count, replicas, mean, rho = simulated(45_000), 3, 1000 * TOKEN_NS, 0.5
@@ -217,7 +217,7 @@ def test_a_random_split_of_poisson_is_m_m_1_at_every_replica():
 # Processor sharing
 
 
-@pytest.mark.deep
+@pytest.mark.statistical
 @pytest.mark.parametrize("shape", ["constant", "geometric", "two-point"])
 def test_a_batch_whose_steps_cost_by_the_row_is_processor_sharing(shape):
     """M/G/1-PS: the mean sojourn E[S] / (1 - rho) does not depend on the shape of G.
