@@ -16,7 +16,7 @@ from serving.errors import UserError
 class Request(BaseModel):
     """A request, or a part of one. Numbers are finite, and a field that is not known is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
         """The plain JSON that makes the same request; fields that are None are left out."""

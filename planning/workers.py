@@ -153,6 +153,9 @@ def _end(worker: _Worker) -> None:
 
 
 def _serve(common: Any, connection: Connection) -> None:
+    from traces.without_pandas import spare_pandas  # loads pyarrow
+
+    spare_pandas()
     Thread(target=_end_with_parent, daemon=True).start()
     with suppress(*_LOST):
         while True:

@@ -56,7 +56,7 @@ class Part(BaseModel):
     The digits beyond depend on the CPU: on which of its vector units sums were made.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*")
     @classmethod

@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Settings(BaseModel):
     """The base of every group of settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

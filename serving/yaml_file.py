@@ -43,6 +43,11 @@ def read_yaml(path: str | Path, field: str) -> Any:
         raise UserError(field, str(path), str(error)) from None
 
 
+def bundled(path: Path) -> Any:
+    """What one of our own files holds, which is as it should be: read in C where PyYAML has that, ten times as fast."""
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
     """`read_yaml` of a file of settings. `example` is the page of the documentation that shows one."""
     data = read_yaml(path, field)

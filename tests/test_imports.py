@@ -185,6 +185,24 @@ def test_help_is_instant() -> None:
     assert sum(not name.startswith("click") for name in loaded) < 12
 
 
+def test_a_short_simulation_loads_little(tmp_path: Path) -> None:
+    """Most of its time is imports. Counted, since times differ by machine; tables still become data frames."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("{requests: 5, arrivals: {kind: constant, rate: 9}, prompt: {kind: fixed, tokens: 9}, "
+                    "output: {kind: fixed, tokens: 3}}")  # fmt: skip
+    code = (
+        "import sys; from tokentwin.cli import cli\n"
+        f"arguments = ['simulate', {str(spec)!r}, '--gpu', 'H100', '-o', {str(tmp_path / 'run')!r}]\n"
+        "cli.main(arguments, standalone_mode=False)\n"
+        "print(*sys.modules, file=sys.stderr)\n"
+        "import pyarrow; assert len(pyarrow.table({'a': [1, 2]}).to_pandas()) == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = done.stderr.split()
+    assert not {"pandas", "scipy", "pyarrow.dataset", "numpy.f2py"} & set(loaded)
+    assert len(loaded) < 760
+
+
 def test_the_simulator_loads_without_torch() -> None:
     modules = "sim.cluster, sim.conformance, calibration.validation.covalidation"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,9 +39,10 @@ def print_reasons(recording: Recording) -> None:
 
     requests = recording.table("requests", ["status", "reason"])
     explained = requests.filter(pc.greater(pc.utf8_length(requests["reason"]), 0))
-    by_status = explained.group_by("status", use_threads=False).aggregate([("reason", "count"), ("reason", "first")])
-    for status, count, first in zip(*(column.to_pylist() for column in by_status.columns), strict=True):
-        click.echo(f"{count:,} {status_word(status)}; reason of the first: {first}")
+    statuses, reasons = (column.to_pylist() for column in explained.columns)
+    firsts = dict(zip(reversed(statuses), reversed(reasons), strict=True))
+    for status, count in Counter(statuses).items():
+        click.echo(f"{count:,} {status_word(status)}; reason of the first: {firsts[status]}")
 
 
 def print_tiers(metrics: RunMetrics) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,36 @@ _BINS = 16
 FEWEST = 20  # requests below which nothing is said about saturation
 PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
 _GROWING = 0.02  # and when its backlog is said to grow at all: a burst near the end makes a line rise by less
+_LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
+
+
+class Trend(NamedTuple):
+    """A fitted line: its slope per second, the standard error of that, and how many degrees of freedom this has."""
+
+    slope: float
+    error: float = 0.0
+    freedom: float = 2.0
+
+    @property
+    def half(self) -> float:
+        """Half of the 95 % interval of the slope."""
+        from scipy.special import stdtrit  # imports slowly
+
+        return float(stdtrit(self.freedom, 0.975)) * self.error if self.error else 0.0
+
+    @property
+    def rises(self) -> bool:
+        """Whether the 95 % interval lies above zero; mostly told without scipy."""
+        slope, error = self.slope, self.error
+        return slope > _MOST_T * error or (slope > _LEAST_T * error and slope > self.half)
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Whether the run keeps up, and the slope of its backlog, in requests per second, with its 95 % interval."""
+    """Whether the run keeps up, and the trend of its backlog, in requests per second."""
 
     verdict: str
-    slope: float
-    low: float
-    high: float
+    trend: Trend
     arrival_rate: float
     waiting_share: float
 
@@ -37,20 +58,20 @@ def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float
     if len(arrivals) < FEWEST or arrivals[-1] <= arrivals[0]:
         return None
     first, last = arrivals[0], arrivals[-1]
-    slope, low, high = growth(arrivals, ends)
+    trend = growth(arrivals, ends)
     rate = (len(arrivals) - 1) / ((last - first) / 1e9)
     waiting = waiting_share(_filled(first, last), last)
-    if low > 0 and slope >= PILING_UP * rate:
+    if trend.slope >= PILING_UP * rate and trend.rises:
         verdict = "OVERLOADED"
-    elif (low > 0 and slope >= _GROWING * rate) or waiting > 0.5:
+    elif (trend.slope >= _GROWING * rate and trend.rises) or waiting > 0.5:
         verdict = "BACKLOGGED"
     else:
         verdict = "STABLE"
-    return Saturation(verdict, slope, low, high, float(rate), waiting)
+    return Saturation(verdict, trend, float(rate), waiting)
 
 
-def growth(arrivals: Floats, leaves: Floats) -> tuple[float, float, float]:
-    """How fast those that came and have not left become more, per second, with the 95 % interval of that.
+def growth(arrivals: Floats, leaves: Floats) -> Trend:
+    """How fast those that came and have not left become more, per second.
 
     `arrivals` and `leaves` are in nanoseconds and in order. Looks at the arrival period without its first quarter; the
     rule is the glossary's, of saturation.
@@ -76,14 +97,12 @@ def _integral(times: Floats, until: Floats) -> Floats:
     return integral
 
 
-def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Least-squares slope and its 95 % interval, with fewer degrees of freedom for correlated residuals.
+def _trend(x: Floats, y: Floats) -> Trend:
+    """Of the least-squares line, with fewer degrees of freedom for correlated residuals.
 
     Residuals of a fitted line look less correlated than they are, by (2 + 4 r) / n (Kendall 1954 for a mean; a line
     takes one degree of freedom more).
     """
-    from scipy.special import stdtrit  # imports slowly, and most metrics do without
-
     n = len(x)
     centred = x - x.mean()
     spread = float(centred @ centred)
@@ -91,10 +110,8 @@ def _trend(x: Floats, y: Floats) -> tuple[float, float, float]:
     residuals = y - y.mean() - slope * centred
     total = float(residuals @ residuals)
     if total <= 1e-12 * max(float(y @ y), 1.0):
-        return slope, slope, slope
+        return Trend(slope)
     seen = float(residuals[1:] @ residuals[:-1]) / total
     correlation = min(max(seen + (2 + 4 * seen) / n, 0.0), 0.9)
     effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
-    error = math.sqrt(total / (effective - 2) / spread)
-    half = float(stdtrit(effective - 2, 0.975)) * error  # Student's t
-    return slope, slope - half, slope + half
+    return Trend(slope, math.sqrt(total / (effective - 2) / spread), effective - 2)

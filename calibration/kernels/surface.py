@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from calibration.kernels.times import Coverage
 
@@ -65,7 +64,7 @@ class Surface:
 
     def _curve(self, at: Array) -> Curve:
         near = kernel(at[None], self.shapes, self.scales)[0]
-        weights = cho_solve(self._solved, near)
+        weights = np.linalg.solve(self._covariance, near)  # scipy's factors would take as long to import
         mean = self.values.mean(axis=0)
         values = mean + np.tensordot(weights, self.values - mean, axes=1)
         unknown = float(np.clip(1.0 - near @ weights, 0.0, 1.0))
@@ -75,8 +74,8 @@ class Surface:
         return Curve(self, values, unknown, within, measured)
 
     @cached_property
-    def _solved(self) -> Any:
-        return cho_factor(kernel(self.shapes, self.shapes, self.scales) + self.nugget * np.eye(len(self.shapes)))
+    def _covariance(self) -> Array:
+        return kernel(self.shapes, self.shapes, self.scales) + self.nugget * np.eye(len(self.shapes))
 
 
 @dataclass(frozen=True)

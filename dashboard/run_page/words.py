@@ -91,8 +91,9 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 def backlog(found: Saturation) -> str:
     """Whether requests pile up, as a clause."""
+    slope, half = found.trend.slope, found.trend.half
     return (
-        f"the backlog changes by {found.slope:+.3g} requests/s (95 %: {found.low:+.3g} to {found.high:+.3g}) "
+        f"the backlog changes by {slope:+.3g} requests/s (95 %: {slope - half:+.3g} to {slope + half:+.3g}) "
         f"while {found.arrival_rate:.3g} requests/s arrive"
     )
 

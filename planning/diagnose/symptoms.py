@@ -42,7 +42,8 @@ def _overload(e: Evidence) -> Found | None:
     if verdict is None or verdict.verdict != "OVERLOADED":
         return None
     return Found(
-        0.9, f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.slope:.3g} requests/s"
+        0.9,
+        f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.trend.slope:.3g} requests/s",
     )
 
 

@@ -62,8 +62,8 @@ def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
     admitted = np.isfinite(scheduled)
     if admitted.sum() < FEWEST:
         return 0.0
-    slope, low, _ = growth(np.sort(arrival[admitted]), np.sort(scheduled[admitted]))
-    return slope if low > 0 else 0.0
+    trend = growth(np.sort(arrival[admitted]), np.sort(scheduled[admitted]))
+    return trend.slope if trend.rises else 0.0
 
 
 def _tokens_within(window: tuple[float, float], begin: Floats, end: Floats, tokens: Floats) -> float:

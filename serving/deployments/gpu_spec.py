@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.settings import Settings
-from serving.yaml_file import read_yaml
+from serving.yaml_file import bundled, read_yaml
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
@@ -61,7 +62,7 @@ def find_gpu(name_or_path: str) -> GpuSpec:
     """The catalogued GPU of that name, in any case, or the one that a YAML file describes."""
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
-        entries = _read(path)
+        entries = _specs(read_yaml(path, "gpu"), path)
         if len(entries) != 1:
             raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
@@ -75,11 +76,10 @@ def find_gpu(name_or_path: str) -> GpuSpec:
 @cache
 def gpus() -> dict[str, GpuSpec]:
     """The catalogue, by name."""
-    return _read(_CATALOGUE)
+    return _specs(bundled(_CATALOGUE), _CATALOGUE)
 
 
-def _read(path: Path) -> dict[str, GpuSpec]:
-    data = read_yaml(path, "gpu")
+def _specs(data: Any, path: Path) -> dict[str, GpuSpec]:
     if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
         raise UserError("gpu", str(path), "must map a GPU's name to its numbers; see docs/models-and-gpus.md")
     return {str(name): parse(GpuSpec, {"name": str(name), **entry}, where=str(name)) for name, entry in data.items()}

@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import ATTENTION
 from serving.errors import UserError
+from serving.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
 _EDITION = re.compile(
@@ -43,21 +42,22 @@ def find_model(name_or_path: str) -> ModelSpec:
     if path.is_dir() or path.suffix == ".json":
         return _from_file(path / "config.json" if path.is_dir() else path)
     name = name_or_path.rsplit("/", 1)[-1].lower()
-    entry = _by_key().get(_key(name))
+    known = _by_key().get(_key(name))
     if why := next((why for family, why in _NOT_MODELLED.items() if name.startswith(family)), None):
         raise UserError("model", name_or_path, f"cannot be simulated: {why}; choose one of {', '.join(models())}")
-    if entry is None:
+    if known is None:
         remedy = f"is not a known model; choose one of {', '.join(models())}, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
-    spec, fp8, nvfp4 = entry
+    spec, entry = _spec(known), _entries()[known]
     if "-fp4" in name or "-nvfp4" in name:
-        kept = tuple((projection, tuple(range(spec.num_layers))) for projection in nvfp4)
+        projections = entry.get("nvfp4", ATTENTION if spec.num_experts else ())
+        kept = tuple((projection, tuple(range(spec.num_layers))) for projection in projections)
         fields: dict[str, Any] = {"checkpoint_quantization": "nvfp4", "checkpoint_kept": kept}
         return spec.model_copy(update=fields)
     if spec.checkpoint_quantization != "none":
         return spec
     if "fp8" in name:
-        return spec.model_copy(update={"checkpoint_quantization": fp8})
+        return spec.model_copy(update={"checkpoint_quantization": entry.get("fp8", "fp8")})
     stored = next((packed for edition, packed in _PACKED.items() if edition in name), None)
     if stored is None:
         return spec
@@ -75,21 +75,25 @@ def hub_id(name: str) -> str:
 @cache
 def models() -> dict[str, ModelSpec]:
     """The catalogue, by name."""
-    return {name: spec_from_hf_config(entry, name) for name, entry in _entries().items()}
+    return {name: _spec(name) for name in _entries()}
+
+
+@cache
+def _spec(name: str) -> ModelSpec:
+    return spec_from_hf_config(_entries()[name], name)
 
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load(_CATALOGUE.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = bundled(_CATALOGUE)
+    return found
 
 
 @cache
-def _by_key() -> dict[str, tuple[ModelSpec, str, tuple[str, ...]]]:
-    """Every name that a model goes by, with how its fp8 edition is stored, and what its NVFP4 edition keeps."""
+def _by_key() -> dict[str, str]:
+    """The catalogue's name of every name that a model goes by."""
     return {
-        _key(known): (spec, entry.get("fp8", "fp8"), tuple(entry.get("nvfp4", ATTENTION if spec.num_experts else ())))
-        for (name, entry), spec in zip(_entries().items(), models().values(), strict=True)
-        for known in (name, entry["id"], *entry.get("also", ()))
+        _key(known): name for name, entry in _entries().items() for known in (name, entry["id"], *entry.get("also", ()))
     }
 
 

@@ -13,6 +13,7 @@ from serving.errors import UserError
 from serving.metrics import METRICS
 from traces.distribution import Distribution
 from traces.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
+from traces.saturation import Trend
 from traces.schema import arrow_schema
 from traces.slo import parse_slo
 
@@ -264,6 +265,12 @@ def test_littles_law():
     assert s["concurrency"] == pytest.approx(50 * 0.1, rel=0.05)
 
 
+@given(slope=st.floats(-9, 9), error=st.floats(0, 3), freedom=st.floats(2, 14))
+def test_a_trend_rises_where_its_interval_lies_above_zero(slope: float, error: float, freedom: float) -> None:
+    trend = Trend(slope, error, freedom)
+    assert trend.rises == (slope - trend.half > 0)
+
+
 @pytest.mark.parametrize(
     ("rate", "servers", "verdict"), [(30, 10, "STABLE"), (97, 10, "BACKLOGGED"), (150, 10, "OVERLOADED")]
 )
@@ -272,10 +279,10 @@ def test_saturation_of_a_queue_with_known_capacity(rate, servers, verdict):
     table = synthetic(6000, rate=rate, servers=servers)
     found = RunMetrics(table, waiting_steps(table)).saturation
     assert found.verdict == verdict
-    assert found.low <= found.slope <= found.high
+    assert found.trend.half >= 0
     assert found.arrival_rate == pytest.approx(rate, rel=0.05)
     if verdict == "OVERLOADED":
-        assert found.slope == pytest.approx(rate - 100, rel=0.15)
+        assert found.trend.slope == pytest.approx(rate - 100, rel=0.15)
 
 
 @pytest.mark.parametrize("service_s", [3, 10])

@@ -62,7 +62,9 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     from planning.settings import named_values
     from serving.deployments.config import load_deployment
     from tokentwin.commands.saved_answer import finish
+    from traces.without_pandas import spare_pandas
 
+    spare_pandas()
     if save is not None:
         check_free(save, force)
     for name in ("gpus", "tensor_parallel_sizes", "policies", "splits"):

@@ -72,7 +72,9 @@ def simulate(
     from serving.errors import UserError
     from serving.front_door import FrontDoor
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
+    from traces.without_pandas import spare_pandas
 
+    spare_pandas()
     check_timed(calibration, gpu)
     fleet = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
     if acceptance is not None:
