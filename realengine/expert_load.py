@@ -16,13 +16,13 @@ def experts_hit(tokens: NDArray[np.int32]) -> float:
 
 
 def expert_imbalance(tokens: NDArray[np.int32]) -> dict[int, float]:
-    """By a number of devices, 2, 4, 8, ..., that share a layer's experts evenly, in order: tokens on the busiest over
-    the mean of all."""
+    """By each number of devices, in order, that can share a layer's experts evenly: tokens on the busiest over the
+    mean of all."""
     layers, experts = tokens.shape
-    devices = experts & -experts  # the largest power of two that divides them
-    loads = tokens.reshape(layers, devices, -1).sum(axis=2) if devices < experts else tokens
-    total, found = loads.sum(axis=1), {}
-    while devices > 1:
-        found[devices] = float((loads.max(axis=1) * devices / total).mean())
-        loads, devices = loads[:, ::2] + loads[:, 1::2], devices // 2
-    return dict(sorted(found.items()))
+    total = tokens.sum(axis=1)
+
+    def of(devices: int) -> float:
+        loads = tokens.reshape(layers, devices, -1).sum(axis=2)
+        return float((loads.max(axis=1) * devices / total).mean())
+
+    return {devices: of(devices) for devices in range(2, experts + 1) if experts % devices == 0}

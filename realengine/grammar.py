@@ -18,6 +18,8 @@ from serving.errors import UserError
 
 _SHOWN = 80  # characters of what was asked for, in an error
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+ENDLESS_OBJECTS: dict[str, Any] = {"type": "array", "items": ANY_OBJECT, "minItems": 10**9}
+"""What no answer completes: for one whose length is known before."""
 
 Bits = NDArray[np.int32]
 
@@ -38,10 +40,6 @@ class Grammar:
         """Go on with `token`, which the mask allowed; whether the answer is complete, so that nothing may follow."""
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
-
-    def restart(self) -> None:
-        """Go back to the beginning."""
-        self._matcher.reset()
 
     def ahead(self, tokens: list[int]) -> int:
         """Go on with as many of `tokens` as it allows, to be taken back by `back`; how many those are."""

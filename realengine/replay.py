@@ -3,7 +3,7 @@
 The clients are those of the simulator (`serving.clients`): a request is due at its intended arrival, in a closed loop
 when another has ended, in a conversation a think time after the answer. Its times count from when it is due, so a
 stalled engine cannot hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns`
-says when it did. A structured request has the masks of any JSON object: what they cost is real, what they say is not.
+says when it did. A structured request answers with JSON objects until its recorded length.
 
 Outputs are forced, so that later turns can quote them, unless there are drafts: whether those are accepted is about
 what the model itself would say, so it is let.
@@ -24,7 +24,7 @@ from typing import Any
 
 from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine
-from realengine.grammar import ANY_OBJECT, json_grammar
+from realengine.grammar import ENDLESS_OBJECTS, json_grammar
 from realengine.hardware import describe
 from realengine.loop import drive
 from realengine.run_recorder import RunRecorder
@@ -138,8 +138,8 @@ def run_columns(
 class ReplayTexts:
     """Token ids of the requests of a workload: of their prompts, and those that their outputs are forced to.
 
-    With drafts only structured outputs are forced, because a draft is right or wrong by what the model says. Later
-    turns then quote what was said.
+    With drafts none are, because a draft is right or wrong by what the model says. Later turns quote what was
+    said.
     """
 
     def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
@@ -148,8 +148,7 @@ class ReplayTexts:
         self._made = {request.id: self._make(request) for request in workload.requests}
 
     def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
-        forces = self._forces or request.structured
-        return self._tokens.prompt(request), self._tokens.output(request) if forces else None
+        return self._tokens.prompt(request), self._tokens.output(request) if self._forces else None
 
     def of(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         """The ids of its prompt, and of its output, if that is forced; to be asked once."""
@@ -171,7 +170,7 @@ class Speakers:
     def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None) -> Request:
         """Queue a request of a workload, with token ids of its prompt and, if it is forced, of its output."""
         engine = self._engine
-        grammar = engine.grammars.make(json_grammar(ANY_OBJECT)) if arrived.structured else None
+        grammar = engine.grammars.make(json_grammar(ENDLESS_OBJECTS)) if arrived.structured else None
         request = engine.add(arrived, prompt, forced=output, grammar=grammar)
         if output is None and request.status is not Status.REJECTED:
             self._sequences[request.id] = engine.sequences[request.id]

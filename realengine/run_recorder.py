@@ -227,6 +227,7 @@ def _load(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:
     return {
         "experts_hit": experts_hit(expert_tokens),
         "expert_imbalance": list(expert_imbalance(expert_tokens).items()),
+        "expert_tokens": expert_tokens.sum(axis=0).tolist(),
     }
 
 

@@ -70,12 +70,6 @@ class TokenSequence:
         ahead = start + count - 1 - self.prompt_len  # the overlapped loop is one token ahead at most
         return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
 
-    def propose(self, drafts: list[int]) -> int:
-        """Take `drafts` for the next step to verify; how many it may. A grammar that goes by other tokens than those
-        that are forced cannot follow them."""
-        self.drafts = [] if self.grammar is not None and self._forced is not None else drafts
-        return len(self.drafts)
-
     def masks(self, drafts: int, vocab_size: int) -> tuple[Bits, ...]:
         """What the next token may be, and the one after each of so many drafts, as rows of `TokenMasks.bits`; none
         without a grammar. What follows a draft token that may not be is not sampled for anybody."""
@@ -95,10 +89,7 @@ class TokenSequence:
         self.tokens.append(token)
         stopped = token in self._stop_ids
         if self.grammar is not None and not stopped:
-            complete = self.grammar.take(sampled)
-            if complete and self._forced is not None:
-                self.grammar.restart()
-            stopped = complete and self._forced is None
+            stopped = self.grammar.take(sampled)
         if self._on_token is not None:
             stopped = self._on_token(token, logprob if self.logprobs else None) or stopped
         return stopped

@@ -83,7 +83,7 @@ class StepPlan:
     admitted         requests admitted, first or again
     decode_squares   of rows of one token, the sum of the squares of the tokens computed before
     draft_pairs      query-key pairs that the draft tokens add
-    masked_rows      rows that sample for a structured answer
+    masked_rows      rows of logits that are masked for structured answers: for the next token, and after each draft
     padding          rows of nobody, which the aggregates count
     accepted_tokens  of the draft tokens, the accepted ones, once the step is committed; and
     verified         of each draft its tokens, and how many of them were accepted
@@ -168,7 +168,7 @@ class StepPlan:
         request, start, tokens, samples, drafts = row
         self.sampled_rows += sign * samples
         if samples and request.arrived.structured:
-            self.masked_rows += sign
+            self.masked_rows += sign * (1 + drafts)
         self._amount(sign, start, tokens, drafts)
 
     def _amount(self, rows: int, start: int, tokens: int, drafts: int) -> None:

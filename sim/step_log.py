@@ -18,8 +18,8 @@ from traces.schema import STEPS
 
 _MEASURED_ONLY = (
     "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
-    "thread_ns", "speed", "experts_hit", "expert_imbalance", "draft_ns", "row_accepted", "row_proposed", "heard_ns",
-    "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
+    "thread_ns", "speed", "experts_hit", "expert_imbalance", "expert_tokens", "draft_ns", "row_accepted",
+    "row_proposed", "heard_ns", "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
 )  # fmt: skip
 _COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 _NUMBERS = _COLUMNS.index("row_ids")  # the columns before are numbers, and all others mostly null

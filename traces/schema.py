@@ -160,7 +160,9 @@ STEPS = (
         "how fast the machine was around the step: on the CPU, how often a fixed piece of the engine's work fits into "
         "1 ms of its thread; on a GPU, its clock over its highest; null if not looked at",
     ),
-    Column("masked_rows", _I32, "", "rows whose token had to keep to a grammar (structured output); null if none"),
+    Column(
+        "masked_rows", _I32, "", "tokens, and places after draft tokens, that had to keep to a grammar; null if none"
+    ),
     Column("mask_ns", _I64, "ns", "host time working out which tokens those may be, within `prepare_ns`; null if none"),
     Column(
         "experts_hit",
@@ -175,6 +177,13 @@ STEPS = (
         "",
         "tokens on the busiest device over the mean of all, mean over the layers, by the number of devices that share "
         "a layer's experts; null for dense models and on the virtual clock",
+    ),
+    Column(
+        "expert_tokens",
+        pa.list_(_I32),
+        "tokens",
+        "tokens that went to each expert, by its number, summed over the layers; null for dense models and on the "
+        "virtual clock",
     ),
     Column("draft_ns", _I64, "ns", "of the step, the time proposing drafts for the next; null without, or if virtual"),
     Column(

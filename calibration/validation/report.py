@@ -79,6 +79,7 @@ class ExpertBalance(Part):
     hit: Number = fact("experts of a layer that a step reads, mean")
     hit_even: Number = fact("the same if tokens chose evenly and independently")
     devices: tuple[DeviceLoad, ...] = fact("by number of devices", default=())
+    busiest: Number = fact("tokens of the busiest expert over the mean of all, of all steps and layers", default=None)
 
 
 class RunFigures(Part):
@@ -292,6 +293,8 @@ def _balance(experts: ExpertBalance) -> Iterator[str]:
         f"experts: a step reads {_shown(experts.hit)} of a layer's {experts.experts}; "
         f"{_shown(experts.hit_even)} if its tokens chose evenly"
     )
+    if experts.busiest is not None:
+        yield f"  busiest expert over the mean, over all steps: {_shown(experts.busiest)}"
     for load in experts.devices:
         yield (
             f"  busiest of {load.devices} devices over the mean: {_shown(load.imbalance)}; "

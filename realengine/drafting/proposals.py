@@ -32,4 +32,7 @@ def propose(
     lasts = {id for id, sequence in theirs.items() if sequence.output_len == sequence.request.arrived.output_len}
     going_on = {row.request.id for row in here if row.samples} - lasts - set(stopped)
     found = drafter.draft(here, going_on, theirs, seating)
-    return {id: theirs[id].propose(found.get(id, [])) for id in (row.request.id for row in here) if id in going_on}
+    proposed = {row.request.id: found.get(row.request.id, []) for row in here if row.request.id in going_on}
+    for id, drafts in proposed.items():
+        theirs[id].drafts = drafts
+    return {id: len(drafts) for id, drafts in proposed.items()}

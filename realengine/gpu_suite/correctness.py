@@ -24,12 +24,13 @@ from realengine.gpu_suite.kernel_cases import (
     draw_case,
     experts_case,
     invariance_case,
+    mask_case,
     norm_case,
     packed_case,
     rope_case,
     silu_case,
 )
-from realengine.kernels.attention_shapes import SHAPES, Shape
+from realengine.kernels.attention_shapes import SHAPES, WINDOWED, Shape
 
 _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
@@ -88,6 +89,8 @@ def _cases(backend: str, device: torch.device) -> Iterator[Case]:
             yield from _small_cases(backend, device)
         yield from _attention_cases(backend, shape, device, seed=10 * number)
         yield from _rope_cases(backend, shape, device)
+    shorter = WINDOWED._replace(window=512)  # than most contexts of the cases
+    yield from _attention_cases(backend, shorter, device, seed=10 * len(attention))
 
 
 def _attention_cases(backend: str, shape: Shape, device: torch.device, seed: int) -> Iterator[Case]:
@@ -129,6 +132,7 @@ def _small_cases(backend: str, device: torch.device) -> Iterator[Case]:
     for vocab in (128_256, 151_936):
         for rows in (1, 64):
             yield argmax_case(backend, rows, vocab, _BF16, device)
+            yield mask_case(backend, rows, vocab, _BF16, device)
             yield draw_case(backend, rows, vocab, _BF16, device)
     yield argmax_case(backend, 4, 49_152, _F32, device)
     yield draw_case(backend, 16, 49_152, _F32, device)
@@ -141,6 +145,9 @@ def _tiny_cases(backend: str, device: torch.device) -> Iterator[Case]:
         yield attention_case("paged_decode", backend, shape, rows, device, seed, longest=128)
         yield attention_case("paged_prefill", backend, shape, [(9, 1), (20, 20), (40, 7)], device, seed, longest=128)
         if dtype == _F32:
+            short = shape._replace(window=9)
+            yield attention_case("paged_decode", backend, short, rows, device, seed, longest=128)
+            yield attention_case("paged_prefill", backend, short, [(20, 20), (40, 7)], device, seed, longest=128)
             yield invariance_case(backend, shape, rows, device, seed)
         # The interpreter rounds to fp8 wrongly.
         exact = device.type != "cpu" or backend == "torch"
@@ -156,6 +163,7 @@ def _tiny_cases(backend: str, device: torch.device) -> Iterator[Case]:
     yield experts_case(backend, Mixture(72, 48, 6, 2, "int4"), 40, _F32, device)
     yield norm_case(backend, 2, 64, _F32, False, device)
     yield argmax_case(backend, 3, 300, _F32, device)
+    yield mask_case(backend, 3, 300, _F32, device)
     yield draw_case(backend, 9, 300, _F32, device)
 
 

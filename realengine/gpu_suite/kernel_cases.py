@@ -89,8 +89,8 @@ def attention_case(
         attention = backend_for(backend, layer_spec(shape), shape.page, device, longest).attention
         batch, kv, queries = _paged(shape, rows, attention, device, seed)
         return (
-            lambda: (attention.attend(queries, attention.plan(batch), kv),),
-            lambda out: relative_error(out[0], attended(queries, kv, batch, shape.page)),
+            lambda: (attention.attend(queries, attention.plan(batch, shape.window), kv),),
+            lambda out: relative_error(out[0], attended(queries, kv, batch, shape.page, shape.window)),
         )
 
     tokens = sum(count for _, count in rows)
@@ -112,10 +112,10 @@ def invariance_case(backend: str, shape: Shape, rows: Sequence[Row], device: tor
             need = -(-contexts[row] // shape.page)
             single.blocks[:need] = torch.from_numpy(table[starts[row] : starts[row] + need]).to(device)
             padded = single.layout.tokens
-            return attention.attend(queries[[row] * padded], attention.plan(single), kv)[0]
+            return attention.attend(queries[[row] * padded], attention.plan(single, shape.window), kv)[0]
 
         def run() -> Outputs:
-            whole = attention.attend(queries, attention.plan(batch), kv)[: len(rows)]
+            whole = attention.attend(queries, attention.plan(batch, shape.window), kv)[: len(rows)]
             return whole, torch.stack([alone(row) for row in range(len(rows))])
 
         return run, lambda out: float((out[0] != out[1]).sum())
@@ -250,6 +250,32 @@ def argmax_case(backend: str, rows: int, vocab: int, dtype: torch.dtype, device:
         return lambda: (sample(True),), error_of
 
     return Case("argmax", f"{rows} x {vocab}", dtype, 0.0, prepare)
+
+
+def mask_case(backend: str, rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Case:
+    """How many logits are not what the masks of every second row leave."""
+
+    def prepare() -> Prepared:
+        numbers = Numbers(device, vocab)
+        logits = numbers(rows, vocab, dtype=dtype)
+        samples = torch.arange(0, rows, 2, dtype=torch.int32, device=device)
+        bits = numbers(len(samples), -(-vocab // 32), dtype=torch.float32, scale=1e9).to(torch.int32)
+        ops = _ops(backend, dtype, device)
+
+        def run() -> Outputs:
+            masked = logits.clone()
+            ops.mask(masked, samples, bits)
+            return (masked,)
+
+        def error_of(out: Outputs) -> float:
+            allowed = (bits[..., None] >> torch.arange(32, device=device) & 1).flatten(1)[:, :vocab] == 1
+            wanted = logits.clone()
+            wanted[::2] = torch.where(allowed, logits[::2], -torch.inf)
+            return float((out[0] != wanted).sum())
+
+        return run, error_of
+
+    return Case("token_mask", f"{rows} x {vocab}", dtype, 0.0, prepare)
 
 
 def draw_case(backend: str, rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> Case:

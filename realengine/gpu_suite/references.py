@@ -19,8 +19,8 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
     return float(torch.stack([norm, worst]).max())
 
 
-def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int) -> Tensor:
-    """softmax(q K^T / sqrt(D)) V of every token over what it may see; `[T, heads, D]`."""
+def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int, window: int = 0) -> Tensor:
+    """softmax(q K^T / sqrt(D)) V of every token over what it may see, `window` tokens or all; `[T, heads, D]`."""
     heads, dim = queries.shape[1:]
     out = torch.empty(queries.shape, dtype=torch.float64, device=queries.device)
     names = ("query_start", "query_len", "context", "table_start")
@@ -32,7 +32,8 @@ def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int) -> Tensor:
         query = queries[first : first + count].double().unflatten(1, (-1, group))
         scores = torch.einsum("tkgd,ckd->kgtc", query, keys) * dim**-0.5
         position = torch.arange(context - count, context, device=queries.device)
-        scores.masked_fill_(at[None, :] > position[:, None], -torch.inf)
+        before = position[:, None] - at[None, :]
+        scores.masked_fill_((before < 0) | (before >= (window or context)), -torch.inf)
         out[first : first + count] = torch.einsum("kgtc,ckd->tkgd", scores.softmax(-1), values).flatten(1, 2)
     return out
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
 CEILINGS = {"copy_bytes_per_s": 2e9, "gemm_flops_per_s": 1e9, "fp8_gemm_flops_per_s": 4e9}
 KERNELS = {"paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "packed_gemm",
-           "argmax", "draw"}  # fmt: skip
+           "argmax", "draw", "token_mask"}  # fmt: skip
 
 
 # Timing

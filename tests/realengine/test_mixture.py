@@ -137,7 +137,7 @@ def test_load_statistics_are_what_counting_finds(layers: int, experts: int, toke
     counts = np.array([np.bincount(layer, minlength=experts) for layer in chosen], dtype=np.int32)
     assert experts_hit(counts) == pytest.approx(np.mean([len(set(layer)) for layer in chosen.tolist()]))
     found = expert_imbalance(counts)
-    assert list(found) == {8: [2, 4, 8], 12: [2, 4], 15: []}[experts]
+    assert list(found) == {8: [2, 4, 8], 12: [2, 3, 4, 6, 12], 15: [3, 5, 15]}[experts]
     for devices, ratio in found.items():
         busiest = [max((layer // (experts // devices) == d).sum() for d in range(devices)) for layer in chosen]
         assert ratio == pytest.approx(np.mean(busiest) * devices / tokens)

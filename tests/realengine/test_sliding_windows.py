@@ -10,13 +10,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
+from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
+from realengine.replay import record  # noqa: E402
 from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_groups import most_held  # noqa: E402
 from serving.errors import UserError  # noqa: E402
-from serving.workload import WorkloadRequest  # noqa: E402
+from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.realengine.tiny_models import save  # noqa: E402
+from traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
 WINDOW, OUTPUTS = 9, 14
@@ -114,6 +117,18 @@ def test_kv_is_bounded_by_the_window(tmp_path: Path) -> None:
         used.append(step.load.used_blocks)
     assert request.outputs == 20
     assert max(used) <= most_held(engine.deployment.scheduler, 99) == 5
+    engine.close()
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_recorded_run_is_decided_again(tmp_path: Path, drafts: bool) -> None:
+    saved("qwen3", tmp_path)
+    speculative = {"method": "ngram", "num_speculative_tokens": 3} if drafts else None
+    engine = engine_for(tmp_path, num_blocks=60, async_scheduling=True, speculative=speculative)
+    requests = [WorkloadRequest(id, 0, (("shared", 12), ("", 5 + id)), 20) for id in range(8)]
+    record(Workload(requests), engine, tmp_path / "run")
+    replayed = replay_decisions(Recording.load(tmp_path / "run"))
+    assert replayed.exact and replayed.steps > 20 and replayed.identical_requests == 8, replayed.first_difference
     engine.close()
 
 

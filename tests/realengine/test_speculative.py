@@ -338,8 +338,13 @@ def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
 # Recorded, replayed, and fed to the simulator
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(overlapped: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("speculative", "overlapped"),
+    [(NGRAM, False), (NGRAM, True), ({"model": "random:qwen3", "num_speculative_tokens": 3}, False)],
+)
+def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(
+    speculative: dict[str, Any], overlapped: bool, tmp_path: Path
+) -> None:
     spec = {
         "name": "chat",
         "seed": 4,
@@ -348,7 +353,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(overlapped: boo
         "prompt": {"kind": "lognormal", "mean": 12, "sigma": 0.6, "max": 30},
         "output": {"kind": "lognormal", "mean": 30, "sigma": 0.5, "max": 60},
     }
-    engine = engine_for(NGRAM, num_blocks=40, scheduler_reserve_full_isl=False, async_scheduling=overlapped)
+    engine = engine_for(speculative, num_blocks=40, scheduler_reserve_full_isl=False, async_scheduling=overlapped)
     workload = synthesise(parse_spec(spec, where="x"))
     record(workload, engine, tmp_path / "run")
     recording = Recording.load(tmp_path / "run")
@@ -361,9 +366,9 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(overlapped: boo
     stated = with_acceptance(config, [recording])
     found = []
     for seed in range(24):
-        speculative = stated.model_copy(update={"seed": seed})
+        drawn = stated.model_copy(update={"seed": seed})
         sink = TableSink()
-        simulated = engine.deployment.rescheduled(speculative=speculative)
+        simulated = engine.deployment.rescheduled(speculative=drawn)
         Cluster(simulated, TokenCost(1_000_000, 0, 0), sink, shares_prefixes=False).run(workload)
         found.append([sum(sink.requests[name].to_pylist()) for name in ("drafts", "draft_tokens", "accepted_tokens")])
     requests = recording.table("requests", ["drafts", "draft_tokens", "accepted_tokens"])

@@ -182,6 +182,7 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
     model, kv = Model(spec, state, torch.bfloat16, meta, ops, attention), KvCache(spec, 2, 16, torch.bfloat16, meta)
     rows = [RowInput([0] * size, 0, np.zeros(32, np.int32), 0) for size in [1] * 40 + [300]]
     step = pack(rows, 16, 64, attention.tiles).step
+    again = pack(rows[1:], 16, 64, attention.tiles).step  # of another size, for which the same graph serves
     graphs = StepGraphs(CpuDevice(False), mixed=True)
     layout = graphs.layout_for(step.layout)
     assert layout is not None
@@ -191,7 +192,10 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
         model.forward(batch.tokens, batch, kv)
     assert len(eager.names) == 10 * spec.num_layers + 7  # embedding, two plans, zeros, gathers, the last norm
     replays: list[Layout] = []
-    monkeypatch.setattr(CpuDevice, "capture", lambda self, work: lambda: replays.append(layout))
-    with counting(monkeypatch) as graph:
+    monkeypatch.setattr(CpuDevice, "capture", lambda self, work: (work(), lambda: replays.append(layout))[1])
+    with counting(monkeypatch) as captured:
         graphs.get(layout, lambda: model.forward(batch.tokens, batch, kv))()
-    assert len(graph.names) == 0 and replays == [layout]
+    assert captured.names == eager.names and replays == [layout]
+    with counting(monkeypatch) as replayed:
+        graphs.get(graphs.layout_for(again.layout), lambda: model.forward(batch.tokens, batch, kv))()
+    assert not replayed.names and replays == [layout, layout]

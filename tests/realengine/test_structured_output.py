@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from calibration.acceptance import as_accepted, with_drafts  # noqa: E402
 from calibration.steps.features import MeasuredSteps  # noqa: E402
-from calibration.validation.decision_replay import replay_decisions  # noqa: E402
+from calibration.validation.decision_replay import recorded_deployment, replay_decisions  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.grammar import json_grammar, regex_grammar  # noqa: E402
 from realengine.replay import record  # noqa: E402
@@ -139,22 +140,33 @@ def test_a_step_with_masks_is_not_overlapped(folder: Path) -> None:
     assert any(step.plan.lag for step in steps)
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_a_recorded_run_is_decided_again_and_its_masks_have_a_price(
-    folder: Path, tmp_path: Path, overlapped: bool
+    folder: Path, tmp_path: Path, overlapped: bool, drafts: int
 ) -> None:
     requests = [WorkloadRequest(id, 0, (("", 20),), 15, structured=id % 2 == 0) for id in range(8)]
-    engine = engine_for(folder, async_scheduling=overlapped)
+    speculative = {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None
+    engine = engine_for(folder, async_scheduling=overlapped, speculative=speculative)
     record(Workload(requests), engine, tmp_path / "run")
     recording = Recording.load(tmp_path / "run")
     assert list(recording.workload().requests) == requests
+    assert recording.requests["output_tokens"].to_pylist() == [15] * 8
     replayed = replay_decisions(recording)
     assert replayed.identical == replayed.steps and replayed.exact
-    table = recording.table("steps")
-    assert sum(filter(None, table["masked_rows"].to_pylist())) == 4 * 15
-    measured = MeasuredSteps([table])
+    steps = recording.steps
+    rows = zip(*(steps[name].combine_chunks().flatten().to_pylist() for name in ("row_ids", "row_tokens")), strict=True)
+    masked = sum(filter(None, steps["masked_rows"].to_pylist()))
+    assert masked == sum(tokens for id, tokens in rows if id % 2 == 0) - 4 * 20 + 4  # a prompt has one
+    assert (masked > 4 * 15) == (drafts > 0)
+    measured = MeasuredSteps([steps])
     assert measured.mask_ns is not None and measured.mask_ns > 0
-    assert measured.mask_ns * 60 == pytest.approx(sum(filter(None, table["mask_ns"].to_pylist())))
+    assert measured.mask_ns * masked == pytest.approx(sum(filter(None, steps["mask_ns"].to_pylist())))
+    simulated, workload = TableSink(), with_drafts(recording.workload(), recording)
+    Cluster(
+        as_accepted(recorded_deployment(recording), [recording]), TokenCost(10**6, 0, 0), simulated, tokens=True
+    ).run(workload)
+    assert sum(filter(None, simulated.steps["masked_rows"].to_pylist())) == masked
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

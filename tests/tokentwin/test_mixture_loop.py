@@ -43,6 +43,9 @@ def test_what_experts_got_is_recorded_and_held_against_the_assumption(tmp_path: 
     assert found is not None and (found.steps, found.experts, found.topk) == (len(real), 16, 4)
     assert found.hit == pytest.approx(hit.mean())
     assert found.hit_even == pytest.approx(experts_touched(16, 4, tokens).mean())
+    load = np.array(real["expert_tokens"].to_pylist())
+    assert (load.sum(axis=1) == 4 * tokens * engine.spec.moe_layers).all() and load.shape[1] == 16
+    assert found.busiest == pytest.approx(load.sum(axis=0).max() / load.sum(axis=0).mean())
     assert [load.devices for load in found.devices] == [2, 4, 8, 16]
     for load in found.devices:
         measured = [dict(step)[load.devices] for step in real["expert_imbalance"].to_pylist()]
