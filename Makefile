@@ -33,9 +33,10 @@ PYTEST := $(BIN)/python -m pytest -n 2
 check: lint types
 	$(PYTEST) --dist worksteal --fast
 
-# A file stays whole, with what its tests share, and the longest come first, so that both workers end together.
+# A file stays whole, with what its tests share, and the longest come first, so that all workers end together.
+# There are three of them, because tests of servers and browsers wait.
 test: lint types
-	$(PYTEST) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
 test-long: setup
 	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or statistical or deep"

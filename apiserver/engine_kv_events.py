@@ -14,8 +14,9 @@ from realengine.engine import Engine
 from serving.request import Request
 
 
-class EngineKvEvents:
+class EngineKvEvents(KvPublisher):
     """Those of the engine at `place`. What was `begun_again` is a new engine: it says first that its cache is empty.
+    The engine's thread calls `follow` and `take`, the other what publishes.
 
     Raises UserError if its endpoints cannot be had.
     """
@@ -23,11 +24,9 @@ class EngineKvEvents:
     def __init__(
         self, settings: KvEventSettings, place: int, topic: str, poller: zmq.Poller, begun_again: bool = False
     ) -> None:
+        super().__init__(settings, place, topic, zmq.Context.instance(), poller)
         self._settings = settings
         self._begun_again = begun_again
-        self._publisher = KvPublisher(settings, place, topic, zmq.Context.instance(), poller)
-
-    # On the engine's thread
 
     def follow(self, engine: Engine) -> None:
         """From now on; it has had no request yet. Raises UserError if it has no prefix cache."""
@@ -43,14 +42,3 @@ class EngineKvEvents:
     def take(self) -> bytes | None:
         """What has happened since the last; None if nothing has."""
         return self._events.take(time())
-
-    # On the other
-
-    def publish(self, batch: bytes) -> None:
-        self._publisher.publish(batch)
-
-    def replay(self) -> None:
-        self._publisher.replay()
-
-    def close(self) -> None:
-        self._publisher.close()

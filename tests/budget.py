@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 # No deadline: what takes a millisecond takes a second on a machine that does twenty things at once.
 _COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 settings.register_profile("fast", _COMMON, max_examples=10, derandomize=True)
-settings.register_profile("default", _COMMON, max_examples=50, derandomize=True)
+settings.register_profile("default", _COMMON, max_examples=30, derandomize=True)
 settings.register_profile("long", _COMMON, max_examples=2000, derandomize=False, print_blob=True)
 settings.load_profile("default")
 

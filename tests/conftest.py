@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-# Each of two workers has a core; threads of torch that wait for one another would take it from the other.
+# Workers share two cores: threads of torch that wait for one another would take them from the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tests.budget  # noqa: F401

@@ -185,8 +185,6 @@ def page(found: dict[str, Any]) -> str:
                 columns = [column for column in rows[0] if column not in ("kind", "model")]
                 cells = ([row.get(column, "-") for column in columns] for row in rows)
                 text += ["", f"## {rows[0]['model']}: {kind}", "", *_table(columns, cells)]
-    if "transformers" in real:
-        text += ["", "## transformers' continuous batching", "", *_table(("", ""), real["transformers"].items())]
     verdicts = [(row["scenario"], row.get("verdict") or row.get("failed")) for row in real.get("validation", [])]
     if verdicts:
         text += ["", "## The twin against these runs", "", *_table(("scenario", "verdict"), verdicts)]

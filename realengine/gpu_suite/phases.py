@@ -22,7 +22,6 @@ from realengine.gpu_suite.correctness import check_kernels
 from realengine.gpu_suite.end_to_end import check_engines
 from realengine.gpu_suite.engine_benchmark import benchmark
 from realengine.gpu_suite.kernel_grid import kernel_grid, write_grid
-from realengine.gpu_suite.peer import peer_throughput
 from realengine.gpu_suite.precompile import precompile
 from realengine.gpu_suite.recorded_runs import record_runs
 from realengine.gpu_suite.recordings import pack, unpack
@@ -121,13 +120,6 @@ def _kernel_table(work: Work) -> None:
     write_grid(found.get("kernels", []), work.out / "kernels.parquet", found.get("environment", {}))
 
 
-def peer(work: Work) -> None:
-    model, sizes = work.sizes.small.model.removeprefix("random:"), work.sizes
-    workload = (sizes.benchmark["requests"], sizes.benchmark["longest"], sizes.peer_requests)
-    found = peer_throughput(model, sizes.small.dtype, sizes.device, *workload, sizes.dry_run, seconds=work.left())
-    work.results.set("transformers", {"model": model, **found})
-
-
 def validation(work: Work) -> None:
     """Needs nothing but the archives: it may run later, on another machine."""
     recordings = unpack(work.out, work.scratch / "validated")
@@ -153,8 +145,7 @@ PHASES = (
     Phase("large", 0.8, large),
     Phase("runs", 1.9, runs),
     Phase("kernels", 0.9, kernels, after=_kernel_table),
-    Phase("peer", 0.4, peer),
-    Phase("validation", 0.4, validation),
+    Phase("validation", 0.8, validation),
 )
 GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end_to_end", "decode")}
 

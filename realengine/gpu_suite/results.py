@@ -20,10 +20,6 @@ class Results:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self._path.unlink(missing_ok=True)
-
     def set(self, name: str, value: Any) -> None:
         self._append({"name": name, "value": value})
 

@@ -12,7 +12,6 @@ class Sizes(NamedTuple):
     run_seconds       arrivals of one recorded run
     run_longest       tokens of its longest request: few enough to end soon after the arrivals
     benchmark         shapes of the engine benchmark
-    peer_requests     of the benchmark's requests, those the peer runs
     """
 
     dry_run: bool
@@ -22,7 +21,6 @@ class Sizes(NamedTuple):
     run_seconds: float
     run_longest: int
     benchmark: dict[str, Any]
-    peer_requests: int
 
 
 def gpu_sizes() -> Sizes:
@@ -48,7 +46,6 @@ def gpu_sizes() -> Sizes:
             "requests": 256,
             "longest": 1024,
         },
-        peer_requests=64,
     )
 
 
@@ -74,5 +71,4 @@ def dry_sizes() -> Sizes:
             "requests": 6,
             "longest": 16,
         },
-        peer_requests=2,
     )

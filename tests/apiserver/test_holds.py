@@ -71,12 +71,15 @@ def test_limits_of_one_server(tmp_path):
         too_many_are_sent_away(server)
         what_takes_too_long_ends(server)
         half_a_body_is_told(server)
+        for name in ("mine-7", "n" * 200):
+            server.ask("POST", "/v1/completions", {"prompt": "Hello", "max_tokens": 1}, X_Request_Id=name)
         assert answered(server)
         assert "Access-Control-Allow-Origin" not in server.ask("GET", "/v1/models", None, Origin="http://a").headers
         assert "Traceback" not in server.said
     rows = Recording.load(recorded).requests.to_pylist()
     gone = {row["reason"] for row in rows if row["status"] == "cancelled"}
     assert gone == {"its client went away", "it failed: the request took longer than this server allows"}
+    assert {row["client_id"] for row in rows} == {"", "mine-7"}, "what its client calls a request is recorded"
     assert_gone_within_one_step(Recording.load(recorded))
 
 

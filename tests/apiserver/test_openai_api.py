@@ -206,3 +206,11 @@ def test_an_id_of_the_clients_is_repeated_if_it_is_fit(server):
     body = {"prompt": "Hello", "max_tokens": 1}
     assert server.ask("POST", "/v1/completions", body, X_Request_Id="mine-1").document["id"] == "mine-1"
     assert server.ask("POST", "/v1/completions", body, X_Request_Id="\x80\xff").document["id"].startswith("cmpl-")
+
+
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_nobody_gets_token_ids_unasked(server, ask):
+    assert "token_ids" not in getattr(server, ask)().choice
+    assert all(
+        "token_ids" not in choice for event in getattr(server, ask)(stream=True).events for choice in event["choices"]
+    )

@@ -85,7 +85,7 @@ def test_all_of_vllms_metrics_are_there_and_move(server):
     scraped = until(lambda: moved(server))
     assert set(families(server.ask("GET", "/metrics").body)) == set(VLLM) | OURS
     assert scraped.engines() == {"0", "1"}
-    assert scraped["prefix_cache_hits_total"] > 0 and scraped["num_requests_running"] > 0
+    assert scraped["prefix_cache_hits_total"] > 0
     lateness = families(server.ask("GET", "/metrics").body)["tokentwin:lateness_seconds"].samples
     assert families(server.ask("GET", "/metrics").body)["tokentwin:recording"].samples[0].value == 1
     told = next(sample.value for sample in lateness if sample.name.endswith("_count"))
@@ -94,7 +94,8 @@ def test_all_of_vllms_metrics_are_there_and_move(server):
 
 def moved(server):
     scraped = Scraped(server.ask("GET", "/metrics").body)
-    return scraped if scraped["request_success_total", "finished_reason=length"] > 2 * STREAMS else None
+    enough = scraped["request_success_total", "finished_reason=length"] > 2 * STREAMS
+    return scraped if enough and scraped["num_requests_running"] > 0 else None
 
 
 @needs_promtool

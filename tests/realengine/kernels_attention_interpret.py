@@ -163,7 +163,7 @@ MULTIPROCESSORS = st.sampled_from((1, 3, 16, 132))
 @examples(0.1)
 @given(
     st.sampled_from(SHAPES),
-    st.lists(st.sampled_from((1, 15, 64, 65, 130, 300)), min_size=1, max_size=4),
+    st.lists(st.sampled_from((1, 15, 64, 65, 130, 200)), min_size=1, max_size=3),
     st.integers(0, 2),
     MULTIPROCESSORS,
     st.booleans(),
@@ -281,10 +281,10 @@ def a_chunk_over_past() -> None:
 def invariance() -> None:
     """With fixed splits a row's result is the same bit for bit, alone and in any place of any batch."""
     shape = Shape(6, 2, 64, 16, torch.float32, torch.float32)
-    batch = batch_of(shape, [(200, 1), (1, 1), (77, 1), (300, 1)], seed=9)
+    batch = batch_of(shape, [(140, 1), (1, 1), (77, 1), (200, 1)], seed=9)
     whole = poisoned(batch, shape.dtype)
     run_decode(shape, batch, 4, 132, whole, fixed=True)
-    for chosen in ([3], [2, 0, 3]):
+    for chosen in ([3], [2, 0]):
         part = batch._replace(
             queries=batch.queries[chosen],
             context=batch.context[chosen],

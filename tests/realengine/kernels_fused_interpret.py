@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from realengine.gpu_suite.references import distance_from_draw, normalised
 from realengine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_fp8
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
@@ -22,11 +23,6 @@ def close(out: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
     relative, worst = float(error.norm() / expected.norm()), float(error.abs().max() / expected.abs().max())
     print(f"{what}: {relative:.1e} of the norm, {worst:.1e} of the largest at worst")
     assert max(relative, worst) <= TOLERANCE[dtype], what
-
-
-def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension, from the definition, in float64."""
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def norms() -> None:
@@ -153,38 +149,13 @@ def greedy() -> None:
     assert argmax(flat, torch.full((1,), -1, dtype=torch.int32)).tolist() == [0]
 
 
-def kept_mass(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """Probabilities, in float64, of what the limits keep; zero elsewhere. From the definition, by sorting."""
-    scaled = (logits.double() - logits.double().max()) / temperature
-    if 0 < top_k < len(scaled):
-        scaled = torch.where(scaled >= scaled.sort(descending=True).values[top_k - 1], scaled, -torch.inf)
-    mass = torch.softmax(scaled, dim=0)
-    if top_p < 1:
-        ordered = mass.sort(descending=True).values
-        reached = ordered[int((ordered.cumsum(0) < top_p).sum().clamp(max=len(mass) - 1))]
-        mass = torch.where(mass >= reached, mass, 0.0)
-    return mass / mass.sum()
-
-
-def holds(logits: Tensor, temperature: float, top_k: int, top_p: float, uniform: float, token: int) -> None:
-    """`token` is kept, and its share of the cumulative mass contains `uniform`, within 1e-4."""
-    what = (logits.dtype, len(logits), temperature, top_k, top_p, uniform, token)
-    if temperature == 0:
-        assert token == logits.tolist().index(logits.max()), what
-        return
-    mass = kept_mass(logits, temperature, top_k, top_p)
-    assert mass[token] > 0, what
-    reached = mass.cumsum(0)[token]
-    assert reached - mass[token] - 1e-4 <= uniform <= reached + 1e-4, (what, float(reached))
-
-
 def drawn(logits: Tensor, rows: list[tuple[float, int, float, float]]) -> list[int]:
     """A token for each of `rows`, which are temperature, top-k, top-p and uniform."""
     out = torch.full((len(rows),), -1, dtype=torch.int32)
     heat, k, p, u = (torch.tensor(column) for column in zip(*rows, strict=True))
     tokens = draw(logits, heat, k.int(), p, u, out).tolist()
     for row, how, token in zip(logits, rows, tokens, strict=True):
-        holds(row, *how, token)
+        assert distance_from_draw(row, how, token) <= 1e-4, (row.dtype, len(row), how, token)
     return tokens
 
 

@@ -187,7 +187,6 @@ def test_operations_are_timed_on_demand_and_add_up() -> None:
 @pytest.mark.parametrize(
     ("model", "overlapped", "experts"),
     [
-        ("qwen2", True, False),
         ("mixtral", False, False),
         ("qwen2-moe", True, True),
     ],

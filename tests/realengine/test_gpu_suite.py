@@ -24,7 +24,6 @@ from realengine.gpu_suite.engine_benchmark import (
     usual_workload,
 )
 from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
-from realengine.gpu_suite.peer import peer_throughput
 from realengine.gpu_suite.phases import GROUPS, PHASES, chosen
 from realengine.gpu_suite.recorded_runs import pace_of, record_runs
 from realengine.gpu_suite.results import Results, load
@@ -73,7 +72,7 @@ sys.exit(main())
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     out = tmp_path_factory.mktemp("suite")
-    command = [sys.executable, "-c", FEWER_PROCESSES, "--out", out, "--minutes", "600", "--dry-run", "--skip", "peer"]
+    command = [sys.executable, "-c", FEWER_PROCESSES, "--out", out, "--minutes", "600", "--dry-run"]
     return out, subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
@@ -83,7 +82,7 @@ def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.Complete
     found = load(out)
     for name in ("environment", "correctness", "end_to_end", "kernels", "runs", "engine_large", "engine_small"):
         assert found[name], name
-    assert all(f"{phase.name}_seconds" in found for phase in PHASES if phase.name != "peer")
+    assert all(f"{phase.name}_seconds" in found for phase in PHASES)
     assert found["environment"]["dry_run"] is True
     assert all(row["ok"] for row in found["correctness"] + found["end_to_end"])
     assert {row["ceiling"] for row in found["ceilings"]} >= {"copy_bytes_per_s", "gemm_flops_per_s"}
@@ -186,7 +185,7 @@ def test_faults_are_named() -> None:
     wrong = {
         "correctness": [{"kernel": "k", "case": "c", "ok": False, "error": 0.5}, {"kernel": "k", "ok": True}],
         "runs_failed": "OutOfMemoryError: x",
-        "peer_failed": None,
+        "kernels_failed": None,
         "end_to_end": [{"kernel": "engine", "case": "float32: logits", "error": 1.4, "limit": 1e-3, "ok": False}],
         "precompile": [{"kernel": "k", "seconds": 1.0}, {"failed": "TypeError: x"}],
         "validation": [{"scenario": "s", "failed": None, "decisions": 10, "decisions_identical": 9, "rows": []}],
@@ -226,8 +225,8 @@ def test_smoke_is_a_part_of_the_phases() -> None:
     assert [phase.name for phase in chosen("smoke", "")] == list(GROUPS["smoke"])
     assert sum(phase.minutes for phase in chosen("smoke", "")) <= 3
     assert sum(phase.minutes for phase in PHASES) == pytest.approx(8)
-    assert [phase.name for phase in chosen("peer,smoke", "end_to_end,decode,ceilings")] == [
-        "environment", "precompile", "correctness", "peer",
+    assert [phase.name for phase in chosen("validation,smoke", "end_to_end,decode,ceilings")] == [
+        "environment", "precompile", "correctness", "validation",
     ]  # fmt: skip
 
 
@@ -239,7 +238,7 @@ def test_smoke_is_a_part_of_the_phases() -> None:
         (("--minutes", "8"), "no CUDA device"),
         (("--dry-run", "--only", "smoke,decoding"), "phase decoding: does not exist; choose from smoke, environment"),
         (("--dry-run", "--skip", "nothing"), "phase nothing: does not exist"),
-        (("--dry-run", "--only", "peer", "--skip", "peer"), "no phase is left"),
+        (("--dry-run", "--only", "runs", "--skip", "runs"), "no phase is left"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -311,17 +310,6 @@ def test_a_run_cut_short_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
     assert [run["run"] for run in runs] == ["roomy-1", "roomy-2", "kv-tight-1"]
     assert engine.deployment.scheduler == whole
     engine.close()
-
-
-@pytest.mark.deep
-def test_a_peer_runs_the_same_workload() -> None:
-    found = peer_throughput("qwen3", "float32", "cpu", 6, 16, 2, True, seconds=600.0)
-    assert found["output_tokens_per_s"] > 0, found
-
-
-def test_a_peer_is_ended_when_its_time_is_up() -> None:
-    found = peer_throughput("qwen3", "float32", "cpu", 6, 16, 2, True, seconds=0.0)
-    assert "not done in the 0 s" in found["failed"] and found["handicap"]
 
 
 def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
