@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import TRITON_NAME, shaped
+from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.to_fp8 import to_fp8
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ _ELEMENTS_PER_THREAD = 8  # one 16-byte load of a 16-bit dtype
 
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, normed, scales, eps, SIZE: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr):
+def _add_rms_norm(
+    x, residual, weight, normed, scales, eps, SIZE: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, triton.next_power_of_2(SIZE))
     held = columns < SIZE
@@ -65,8 +71,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8:
     kept = x if residual is None else residual
     warps = min(max(triton.next_power_of_2(size) // (32 * _ELEMENTS_PER_THREAD), 1), 16)
     _add_rms_norm[(tokens,)](
-        x, kept, weight, normed, scales, eps, size, residual is not None, fp8, num_warps=warps, num_stages=1
-    )
+        x, kept, weight, normed, scales, eps, size, residual is not None, fp8,
+        **dependent_launch(x.device), num_warps=warps, num_stages=1,
+    )  # fmt: skip
     return normed, scales
 
 
@@ -82,4 +89,4 @@ def specialisations() -> Iterator["Specialisation"]:
         launch = partial(_launch, x, x if add else None, x[0], 1e-5, fp8)
         kind = f"{'' if add else ', no residual'}{', to fp8' if fp8 else ''}"
         name = f"add_rms_norm {size} {TRITON_NAME[dtype]}{kind}"
-        yield Specialisation(name, _add_rms_norm, launch, 64, ("ld.global.v4.b32",))
+        yield Specialisation(name, _add_rms_norm, launch, 64, ("ld.global.v4.b32", "griddepcontrol"))

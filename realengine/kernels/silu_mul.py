@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import TRITON_NAME, shaped
+from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.to_fp8 import to_fp8
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ _BLOCK = 1024  # with 4 warps, one 16-byte load each of gate and up by a thread
 
 
 @triton.jit
-def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = columns < SIZE
@@ -35,12 +38,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, both = gate_up.shape
     size = both // 2
     out = gate_up.new_empty(tokens, size)
-    _silu_mul[(tokens, triton.cdiv(size, _BLOCK))](gate_up, out, size, _BLOCK, num_warps=4, num_stages=1)
+    grid = tokens, triton.cdiv(size, _BLOCK)
+    _silu_mul[grid](gate_up, out, size, _BLOCK, **dependent_launch(out.device), num_warps=4, num_stages=1)
     return out
 
 
 @triton.jit
-def _silu_mul_fp8(gate_up, rows, scales, SIZE: tl.constexpr):
+def _silu_mul_fp8(gate_up, rows, scales, SIZE: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, triton.next_power_of_2(SIZE))
     held = columns < SIZE
@@ -60,7 +66,9 @@ def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     rows = gate_up.new_empty(tokens, both // 2, dtype=torch.float8_e4m3fn)
     scales = gate_up.new_empty(tokens, 1, dtype=torch.float32)
     warps = min(max(triton.next_power_of_2(both // 2) // (32 * _ELEMENTS_PER_THREAD), 1), 16)
-    _silu_mul_fp8[(tokens,)](gate_up, rows, scales, both // 2, num_warps=warps, num_stages=1)
+    _silu_mul_fp8[(tokens,)](
+        gate_up, rows, scales, both // 2, **dependent_launch(rows.device), num_warps=warps, num_stages=1
+    )
     return rows, scales
 
 
@@ -68,7 +76,7 @@ def specialisations() -> Iterator["Specialisation"]:
     """For Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     from realengine.kernels.aot import Specialisation
 
-    bf16, expects = torch.bfloat16, ("ld.global.v4.b32",)
+    bf16, expects = torch.bfloat16, ("ld.global.v4.b32", "griddepcontrol")
     for size, dtype in [(1536, bf16), (3072, bf16), (14336, bf16), (14336, torch.float16)]:
         launch = partial(silu_mul, shaped(1, 2 * size, dtype=dtype))
         yield Specialisation(f"silu_mul {size} {TRITON_NAME[dtype]}", _silu_mul, launch, 64, expects)
