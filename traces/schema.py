@@ -178,13 +178,6 @@ STEPS = (
         "tokens on the busiest device over the mean of all, mean over the layers, by the number of devices that share "
         "a layer's experts; null for dense models and on the virtual clock",
     ),
-    Column(
-        "expert_tokens",
-        pa.list_(_I32),
-        "tokens",
-        "tokens that went to each expert, by its number, summed over the layers; null for dense models and on the "
-        "virtual clock",
-    ),
     Column("draft_ns", _I64, "ns", "of the step, the time proposing drafts for the next; null without, or if virtual"),
     Column(
         "row_accepted",
@@ -220,6 +213,13 @@ STEPS = (
     ),
     Column("kv_attempts_in_flight", pa.list_(_I32), "", "steps under way at each of `kv_attempts`; else null"),
     Column("longest_free_blocks", _I64, "blocks", "longest run of free KV blocks, after planning; null if KV is paged"),
+    Column(
+        "expert_tokens",
+        pa.list_(_I32),
+        "tokens",
+        "tokens that went to each expert, by its number, summed over the layers; null for dense models and on the "
+        "virtual clock",
+    ),
 )
 
 DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}
