@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
 
-.PHONY: setup demo check test test-long lint types format clean
+.PHONY: setup core wheel demo check test test-pure test-long lint types format clean
 
 setup: $(STAMP)
 
@@ -16,7 +16,17 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[engine,server,dashboard,dev]'
+	$(BIN)/python compile_core.py || true
 	touch $(STAMP)
+
+# The hot modules of the simulator compiled from the same source, if there is a C compiler. It says which core you got.
+# Changed sources run in pure Python until `make core` is run again.
+core: setup
+	$(BIN)/python compile_core.py
+
+# For this Python and platform if there is a compiled core; else (`make clean`) for any.
+wheel: setup
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 demo: setup
 	$(BIN)/tokentwin demo
@@ -38,6 +48,11 @@ check: lint types
 test: lint types
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
+# What the compiled core must not change, without it: its modules are plain Python, too.
+test-pure: setup
+	TOKENTWIN_PURE=1 $(PYTEST) --dist worksteal --fast
+	TOKENTWIN_PURE=1 $(PYTEST) -m pure
+
 test-long: setup
 	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or statistical or deep"
 
@@ -53,4 +68,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs serving/_compiled build dist

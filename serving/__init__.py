@@ -2,3 +2,5 @@
 
 Pure Python: never imports torch, simpy, or any other package of this project.
 """
+
+import serving.compiled_core  # noqa: F401  # decides which other modules are compiled

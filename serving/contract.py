@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn, cast
 
+from mypy_extensions import mypyc_attr
+
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
 from serving.kv.external import ExternalKv, ExternalScheduler, connect
@@ -29,6 +31,7 @@ class Breach(UserError):
         super().__init__("policy", policy, what)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Contract:
     """The calls of a loop to `scheduler`, which must keep to `limits`. Raises `Breach` where it does not.
 

@@ -106,6 +106,12 @@ class DecodeSet:
         """Members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
         return self._phases[-(self.clock + after) % self.block_size]
 
+    def crossing_by_tick(self) -> list[int]:
+        """How many members cross into a new block at each of the next `block_size` ticks; then it begins anew."""
+        members = list(map(len, self._phases))
+        now = -self.clock % self.block_size  # phases go by downwards
+        return [*members[now::-1], *members[:now:-1]]
+
     def crossings(self, steps: int) -> int:
         """How many times a member will cross into a new block in `steps` more ticks."""
         rounds, rest = divmod(steps, self.block_size)

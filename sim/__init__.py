@@ -2,3 +2,5 @@
 
 Never imports torch or the real engine. Time is integer nanoseconds.
 """
+
+import serving  # noqa: F401  # its compiled core has modules of this package, too

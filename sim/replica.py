@@ -8,31 +8,25 @@ been stepping all along.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+from collections.abc import Callable
 from math import prod
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from serving.contract import Contract
 from serving.cost_model import CostModel
-from serving.decode_set import DecodeSet
 from serving.deployments.kv_groups import kv_tokens
 from serving.kv.contiguous_pool import longest_free
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status
-from serving.step_plan import StepPlan, by_admission
+from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.leap import Leap
 from sim.pace import paced
 from sim.pipeline import Pipeline
 from sim.run_log import RunLog
 from sim.shared_network import SharedNetwork
-from sim.step_log import SteadySteps
 
 
 class LoadListener(Protocol):
@@ -91,9 +85,7 @@ class Replica:
         self._alarm: Alarm | None = None  # the next thing this replica does
         self._hold: Alarm | None = None  # when it begins with fewer requests than its policy would like
         self.held_until: Callable[[int], int] | None = None  # if given, when that is, if they are held from then on
-        self._leap_ends: list[int] = []  # ends of the steps of the leap under way
-        self._leap_began_ns = self._leap_cpu_ns = 0  # when the first of these is planned, and how long each takes to
-        self._leap_turns: list[int] = []  # and when the one after each is planned, whatever has ended by then taken in
+        self._leap: Leap | None = None  # what is under way
         self._withdrawals = False  # whether steps in flight may hold rows of requests that have ended
 
     # What routers and autoscalers see
@@ -109,7 +101,7 @@ class Replica:
 
         Only the end of a request ever lowers it. Tokens that requests share are counted for each.
         """
-        ended = bisect_right(self._leap_turns, self._clock.now_ns) if self._leap_ends else 0
+        ended = 0 if self._leap is None else self._leap.ended(self._clock.now_ns)
         return self._known_tokens + ended * len(self.scheduler.decodes.members)
 
     @property
@@ -121,9 +113,9 @@ class Replica:
         """KV blocks referenced, those of the step under way included."""
         pool = self.scheduler.pool
         ahead = 0
-        if self._leap_ends:
+        if self._leap is not None:
             # The step that ends now has ended, and the next is not planned yet.
-            planned = bisect_right(self._leap_turns, self._clock.now_ns - 1) + 1
+            planned = self._leap.ended(self._clock.now_ns - 1) + 1
             ahead = pool.ahead(self.scheduler.decodes, planned)
         return pool.total - pool.free + ahead
 
@@ -131,8 +123,7 @@ class Replica:
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1) -> Request:
         """A request is routed here, now."""
-        if self._leap_ends:
-            self._end_leap()
+        self._end_leap()
         request = self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
         self._accept(request)
@@ -143,8 +134,7 @@ class Replica:
 
         `prefilled` is what a prefill replica did of it.
         """
-        if self._leap_ends:
-            self._end_leap()
+        self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs)
         self._log.taken_over(self.index, prefilled, request)
         self._accept(request)
@@ -165,8 +155,7 @@ class Replica:
 
     def withdraw(self, request: Request) -> None:
         """Drop a request that has not ended. The step it may be part of runs on without it."""
-        if self._leap_ends:
-            self._end_leap()
+        self._end_leap()
         self._policy.abort(request.id)
         self._withdrawals = bool(self._launched)
         self._lighten(request)
@@ -196,15 +185,13 @@ class Replica:
 
     def _wake(self) -> None:
         """What is about to change may be what somebody waits for: plan when everything of this moment has happened."""
-        if self._leap_ends:
-            self._end_leap()
+        self._end_leap()
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     def crash(self) -> list[Request]:
         """Stop for ever; the requests that were here, in the order in which they came."""
-        if self._leap_ends:
-            self._end_leap()  # its whole steps count
+        self._end_leap()  # its whole steps count
         self._alarm = self._hold = None
         self._launched.clear()
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
@@ -226,8 +213,7 @@ class Replica:
         self._change_pace()
 
     def _change_pace(self) -> None:
-        if self._leap_ends:
-            self._end_leap()
+        self._end_leap()
         self._cost = paced(self._own_cost, prod(sorted(self._slowed)))
         if self._pipeline:
             self._pipeline.price_by(self._cost)
@@ -245,7 +231,7 @@ class Replica:
         policy, launched = self._policy, self._launched
         while len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
             if self._leaps and (steps := policy.steady_steps()) > 1 and not self._waits_for_network:
-                self._leap(steps, now)
+                self._begin_leap(steps, now)
                 return
             plan = policy.schedule()
             if plan.preempted:
@@ -350,107 +336,65 @@ class Replica:
         """Whether each step to be kept waits for others' as they are then."""
         return self.network is not None and self._log.keeps_steps
 
-    def _leap(self, steps: int, now: int) -> None:
-        decodes = self.scheduler.decodes
+    def _begin_leap(self, steps: int, now: int) -> None:
+        decodes, launched = self.scheduler.decodes, self._launched
         rows = len(decodes.members)
         durations = self._cost.decode_run_ns(rows, decodes.context, decodes.squares, steps)
         if self.network is not None:
             durations = list(durations)
             more_ns = self.network.wait_ns(rows, durations[0])
             durations = [ns + more_ns for ns in durations]
-        if self._launched:
-            self._overlap(durations, self._cost.cpu_ns(self._launched[0][0]), now)
-        else:
-            self._leap_ends = self._leap_turns = list(accumulate(durations, initial=now))
-            del self._leap_ends[0]
-        if self._log.keeps_steps:
-            self._leap_began_ns = now
-            self._leap_cpu_ns = self._cost.cpu_ns(StepPlan.of(decode_rows=rows, sampled_rows=rows))
+        cpu_ns = 0
+        if launched or self._log.keeps_steps:
+            plan = launched[0][0] if launched else StepPlan.of(decode_rows=rows, sampled_rows=rows)
+            cpu_ns = self._cost.cpu_ns(plan)
             self._log.step_log.leaps(self.index, now)
-        self._set(self._leap_turns[-1], STEP_ENDS + self.index, self._land)
-
-    def _overlap(self, durations: Iterable[int], cpu_ns: int, now: int) -> None:
-        """Each step begins when it has been planned and the one before has ended; then the next is planned."""
-        self._leap_turns, self._leap_ends = turns, ends = [], []
-        end = self._launched[0][1]
-        for duration in durations:
-            now = max(now + cpu_ns, end)
-            end = now + duration - cpu_ns
-            turns.append(now)
-            ends.append(end)
+        self._leap = Leap(durations, now, cpu_ns, launched[0][1] if launched else None)
+        self._set(self._leap.turns_ns[-1], STEP_ENDS + self.index, self._land)
 
     def _land(self, alarm: Alarm) -> None:
-        if alarm is not self._alarm:
+        leap = self._leap
+        if alarm is not self._alarm or leap is None:
             return
-        ends, self._leap_ends = self._leap_ends, []
+        self._leap = None
         self._log.step_log.lands(self.index)
-        finished = self._skip(ends)
+        finished = self._skip(leap, len(leap.ends_ns))
         now = self._clock.now_ns
         for request in finished:
             self._end(request, now)
         self._plan_after_arrivals(now)
 
-    def _skip(self, ends: list[int]) -> list[Request]:
-        """As many steps of a leap have been planned, and as many have returned; the requests that finished."""
-        self._last_end_ns = ends[-1]
-        self._known_tokens += len(ends) * len(self.scheduler.decodes.members)
-        steady = self._steady(ends) if self._log.keeps_steps else None
-        finished = self._policy.skip(len(ends))
-        self._log.leapt(self.index, ends, steady)
+    def _skip(self, leap: Leap, steps: int) -> list[Request]:
+        """So many steps of `leap` have been planned, and as many have returned; the requests that finished."""
+        self._last_end_ns = leap.ends_ns[steps - 1]
+        self._known_tokens += steps * len(self.scheduler.decodes.members)
+        self._log.leapt(self.index, self.scheduler, leap, steps)
+        finished = self._policy.skip(steps)
         if self._launched:
-            self._launched[0] = self._launched[0][0], ends[-1]
+            self._launched[0] = self._launched[0][0], self._last_end_ns
         return finished
-
-    def _steady(self, ends: list[int]) -> SteadySteps:
-        """The steps of a leap that end then, which are about to be taken."""
-        scheduler, steps = self.scheduler, len(ends)
-        decodes, pool = scheduler.decodes, scheduler.pool
-        turns = np.array(self._leap_turns[:steps])
-        plans = np.concatenate(([self._leap_began_ns], turns[:-1]))
-        ids = None
-        if self._log.keeps_tokens:
-            ids = [request.id for request in sorted(decodes.members.values(), key=by_admission)]
-        return SteadySteps(
-            self.index,
-            plans,
-            turns if self._launched else plans + self._leap_cpu_ns,
-            np.array(ends) if self._launched else turns,
-            turns,
-            len(decodes.members),
-            decodes.context,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            pool.total - pool.free + _ahead_by_step(decodes, steps),
-            len(self._launched),
-            ids,
-        )
 
     def _end_leap(self) -> None:
         """Something is about to happen: the steps that have ended are taken, and the one that runs is planned."""
-        ends, self._leap_ends = self._leap_ends, []
+        leap = self._leap
+        if leap is None:
+            return
+        self._leap = None
         now = self._clock.now_ns
         self._log.step_log.lands(self.index)
-        ended = bisect_right(self._leap_turns, now)
-        plan_ns = self._leap_turns[ended - 1] if ended else self._leap_began_ns
+        ended = leap.ended(now)
         if ended:
-            self._skip(ends[:ended])
-            if self._leap_turns[ended - 1] == now:
+            self._skip(leap, ended)
+            if leap.turns_ns[ended - 1] == now:
                 self._set(now, PLANNING, self._plan)
                 return
         plan = self._policy.schedule()
         self._policy.must_be_steady(plan)
-        self._last_end_ns = ends[ended]
-        start_ns = self._leap_turns[ended] if self._launched else plan_ns + self._leap_cpu_ns
+        self._last_end_ns = leap.ends_ns[ended]
         self._launched.append((plan, self._last_end_ns))
-        self._log.planned(self.index, self.scheduler, plan, plan_ns, start_ns, self._last_end_ns)
-        self._set(self._leap_turns[ended], STEP_ENDS + self.index, self._commit)
-
-
-def _ahead_by_step(decodes: DecodeSet, steps: int) -> npt.NDArray[np.int64]:
-    """Blocks that the decode set has taken after each of `steps` ticks."""
-    size = decodes.block_size
-    one_round = [len(decodes.crossing(after)) for after in range(min(size, steps))]
-    return np.cumsum(np.tile(one_round, -(-steps // size))[:steps])
+        times = leap.plan_ns(ended), leap.start_ns(ended), self._last_end_ns
+        self._log.planned(self.index, self.scheduler, plan, *times)
+        self._set(leap.turns_ns[ended], STEP_ENDS + self.index, self._commit)
 
 
 def _samples_for_nobody(plan: StepPlan) -> int:

@@ -22,7 +22,8 @@ from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan, aggregates_of
 from serving.workload import WorkloadRequest
-from sim.step_log import SteadySteps, StepLog
+from sim.leap import Leap
+from sim.step_log import StepLog
 from traces.schema import REQUESTS, arrow_schema
 
 BLOCK = 4096  # rows handed to the sink at once, if not told otherwise
@@ -234,13 +235,13 @@ class RunLog:
             if self._on_tokens is not None:
                 self._on_tokens(replica, plan, self._samples[replica].popleft(), now_ns)
 
-    def leapt(self, replica: int, ends_ns: list[int], steady: SteadySteps | None) -> None:
-        """Steps have ended all at once; `steady` are they, if steps are kept."""
-        self.steps += len(ends_ns)
-        if steady is not None:
-            self.step_log.leapt(steady, self._waiting_blocks[replica])
+    def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int) -> None:
+        """The first `steps` steps of `leap` have ended all at once; the scheduler is about to take them."""
+        self.steps += steps
+        if self.keeps_steps:
+            self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica], self.keeps_tokens)
         if self.keeps_tokens:
-            self._ends.setdefault(replica, array("q")).extend(ends_ns)
+            self._ends.setdefault(replica, array("q")).extend(leap.ends_ns[:steps])
 
     # Requests
 

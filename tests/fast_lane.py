@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from serving.compiled_core import COMPILED_CORE, CORE
+
 MOST_S = 0.05  # of CPU time, its fixtures and processes included, on average over its parameters
 SLOW = Path(__file__).with_name("slow_tests.txt")
 _LONGEST = ("browser", "engine", "aot")  # marks of the files that take longest, which come first
@@ -41,6 +43,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any(map(item.get_closest_marker, _LONGEST)))
+    for item in items if CORE == COMPILED_CORE else ():
+        if item.get_closest_marker("pure"):
+            item.add_marker(pytest.mark.skip("`make test-pure` runs it"))
     if not config.getoption("--fast") or config.getoption("--measure"):
         return
     slow = set(SLOW.read_text(encoding="utf-8").split())

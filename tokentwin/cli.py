@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import click
 
+from serving.compiled_core import CORE
 from serving.errors import UserError, reason, shortened
 
 VERBS = {
@@ -60,7 +61,7 @@ class _Verbs(click.Group):
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(package_name="tokentwin")
+@click.version_option(package_name="tokentwin", message=f"%(prog)s, version %(version)s, {CORE}")
 def cli() -> None:
     """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from mypy_extensions import mypyc_attr
+
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.kv.block_runs import FreeQueue, Run
@@ -23,6 +25,7 @@ from serving.step_plan import by_admission
 _NO_IDS: list[int] = []  # of blocks that have none
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockPool:
     """`config.num_blocks` blocks, of which block 0 is the null block and never handed out.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from mypy_extensions import mypyc_attr
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
@@ -23,7 +25,7 @@ from serving.waiting import WaitingQueue
 class Rules(Protocol):
     """What the fast path asks of the scheduler whose rules it follows; `VllmScheduler` says what each means."""
 
-    decodes_first: bool
+    decodes_first: ClassVar[bool]
     draft_slots: int
     pool: KvBlocks
     decodes: DecodeSet
@@ -41,6 +43,7 @@ class Rules(Protocol):
     def head_was_refused(self, head: Request, budget: int) -> bool: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SteadyDecode:
     """The decode set of one scheduler, and its plans, which hold rows of that set by reference.
 

@@ -11,6 +11,9 @@ The rules are here. What makes them fast is in `steady_decode.py`, KV from outsi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
@@ -37,6 +40,7 @@ from serving.workload import WorkloadRequest
 _LIVELOCK_PREEMPTIONS = 1000
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VllmScheduler:
     """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
 
@@ -49,7 +53,7 @@ class VllmScheduler:
     `schedule` raises UserError when requests keep preempting one another without any of them getting on.
     """
 
-    decodes_first = False
+    decodes_first: ClassVar[bool] = False
 
     def __init__(
         self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None

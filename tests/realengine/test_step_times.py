@@ -113,6 +113,7 @@ def touched(waiting: int, overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> 
     return counts
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_a_step_looks_at_no_more_requests_when_more_are_waiting(
     overlapped: bool, monkeypatch: pytest.MonkeyPatch

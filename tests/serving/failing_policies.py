@@ -5,6 +5,7 @@ import time
 
 from serving.policies.ranked import RankedScheduler
 from serving.policies.vllm import VllmScheduler
+from tests.stand_in import StandIn
 
 
 def believing(**limits):
@@ -103,13 +104,14 @@ class Elsewhere(VllmScheduler):
 class TakesNoBlocks(VllmScheduler):
     def __init__(self, config, **more):
         super().__init__(config, **more)
-        self.pool.extend = lambda request, tokens: None
+        self.pool = StandIn(self.pool, extend=lambda request, tokens: None)
 
 
 class DecodesWithoutBlocks(VllmScheduler):
     def __init__(self, config, **more):
         super().__init__(config, **more)
-        self.pool.extend_decodes = self.pool.take_for = lambda decodes, *more, **lag: None
+        nothing = lambda decodes, *more, **lag: None  # noqa: E731
+        self._steady._pool = StandIn(self.pool, extend_decodes=nothing, take_for=nothing)
 
 
 class PromisesNone(VllmScheduler):

@@ -423,5 +423,6 @@ def calls_in_a_steady_step(batch: int) -> int:
     return counted
 
 
+@pytest.mark.pure
 def test_a_steady_step_costs_the_same_for_8_and_for_512_requests() -> None:
     assert calls_in_a_steady_step(8) == calls_in_a_steady_step(512)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
+
+pytestmark = pytest.mark.pure
 
 COUNT = 100
 REQUESTS = [

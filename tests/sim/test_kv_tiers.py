@@ -23,6 +23,7 @@ from sim.cluster import Cluster
 from sim.fifo_link import FifoLink
 from sim.run_log import TableSink
 from tests.budget import examples
+from tests.stand_in import StandIn
 from traces.reader import read_workload
 from traces.run_metrics import RunMetrics
 
@@ -49,15 +50,16 @@ class TieredRun:
         deployment = Deployment(policy=policy, scheduler=SchedulerConfig(**(sizes | scheduler)), kv_tiers=given)
         sink = TableSink()
         self.cluster = Cluster(deployment, COST, sink, steps=False)
-        self.scheduler = self.cluster.replicas[0].scheduler
-        self._schedule, self.scheduler.schedule = self.scheduler.schedule, self._check_and_schedule
+        replica = self.cluster.replicas[0]
+        self.scheduler = replica.scheduler
+        replica._policy.scheduler = StandIn(self.scheduler, schedule=self._check_and_schedule)
         self.seen = {}
         self.cluster.run(Workload(requests))
         self.table = sink.requests.sort_by("request_id")
         self.rows = self.table.to_pylist()
 
     def _check_and_schedule(self):
-        plan = self._schedule()
+        plan = self.scheduler.schedule()
         scheduler = self.scheduler
         for request in scheduler.requests.values():
             request.check()

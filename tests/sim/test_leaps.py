@@ -88,17 +88,13 @@ def run(
     )
     planned = 0
 
-    def counted(schedule):
-        def call():
-            nonlocal planned
-            planned += 1
-            return schedule()
-
-        return call
+    def count(plan, end_ns):
+        nonlocal planned
+        planned += 1
 
     for replica in cluster.replicas:
         replica._leaps = leaps and replica._leaps
-        replica.scheduler.schedule = counted(replica.scheduler.schedule)
+        replica.on_planned = count
     return cluster.run(workload), sink.requests, sink.steps, planned
 
 

@@ -23,6 +23,7 @@ from sim.router import ROUTERS
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import MS, S, assert_everything_is_accounted_for
+from tests.stand_in import StandIn
 
 BLOCK = 4
 KV = 100_000  # bytes of a token
@@ -97,7 +98,7 @@ class Run:
             assert plan.tokens <= scheduler.config.max_num_batched_tokens
             return plan
 
-        scheduler.add, scheduler.schedule = seeing_add, checked_schedule
+        replica._policy.scheduler = StandIn(scheduler, add=seeing_add, schedule=checked_schedule)
 
     def _let_transfers_end(self):
         clock = self.cluster._clock

@@ -1,0 +1,78 @@
+"""Compile the hot modules of `serving` and `sim` with mypyc into `serving/_compiled`, and say in a line how it went.
+
+`make core` runs this. It needs mypy and a C compiler; without them everything runs in pure Python, as it also does
+where the sources have changed since. `serving/compiled_core.py` decides which is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from setuptools import Distribution
+
+from serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGEST, ROOT, sources_digest
+
+MODULES = (
+    "serving/contract.py",
+    "serving/decode_set.py",
+    "serving/kv/block_pool.py",
+    "serving/kv/block_runs.py",
+    "serving/kv/prefix_tree.py",
+    "serving/policies/steady_decode.py",
+    "serving/policies/vllm.py",
+    "serving/request.py",
+    "serving/step_plan.py",
+)
+
+
+def missing() -> str:
+    """That this machine lacks something to compile with, or nothing."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        return "pure Python: no C compiler"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "pure Python: no headers of Python for a C compiler"
+    return ""
+
+
+def build(folder: Path) -> None:
+    """Compile the modules into `folder`. Raises whatever setuptools and mypyc do."""
+    from mypyc.build import mypycify
+
+    extensions = mypycify(["--config-file=pyproject.toml", *MODULES], target_dir=str(folder / "c"))
+    made = Distribution({"ext_modules": extensions})
+    command = made.get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(folder / "core"), str(folder / "o")
+    made.run_command("build_ext")
+
+
+def main() -> int:
+    os.chdir(ROOT)
+    if known := CORE if CORE in (COMPILED_CORE, BY_CHOICE) else missing():
+        print(known)
+        return 0
+    digest = sources_digest()
+    with tempfile.TemporaryDirectory(dir=ROOT / "serving", prefix="_compiled-") as made:
+        folder, log = Path(made), Path(made, "log")
+        try:
+            with log.open("w") as out, redirect_stdout(out), redirect_stderr(out):
+                build(folder)
+        except (Exception, SystemExit) as error:
+            print(log.read_text(), file=sys.stderr)
+            print(f"pure Python: the core could not be compiled: {error}")
+            return 1
+        (folder / "core" / DIGEST).write_text(digest)
+        shutil.rmtree(COMPILED, ignore_errors=True)
+        (folder / "core").rename(COMPILED)
+    print("compiled core")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

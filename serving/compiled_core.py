@@ -1,0 +1,65 @@
+"""The compiled core: the hot modules of `serving` and `sim`, made by mypyc from the same source (`compile_core.py`).
+
+Python imports them from `serving/_compiled` if they were made by this very Python from the very sources that are here,
+and TOKENTWIN_PURE is not 1. Else it imports the sources, as if there were no compiled core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[1]
+SUFFIX = EXTENSION_SUFFIXES[0]  # names the Python and the platform
+COMPILED = ROOT / "serving" / "_compiled"
+DIGEST = "sources.txt"  # the file that holds the digest of what was compiled
+COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is 1"
+
+
+def sources_digest() -> str:
+    """Of this Python, and of all that compiled code may rely on: types in modules that are not compiled, too."""
+    digest = blake2b(SUFFIX.encode(), digest_size=16)
+    for package in ("serving", "sim"):
+        for folder, _, files in sorted(os.walk(ROOT / package)):
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    with open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123  # a Path each costs as much as reading
+                        digest.update(f"\0{name}\0".encode() + file.read())
+    return digest.hexdigest()
+
+
+class _Finder:
+    """Finds the compiled modules before Python looks at their sources."""
+
+    def __init__(self) -> None:
+        paths = COMPILED.rglob(f"*{SUFFIX}")
+        self._files = {".".join(path.relative_to(COMPILED).parts).removesuffix(SUFFIX): path for path in paths}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = self._files.get(name)
+        return None if file is None else spec_from_file_location(name, file)
+
+
+def _use() -> str:
+    if os.environ.get("TOKENTWIN_PURE") == "1":
+        return BY_CHOICE
+    try:
+        made_of = (COMPILED / DIGEST).read_text()
+    except FileNotFoundError:
+        return "pure Python: `make core` has not compiled the core"
+    if made_of != sources_digest():
+        return "pure Python: the core was compiled from other sources or for another Python; run `make core`"
+    sys.meta_path.insert(0, _Finder())
+    return COMPILED_CORE
+
+
+CORE = _use()
+"""Which core runs, and if it is not the compiled one, why."""
