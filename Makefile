@@ -34,7 +34,8 @@ demo: setup
 # Three lanes of tests, on two cores:
 #   check       for every save: format, lint, types, and the tests that take milliseconds and need no torch, browser or
 #               process of their own (tests/fast_lane.py says which, and how to measure them again)
-#   test        for every merge: everything that must hold
+#   test        for every merge: everything that must hold, with a compiled core if there is a C compiler
+#   test-pure   the first of these, and what counts calls, without a compiled core
 #   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole, soaks,
 #               and clients of others (tests marked `deep`)
 # How much a property is searched is a hypothesis profile (tests/budget.py), never a number of a test's own.
@@ -45,7 +46,7 @@ check: lint types
 
 # A file stays whole, with what its tests share, and the longest come first, so that all workers end together.
 # There are three of them, because tests of servers and browsers wait.
-test: lint types
+test: lint types core
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
 # What the compiled core must not change, without it: its modules are plain Python, too.
