@@ -15,14 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from realengine.device import Device
 from realengine.kernels.interpreting import INTERPRETING
 from realengine.kernels.kv_splits import Splits
-from realengine.kernels.paged_attention import (
-    PagedRows,
-    decode_splits,
-    make_tiles,
-    paged_attention,
-    prefill_splits,
-    tile_tokens,
-)
+from realengine.kernels.paged_attention import PagedRows, attention_splits, make_tiles, paged_attention, tile_tokens
 from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
@@ -77,12 +70,12 @@ class TritonAttention:
         pass
 
     def plan(self, batch: Batch, window: int = 0) -> _Plan:
-        rows, work = batch.layout.decode_rows, (batch.tile_row, batch.tile_first)
+        rows, tiles = batch.layout.decode_rows, (batch.tile_row, batch.tile_first)
         sizes = (*self._heads, *self._filling)
         return _Plan(
             batch,
-            decode_splits(batch.context, batch.query_len, rows, *sizes, window) if rows else None,
-            prefill_splits(batch.context, batch.query_len, *work, *sizes, window) if batch.layout.tiles else None,
+            attention_splits(batch.context, batch.query_len, rows, *sizes, window) if rows else None,
+            attention_splits(batch.context, batch.query_len, tiles, *sizes, window) if batch.layout.tiles else None,
             [],
             [],
             window,

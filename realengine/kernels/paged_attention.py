@@ -198,7 +198,7 @@ def paged_attention(
     queries      [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
     keys         [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
     tiles        `tile_row` [n] int32 of `make_tiles`, in which -1 is no tile, with `tile_first`; None for decode rows
-    splits       of `decode_splits`, or of `prefill_splits` for these tiles
+    splits       of `attention_splits`, for these tiles or for decode rows
     out          [T, H, D] contiguous
     scale        of the scores, D ** -0.5 as a rule
     k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
@@ -227,10 +227,10 @@ def paged_attention(
     )  # fmt: skip
 
 
-def decode_splits(
+def attention_splits(
     context: Tensor,
     query_len: Tensor,
-    rows: int,
+    work: tuple[Tensor, Tensor] | int,
     heads: int,
     kv_heads: int,
     dim: int,
@@ -238,35 +238,22 @@ def decode_splits(
     fixed: bool,
     window: int = 0,
 ) -> Splits:
-    """Divide the KV of those of the first `rows` rows that have one query token.
+    """Divide the KV of tiles, or of decode rows, as far as it takes to fill the GPU's `multiprocessors`.
 
-    multiprocessors  of the GPU, which are to be filled
-    fixed            cut every row into FIXED_SPLITS instead, as far as it is long enough
-    window           tokens that a query sees; 0 is all
+    work    `tile_row` and `tile_first` of `make_tiles`; or how many rows there are, of which those that have one query
+            token are decode rows
+    fixed   cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave that of tiles whole
+    window  tokens that a query sees; 0 is all
     """
-    programs = max(1, _DECODE_RESIDENT * multiprocessors // kv_heads)
-    most = FIXED_SPLITS if fixed else 0
-    return plan_splits(context, query_len, None, rows, kv_heads, heads // kv_heads, dim, programs, most, 1, window)
-
-
-def prefill_splits(
-    context: Tensor,
-    query_len: Tensor,
-    tile_row: Tensor,
-    tile_first: Tensor,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    multiprocessors: int,
-    fixed: bool,
-    window: int = 0,
-) -> Splits:
-    """Divide the KV of tiles as far as it takes to fill the GPU's `multiprocessors`; with `fixed` leave it whole."""
-    programs = max(1, multiprocessors // kv_heads)
-    return plan_splits(
-        context, query_len, (tile_row, tile_first), len(tile_row), kv_heads, _TILE_ROWS, dim, programs,
-        1 if fixed else 0, tile_tokens(heads, kv_heads), window,
-    )  # fmt: skip
+    if isinstance(work, int):
+        tiles, units, members, tokens = None, work, heads // kv_heads, 1
+        resident, fixed_splits = _DECODE_RESIDENT, FIXED_SPLITS
+    else:
+        tiles, units, members, tokens = work, len(work[0]), _TILE_ROWS, tile_tokens(heads, kv_heads)
+        resident, fixed_splits = 1, 1
+    programs = max(1, resident * multiprocessors // kv_heads)
+    most = fixed_splits if fixed else 0
+    return plan_splits(context, query_len, tiles, units, kv_heads, members, dim, programs, most, tokens, window)
 
 
 def tile_tokens(heads: int, kv_heads: int) -> int:

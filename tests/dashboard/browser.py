@@ -132,7 +132,7 @@ def in_scheme(page, scheme):
     )
 
 
-def settle(page, plots):
+def settle(page, plots=0):
     """Wait until this many plots are drawn and the page is idle."""
     page.wait_for_function(
         "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",

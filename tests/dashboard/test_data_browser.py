@@ -5,7 +5,7 @@ import pytest
 from dashboard.html_reports.report import write_report
 from planning.exports.export import export
 from planning.plan.document import PlanDocument
-from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, settle
+from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, settle, without_plots
 from tests.dashboard.samples import plan_example
 
 pytestmark = [
@@ -15,8 +15,8 @@ pytestmark = [
 
 
 def test_a_download_is_the_export_and_the_query_of_a_link_waits_for_a_click(server, page, tmp_path):
-    page.goto(f"{server}/sweeps")
-    settle(page, 1)
+    without_plots(page).goto(f"{server}/sweeps")
+    settle(page)
     page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV", exact=True).click()

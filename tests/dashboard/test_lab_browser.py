@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, settle
+from tests.dashboard.browser import CHROMIUM, settle, without_plots
 
 pytestmark = [
     pytest.mark.browser,
@@ -12,12 +12,16 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def page(page):
+    return without_plots(page)
+
+
 def test_from_two_policies_to_an_answer(server, page):
     page.goto(f"{server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
     page.get_by_role("button", name="Compare").click()
     page.get_by_text("Winners and losers").wait_for()
-    settle(page, plots=4)
-    drawn(page, least=30)
+    settle(page)
     page.get_by_test_id("stPopoverButton").click()
     with page.expect_download() as download:
         page.get_by_role("button", name="JSON", exact=True).click()

@@ -1,11 +1,13 @@
-"""A planner's whole path in a real browser: choose, run, read the answer, download, reload, look at a fleet of it."""
+"""A planner's whole path in a real browser: choose, run, read the answer, download, reload, look at a fleet of it.
+
+Plots stay empty here: that they are drawn on each of these pages is in `test_browser.py`."""
 
 import json
 import re
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, settle
+from tests.dashboard.browser import CHROMIUM, settle, without_plots
 
 pytestmark = [
     pytest.mark.browser,
@@ -15,7 +17,7 @@ pytestmark = [
 
 def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     """The planner's path: upload, SLO, answer, run; then frontier, lab, and the link for a colleague."""
-    clicks = []
+    clicks, page = [], without_plots(page)
 
     def click(role, name, **how):
         page.get_by_role(role, name=name, **how).first.click()
@@ -32,7 +34,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     clicks.append("the file")
     page.get_by_text("600 requests in").wait_for()
     page.wait_for_url(lambda url: "office_hours.csv" in url)  # written when the page is complete
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
+    settle(page)
     bound = page.get_by_role("spinbutton", name="Bound (ms)").first
     bound.fill("2000")
     bound.press("Enter")
@@ -40,8 +42,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     click("button", "Find the fleet")
     page.get_by_text("This first answer is optimistic").wait_for()
     page.get_by_text("Why not fewer?").wait_for()
-    settle(page, plots=5)
-    drawn(page, least=50)
+    settle(page)
     title, link = page.locator("h1").inner_text(), page.url
     click("button", "Simulate it and open its run")
     page.get_by_text("Four lifecycles").wait_for()  # it goes there by itself
@@ -49,8 +50,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     page.get_by_text("Against the SLOs").wait_for()
     page.get_by_text(re.compile("Planned:.*office_hours.csv")).wait_for()
     page.get_by_text("TTFT p99 \u2264 2,000 ms holds").wait_for()
-    settle(page, plots=6)
-    drawn(page, least=60)
+    settle(page)
     assert len(clicks) <= 5, clicks
 
     page.get_by_role("button", name="Compare policies on it").click()
@@ -59,7 +59,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
 
     page.get_by_role("link", name="See the frontier").click()
     page.get_by_text("What speed costs").wait_for()
-    settle(page, plots=2)
+    settle(page)
     page.get_by_role("link", name="Open the run").click()
     page.get_by_text("Four lifecycles").wait_for()
 

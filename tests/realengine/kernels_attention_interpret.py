@@ -12,10 +12,9 @@ from torch import Tensor
 from realengine.kernels.kv_splits import Splits, plan_splits
 from realengine.kernels.paged_attention import (
     PagedRows,
-    decode_splits,
+    attention_splits,
     make_tiles,
     paged_attention,
-    prefill_splits,
     tile_tokens,
 )
 from tests.budget import examples
@@ -104,7 +103,7 @@ def run_decode(
     shape: Shape, batch: Batch, rows: int, multiprocessors: int, out: Tensor, fixed: bool = False, window: int = 0
 ) -> Splits:
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
-    splits = poisoned_splits(decode_splits(batch.context, batch.query_len, rows, *sizes, window))
+    splits = poisoned_splits(attention_splits(batch.context, batch.query_len, rows, *sizes, window))
     for _ in range(2):  # as the layers of a step do
         how = (shape.dim**-0.5, shape.k_scale, shape.v_scale, window)
         paged_attention(*batch[:3], PagedRows(*batch[3:]), None, splits, out, *how)
@@ -122,7 +121,7 @@ def run_prefill(
         for tiles in make_tiles(rows, tile_tokens(shape.heads, shape.kv_heads))
     )
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
-    splits = poisoned_splits(prefill_splits(batch.context, batch.query_len, tile_row, tile_first, *sizes, window))
+    splits = poisoned_splits(attention_splits(batch.context, batch.query_len, (tile_row, tile_first), *sizes, window))
     for _ in range(2):
         how = (shape.dim**-0.5, shape.k_scale, shape.v_scale, window)
         paged_attention(*batch[:3], PagedRows(*batch[3:]), (tile_row, tile_first), splits, out, *how)
@@ -262,7 +261,7 @@ def splits(contexts: list[int], programs: int, most: int) -> None:
 def one_long_row() -> None:
     """A row of 16k tokens among 63 of 1k: no program reads more than one of the others does."""
     context = torch.tensor([1024] * 31 + [16384] + [1024] * 32, dtype=torch.int32)
-    made = decode_splits(context, torch.ones_like(context), 64, 32, 8, 128, 132, False)
+    made = attention_splits(context, torch.ones_like(context), 64, 32, 8, 128, 132, False)
     parts = {unit: parts for unit, _, parts, _ in made.items.tolist() if unit >= 0}
     assert parts.pop(31) == 16 and set(parts.values()) == {1}
 
@@ -270,11 +269,11 @@ def one_long_row() -> None:
 def a_chunk_over_past() -> None:
     """64 new tokens over 8k cached: their two tiles for 8 KV heads use the GPU's multiprocessors in one wave."""
     context, length = torch.tensor([8256], dtype=torch.int32), torch.tensor([64], dtype=torch.int32)
-    tiles = [torch.from_numpy(tile) for tile in make_tiles([(0, 64, 8256)], tile_tokens(32, 8))]
-    made = prefill_splits(context, length, *tiles, 32, 8, 128, 132, False)
+    row, first = (torch.from_numpy(tile) for tile in make_tiles([(0, 64, 8256)], tile_tokens(32, 8)))
+    made = attention_splits(context, length, (row, first), 32, 8, 128, 132, False)
     programs = 8 * int((made.items[:, 0] >= 0).sum())
     assert 0.9 * 132 <= programs <= 132
-    whole = prefill_splits(context, length, *tiles, 32, 8, 128, 132, True)
+    whole = attention_splits(context, length, (row, first), 32, 8, 128, 132, True)
     assert 8 * int((whole.items[:, 0] >= 0).sum()) == 16
 
 
