@@ -21,6 +21,7 @@ import numpy as np
 
 from serving.deployments.config import SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.mooncake import write_mooncake
 
 DRIVER = Path(__file__).with_name("inference_lab.mjs")
 PACKAGE = "@doublewordai/inference-lab"
@@ -55,11 +56,13 @@ class Peer(Protocol):
     name       what it is called, with its version or place
     handicaps  why its time and ours do not buy the same thing, a line each
     tried      whether this adapter has been run against the real thing
+    replicas   how many engines it simulates, behind a round-robin router
     """
 
     name: str
     handicaps: Sequence[str]
     tried: bool
+    replicas: int
 
     def run(self, workload: Workload, limits: SchedulerConfig) -> PeerRun:
         """Simulate `workload`, or one of its shape. Raises PeerFailed."""
@@ -102,6 +105,7 @@ class InferenceLab:
         "faster: no identities of KV blocks, no overlapped scheduling, no recording on disk",
     )
     tried = True
+    replicas = 1
 
     def __init__(self, package: Path, node: str = "node") -> None:
         self._package = package
@@ -153,6 +157,35 @@ def _lognormal(lengths: Sequence[int]) -> dict[str, object]:
     return {"type": "lognormal", "mean": float(logs.mean()), "std_dev": float(logs.std())}
 
 
+class DynoSim:
+    """DynoSim (Rust, in the wheels of ai-dynamo): `python` is of an environment that has them."""
+
+    handicaps = (
+        "faster: native code; a step is priced by built-in polynomials, no tables of kernels",
+        "faster: nothing on disk",
+        "slower: reads the trace as JSON within its CPU time of a simulation",
+    )
+    tried = True
+
+    def __init__(self, python: Path, replicas: int) -> None:
+        self.name = f"DynoSim, {replicas} workers"
+        self.replicas = replicas
+        self._python = python
+
+    def run(self, workload: Workload, limits: SchedulerConfig) -> PeerRun:
+        names = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
+        numbers = [self.replicas, *(getattr(limits, name) for name in names)]
+        with TemporaryDirectory() as scratch:
+            trace = Path(scratch) / "trace.jsonl"
+            write_mooncake(workload, trace)
+            driver = str(Path(__file__).with_name("peer_dynosim.py"))
+            out, cpu_s = timed([str(self._python), driver, str(trace), *map(str, numbers)])
+        done = json.loads(out.splitlines()[-1])
+        if done["requests"] != sum(1 for _ in workload.requests):
+            raise PeerFailed(f"DynoSim finished {done['requests']} requests only")
+        return PeerRun(cpu_s, done["simulation_cpu_s"], workload)
+
+
 class Vidur:
     """Vidur (Python, microsoft/vidur): `checkout` holds its kernel profiles, `python` has its dependencies.
 
@@ -160,6 +193,7 @@ class Vidur:
     """
 
     tried = False
+    replicas = 1
     handicaps = (
         "slower: reads each time from a table that random forests filled; its first run trains them, so run it before",
         "slower: writes its metrics as CSV files (plots and traces are switched off)",
@@ -220,6 +254,7 @@ class Blis:
     """
 
     tried = False
+    replicas = 1
     handicaps = (
         "faster: native code; a step is priced by a formula with fitted coefficients",
         "slower: makes a token of every token of every prompt, for its prefix cache",

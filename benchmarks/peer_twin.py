@@ -1,6 +1,6 @@
 """Our own side of `peers.py`: one process that simulates a trace as limited as the peers are, and records it.
 
-    python benchmarks/peer_twin.py trace.parquet limits.json summary OUT
+    python benchmarks/peer_twin.py trace.parquet limits.json summary OUT REPLICAS
 
 Records requests (`summary`), when each token came too (`tokens`), or every step besides (`steps`). Prints what it did
 and the CPU seconds of the simulation and its recording, without imports, the trace and the pricing tables, as JSON.
@@ -24,14 +24,14 @@ RECORDS = {"summary": (False, False), "tokens": (False, True), "steps": (True, T
 
 
 def main() -> None:
-    trace, limits, records, out = sys.argv[1:]
+    trace, limits, records, out, replicas = sys.argv[1:]
     scheduler = SchedulerConfig.model_validate_json(Path(limits).read_text())
     deployment = Deployment(model="Llama-3.1-8B", device="cuda", scheduler=scheduler)
     cost = predicted_cost("H100", deployment)
     workload = read_workload(trace)
     steps, tokens = RECORDS[records]
     began = time.process_time()
-    done = simulate_to(out, workload, deployment, cost, steps=steps, tokens=tokens, leaps=True)
+    done = simulate_to(out, workload, deployment, cost, replicas=int(replicas), steps=steps, tokens=tokens, leaps=True)
     result = {
         "simulation_cpu_s": time.process_time() - began,
         "simulated_s": done.duration_ns / 1e9,

@@ -2,13 +2,15 @@
 
     python benchmarks/peers.py AzureLLMInferenceTrace_conv.csv --install
     python benchmarks/peers.py TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
+    python benchmarks/peers.py TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
-One engine, Llama 3 8B on an H100, with the same limits for all. `--install` fetches inference-lab by npm into a
+One engine, Llama 3 8B on an H100, with the same limits for all; of DynoSim fleets, on whole traces (`peer_dynosim.py`
+says how to have it). `--install` fetches inference-lab by npm into a
 directory that is removed again; a peer that is not given is left out, and said to be. Each run of a peer is followed by
 ours on the very requests that the peer simulated, and the ratios are of such pairs: their median, least and greatest.
 The last line of output is JSON.
 
-Run against the real thing: inference-lab. Not run against it, for want of one: Vidur, BLIS.
+Run against the real thing: inference-lab, DynoSim. Not run against it, for want of one: Vidur, BLIS.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peer_simulators import PACKAGE, Blis, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
+from benchmarks.peer_simulators import PACKAGE, Blis, DynoSim, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
 from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
 from traces.parquet import write_parquet
@@ -40,12 +42,21 @@ from traces.reshape import reshaped
 TWIN = Path(__file__).with_name("peer_twin.py")
 LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=131_072, num_blocks=27_000)
 RECORDS = ("summary", "tokens", "steps")
+_FLEETS = LIMITS.model_copy(update={"max_num_batched_tokens": 8192})  # of DynoSim
 OUR_HANDICAPS = (
     "Python; a step is priced from tables of kernels, and decides as vLLM 0.33 does",
     "summary: requests only; tokens: when each token came as well; steps: every step in addition."
     " Runs of decode steps are taken in one leap",
     "the recording on disk is in the CPU time",
 )
+
+
+class Case(NamedTuple):
+    """What a peer is to simulate."""
+
+    peer: Peer
+    workload: Workload
+    limits: SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -56,30 +67,31 @@ class Pair:
     ours: dict[str, dict[str, float]]
 
 
-def run_ours(workload: Workload, limits: SchedulerConfig, records: str, scratch: Path) -> dict[str, float]:
+def run_ours(workload: Workload, case: Case, records: str, scratch: Path) -> dict[str, float]:
     """CPU seconds of our process and of the simulation in it, and what it did."""
     trace, given, out = scratch / "trace.parquet", scratch / "limits.json", scratch / f"run-{records}"
     write_parquet(workload, trace)
-    given.write_text(limits.model_dump_json())
-    printed, cpu_s = timed([sys.executable, str(TWIN), str(trace), str(given), records, str(out)])
+    given.write_text(case.limits.model_dump_json())
+    printed, cpu_s = timed([sys.executable, *map(str, (TWIN, trace, given, records, out, case.peer.replicas))])
     return {"process_cpu_s": cpu_s, **json.loads(printed)}
 
 
-def pairs(peer: Peer, workload: Workload, limits: SchedulerConfig, runs: int) -> Iterator[Pair]:
+def pairs(case: Case, runs: int) -> Iterator[Pair]:
     """`runs` times the peer, then ours on what it simulated."""
     for _ in range(runs):
-        theirs = peer.run(workload, limits)
+        theirs = case.peer.run(case.workload, case.limits)
         with TemporaryDirectory() as scratch:
-            ours = {records: run_ours(theirs.workload, limits, records, Path(scratch)) for records in RECORDS}
+            ours = {records: run_ours(theirs.workload, case, records, Path(scratch)) for records in RECORDS}
         yield Pair(theirs, ours)
 
 
-def summary(peer: Peer, made: Sequence[Pair]) -> dict[str, Any]:
+def summary(case: Case, made: Sequence[Pair]) -> dict[str, Any]:
     """Medians of seconds and ratios over the pairs, and whether both sides did the same work."""
     first = made[0]
     requests = list(first.peer.workload.requests)
     result: dict[str, Any] = {
-        "peer": peer.name,
+        "peer": case.peer.name,
+        "block_size": case.limits.block_size,
         "requests": len(requests),
         "prompt_tokens": sum(request.prompt_len for request in requests),
         "output_tokens": sum(request.output_len for request in requests),
@@ -114,7 +126,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def show(peer: Peer, result: dict[str, Any], console: Console) -> None:
     tokens = f"{result['prompt_tokens']:,} prompt and {result['output_tokens']:,} output tokens"
-    table = Table(title=f"{result['requests']:,} requests, {tokens}", title_justify="left")
+    title = f"{result['requests']:,} requests, {tokens}, blocks of {result['block_size']}"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for heading in ("process\nCPU s", "simulation\nCPU s", "requests\n/ CPU s", "process\nratio", "simulation\nratio"):
         table.add_column(heading, justify="right")
@@ -159,19 +172,30 @@ def install(stack: ExitStack) -> Path:
     return Path(where) / "node_modules" / PACKAGE
 
 
-def found(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Peer]:
-    """The peers that were given; a line about each that was not."""
+def found(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Case]:
+    """What the peers that were given are to simulate; a line about each that was not."""
+    whole = read_workload(options.trace)
+    workload = reshaped(whole, limit=options.requests, rate_scale=options.rate_scale)
+    if options.dynosim:
+        yield Case(DynoSim(options.dynosim, 4), whole, _FLEETS.model_copy(update={"num_blocks": 24_000}))
+        for block_size, blocks in ((64, 6_000), (16, 24_000)) if options.mooncake else ():
+            limits = _FLEETS.model_copy(update={"block_size": block_size, "num_blocks": blocks})
+            yield Case(DynoSim(options.dynosim, 8), read_workload(options.mooncake), limits)
+        if not options.mooncake:
+            console.print("DynoSim on Mooncake: not given; --mooncake FILE, its conversation trace")
+    else:
+        console.print("DynoSim: not given; --dynosim PYTHON of an environment with ai-dynamo (peer_dynosim.py)")
     package = install(stack) if options.install else options.inference_lab
     if package:
-        yield InferenceLab(package)
+        yield Case(InferenceLab(package), workload, LIMITS)
     else:
         console.print(f"inference-lab: not given; --install, or --inference-lab DIR with the npm package {PACKAGE}")
     if options.vidur:
-        yield Vidur(options.vidur, options.vidur_python)
+        yield Case(Vidur(options.vidur, options.vidur_python), workload, LIMITS)
     else:
         console.print("Vidur: not given; --vidur CHECKOUT of microsoft/vidur, --vidur-python with its requirements")
     if options.blis:
-        yield Blis(options.blis)
+        yield Case(Blis(options.blis), workload, LIMITS)
     else:
         console.print("BLIS: not given; --blis BINARY, built in a checkout of inference-sim/inference-sim")
 
@@ -188,18 +212,19 @@ def main() -> None:
     parser.add_argument("--vidur", type=Path, metavar="CHECKOUT")
     parser.add_argument("--vidur-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--blis", type=Path, metavar="BINARY")
+    parser.add_argument("--dynosim", type=Path, metavar="PYTHON", help="of an environment that has ai-dynamo")
+    parser.add_argument("--mooncake", type=Path, metavar="TRACE", help="for DynoSim: Mooncake's conversation trace")
     options = parser.parse_args()
     console = Console()
-    workload = reshaped(read_workload(options.trace), limit=options.requests, rate_scale=options.rate_scale)
     results = []
     with ExitStack() as stack:
-        for peer in found(options, stack, console):
+        for case in found(options, stack, console):
             try:
-                results.append(summary(peer, list(pairs(peer, workload, LIMITS, options.runs))))
+                results.append(summary(case, list(pairs(case, options.runs))))
             except PeerFailed as failed:
-                console.print(f"{peer.name}: {failed}")
+                console.print(f"{case.peer.name}: {failed}")
             else:
-                show(peer, results[-1], console)
+                show(case.peer, results[-1], console)
     for line in OUR_HANDICAPS:
         console.print(f"  ours: {line}", highlight=False, soft_wrap=True)
     print(json.dumps(results))

@@ -113,6 +113,7 @@ class ObservedOperations(_Observed):
 
     def __init__(self, pure: OperationCost) -> None:
         super().__init__(pure)
+        self.known_interval: StepInterval | None = None  # of steps priced elsewhere, instead of those priced here
         self._longest: dict[int, float] = {}  # context, by decode rows
         self._decode_steps: Counter[int] = Counter()  # by decode rows
         self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents of prompts, tokens of each, past of each
@@ -126,6 +127,8 @@ class ObservedOperations(_Observed):
     @property
     def interval(self) -> StepInterval:
         """Wider than the known one where kernels lie beyond the measured ones."""
+        if self.known_interval is not None:
+            return self.known_interval
         self._count_noted()
         return interval_of(self.pure, self._corners())
 

@@ -12,11 +12,10 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
-from calibration.steps.observed import JudgedCost
 from planning.plan.candidates import Engine
 from planning.plan.document import FleetPoint, LoadPoint
 from planning.plan.objectives import Objective
-from planning.plan.trial import Figures, Question, simulated
+from planning.plan.trial import FAST, LIKELY, SLOW, Figures, Question, Trial, at_share
 from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import reshaped
@@ -53,10 +52,9 @@ def load_curve(
 
 def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
     """So many replicas at the centre and at both ends of the 90 % interval of step times."""
-    centre = question.pricing(engine)
-    likely = _figures(question, engine, replicas, centre)
-    # The interval depends on which steps the run asks for, so the centre comes first.
-    fast, slow = (_figures(question, engine, replicas, end) for end in centre.ends())
+    likely, fast, slow = (
+        _whole(at_share(question, engine, replicas, share, to_the_end=True)) for share in (LIKELY, FAST, SLOW)
+    )
     return FleetPoint(
         replicas=replicas,
         attainment=likely.attainment,
@@ -69,16 +67,15 @@ def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint
     )
 
 
-def _figures(question: Question, engine: Engine, replicas: int, cost: JudgedCost) -> Figures:
-    figures = simulated(question, engine, cost, replicas, to_the_end=True).figures
-    assert figures is not None
-    return figures
+def _whole(trial: Trial) -> Figures:
+    assert trial.figures is not None
+    return trial.figures
 
 
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
     workload = reshaped(question.workload, rate_scale=scale)
     scaled = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
-    figures = _figures(scaled, engine, replicas, question.pricing(engine))
+    figures = _whole(at_share(scaled, engine, replicas, LIKELY, to_the_end=True))
     ttft, tpot = figures.observed
     return LoadPoint(
         requests_per_s=scale * mean_rate(question.workload),

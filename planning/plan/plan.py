@@ -13,13 +13,13 @@ from planning.plan.document import Dearer, FleetPoint, Infeasible
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Progress, Searched, search, silent
 from planning.plan.sensitivity import End, Knee, knee, replicas_at
-from planning.plan.trial import Question, Trial, nearly_alone, try_fleet
+from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
 from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-_KNEE, _ENDS, _NEAR = 14, 8, 3  # simulations, more or less: of one fleet, and around each offer
-_HOLDING = 7  # that find how probably a fleet holds on one draw of the traffic
+_KNEE, _ENDS, _NEAR = 6, 3, 1  # simulations, more or less: of one fleet, and around each offer
+_HOLDING = 4  # that find how probably a fleet holds on one draw of the traffic
 
 
 @dataclass(frozen=True)
@@ -181,15 +181,15 @@ def _recommended(
     engine, replicas = best.engine, best.trial.replicas
     there = {(of.name, trial.replicas) for of, trial in known if trial.decisive.figures}
     around = [
-        (offer.engine, number)
+        (offer.engine, number, try_more if number > offer.trial.replicas else partial(try_fleet, to_the_end=True))
         for offer in offers[: RUNNERS_UP + 1]
-        for number in _around(offer.trial.replicas, limits.most)
+        for number in _around(offer.trial.replicas, limits.most, offer is best)
         if (offer.engine.name, number) not in there
     ]
     tasks: list[Task[Question, Any]] = [  # the longest first
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
-        *(partial(try_fleet, engine=of, replicas=number, to_the_end=True) for of, number in around),
+        *(partial(attempt, engine=of, replicas=number) for of, number, attempt in around),
     ]
     runs = [_KNEE, _ENDS, *(1 for _ in around)]
 
@@ -198,7 +198,7 @@ def _recommended(
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), left))
 
     found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
-    more = [(of, trial) for (of, _), trial in zip(around, trials, strict=True)]
+    more = [(of, trial) for (of, *_), trial in zip(around, trials, strict=True)]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
     choices = _choices(workers, engine, {replicas: held}, [n for n in (likely.replicas, slow.replicas) if n])
     fewer = tried[0] if tried else None
@@ -220,9 +220,9 @@ def _choosing(question: Question) -> int:
     return 3 * (3 + _HOLDING * (1 + len(question.draws)))
 
 
-def _around(replicas: int, most: int) -> list[int]:
-    """Neighbours on the frontier, closer together near where the objective breaks."""
-    near = (replicas - 1, replicas + 1, replicas + max(replicas // 4, 2))
+def _around(replicas: int, most: int, best: bool) -> list[int]:
+    """More replicas, for the frontier; of the `best` offer the neighbours, too, near where an objective breaks."""
+    near = (*((replicas - 1, replicas + 1) if best else ()), replicas + max(replicas // 4, 2))
     return [number for number in near if 1 <= number <= most]
 
 

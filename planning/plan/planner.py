@@ -13,12 +13,12 @@ from planning.plan.draws import drawn_again, reordered
 from planning.plan.first_answer import first_answers
 from planning.plan.objectives import parse_objectives
 from planning.plan.plan import Limits, make_plan
+from planning.plan.planners import Planners
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.plan.search import Progress
 from planning.plan.trial import Question
 from planning.progress import Tell, quiet
-from planning.workers import Workers
 from serving.workload import Workload
 from sim.router import find_router
 
@@ -63,7 +63,7 @@ def plan(
         done = progress.done
         pace(searching, done, progress.left + curves)
 
-    with Workers(question, jobs) as workers:
+    with Planners(question, jobs) as workers:
         found = make_plan(workers, engines, ruled_out, limits, searched)
         return plan_document(
             workers if surroundings else None,

@@ -5,17 +5,20 @@ All are bisections, run to the end by one worker each.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
-from calibration.steps.observed import JudgedCost
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
 from planning.plan.draws import on_draw
-from planning.plan.trial import Question, Trial, simulated, try_fleet
+from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
 from traces.reshape import reshaped
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
 SURE = 0.99  # the greatest probability that is told: nobody knows the tail beyond
+_GUESSES = 3  # shares that are tried because the last to hold should be there, before the distance is halved
 KEEPING_UP = "keeping up with what arrives"
 
 
@@ -31,25 +34,27 @@ class End:
 def replicas_at(question: Question, engine: Engine, replicas: int, most: int) -> tuple[End, End, End]:
     """At the fast end, as predicted, and at the slow end, where `replicas` hold as predicted.
 
-    Faster steps are taken never to need more, slower never fewer. The interval depends on which steps the run asks for,
-    so the centre is simulated once more.
+    Faster steps are taken never to need more, slower never fewer. How far off they may be depends on which steps the
+    run asks for: those of `replicas` here.
     """
-    centre = question.pricing(engine)
-    simulated(question, engine, centre, replicas, to_the_end=True)
-    mark, reason = centre.provenance()
+    figures = at_share(question, engine, replicas, LIKELY, to_the_end=True).figures
+    assert figures is not None
 
-    def fewest(cost: JudgedCost, search: Bisection) -> End:
+    def fewest(share: float, search: Bisection) -> End:
         while not search.done:
             number = search.ask()
-            search = search.answered(number, simulated(question, engine, cost, number).met)
-        return End(search.high, mark.name.lower(), reason)
+            if share == LIKELY or number == replicas:
+                trial = at_share(question, engine, number, share)
+            else:
+                trial = simulated(question, engine, cost_at(question, engine, replicas, share), number)
+            search = search.answered(number, trial.met)
+        return End(search.high, figures.mark, figures.reason)
 
-    fast_end, slow_end = centre.ends()
-    fast = fewest(fast_end, Bisection(low=0, high=replicas, most=replicas, start=1))
+    fast = fewest(FAST, Bisection(low=0, high=replicas, most=replicas, start=1))
     assert fast.replicas is not None
-    likely = fewest(centre, Bisection(low=fast.replicas - 1, high=replicas, most=replicas, start=1))
+    likely = fewest(LIKELY, Bisection(low=fast.replicas - 1, high=replicas, most=replicas, start=1))
     assert likely.replicas is not None
-    return fast, likely, fewest(slow_end, Bisection(low=likely.replicas - 1, most=most, start=replicas))
+    return fast, likely, fewest(SLOW, Bisection(low=likely.replicas - 1, most=most, start=replicas))
 
 
 def holding(
@@ -62,16 +67,42 @@ def holding(
     """
     if draw is not None:
         question, engine = on_draw(question, engine, draw)
-    centre = question.pricing(engine)
-    likely = simulated(question, engine, centre, replicas, to_the_end=True)
-    if centre.at(SURE) is centre:
+    likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
+    cost = cost_at(question, engine, replicas, LIKELY)
+    if cost.at(SURE) is cost:
         return None if draw is None else float(likely.met)
-    low, most = round(100 * least), round(100 * SURE)
-    search = Bisection(low=low, most=most, start=max((low + most) // 2, 1))
-    while not search.done:
-        percent = search.ask()
-        search = search.answered(percent, not simulated(question, engine, centre.at(percent / 100), replicas).met)
-    return SURE if search.high is None else (search.high - 1) / 100
+    low, high = round(100 * least), round(100 * SURE) + 1  # they hold at `low`, and not, or nobody knows, at `high`
+    planned, guesses = round(100 * (1 - question.risk)), _GUESSES
+    while True:
+        runs = {of[2]: trial for of, trial in question.runs.known.items() if of[:2] == (engine.name, replicas)}
+        for share, trial in sorted(runs.items(), key=lambda run: run[0]):
+            percent = round(100 * share)
+            if low < percent < high and math.isclose(percent, 100 * share):
+                low, high = (percent, high) if trial.met else (low, percent)
+        if high - low == 1:
+            return low / 100
+        percent = planned if low < planned < high else (low + high) // 2
+        if guesses and (guess := _last_to_hold(runs)) is not None:
+            guesses -= 1
+            percent = min(max(guess, low + 1), high - 1)
+        at_share(question, engine, replicas, percent / 100)
+
+
+def _last_to_hold(runs: Mapping[float, Trial]) -> int | None:
+    """The percentage up to which objectives should hold, by the two slowest runs that went to their end.
+
+    What is furthest beyond its bound grows about as a power of the time that steps take, which is lognormal.
+    """
+    normal = NormalDist()
+    whole = [
+        (normal.inv_cdf(share), math.log(trial.figures.excess))
+        for share, trial in sorted(runs.items())
+        if trial.figures is not None and 0 < trial.figures.excess < math.inf
+    ]
+    if len(whole) < 2 or whole[-1][1] <= whole[-2][1]:
+        return None
+    (reach, low), (further, high) = whole[-2:]
+    return math.floor(100 * normal.cdf(further - high * (further - reach) / (high - low)))
 
 
 @dataclass(frozen=True)
@@ -86,15 +117,16 @@ class Knee:
 
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
-    """By bisection over whole percents; the same requests arrive faster."""
+    """By bisection over whole percents; the same requests arrive faster, and steps are as slow as the risk has it."""
     search, breaks = Bisection(low=0, most=most_percent, start=_FIRST_PERCENT), None
     while not search.done:
         percent = search.ask()
         faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
-        trial = try_fleet(faster, engine, replicas)
+        cost = cost_at(question, engine, replicas, max(1 - question.risk, LIKELY))
+        trial = simulated(faster, engine, cost, replicas)
         search = search.answered(percent, not trial.met)
         if not trial.met:  # each at less traffic than the one before, so that the last is at the knee
-            breaks = _broken(question, trial.decisive)
+            breaks = _broken(question, trial)
     return Knee(search.low, breaks)
 
 

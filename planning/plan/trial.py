@@ -7,12 +7,13 @@ most fleets that a search looks at are too small, and those are the slowest to s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
-from calibration.steps.observed import JudgedCost
+from calibration.steps.interval import StepInterval
+from calibration.steps.observed import JudgedCost, ObservedOperations
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.plan.steady import Steady, steady
@@ -21,10 +22,28 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.run_metrics import RunMetrics
 
+LIKELY, FAST, SLOW = 0.5, 0.05, 0.95  # shares of the cases in which steps take no longer: predicted, and both ends
 _LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
 
 
 Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; the answer has timed no step yet
+
+
+Found = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share of cases in which steps take no longer
+
+
+@dataclass
+class Runs:
+    """What simulations found, so that none is made twice; `about` is what all of them have in common."""
+
+    about: tuple[Any, ...] = ()
+    known: Found = field(default_factory=dict)
+
+    def add(self, found: Found) -> None:
+        """Take over what others found; a run that went to its end tells more than one that was stopped."""
+        for key, trial in found.items():
+            if trial.figures is not None or key not in self.known:
+                self.known[key] = trial
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,12 @@ class Question:
     router: str
     risk: float
     draws: tuple[Workload, ...] = ()
+    runs: Runs = field(default_factory=Runs, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        about = (self.workload, self.objectives, self.pricing, self.router)
+        if len(self.runs.about) != len(about) or any(a is not b for a, b in zip(self.runs.about, about, strict=True)):
+            object.__setattr__(self, "runs", Runs(about))  # a question of something else
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,8 @@ class Figures:
     """What a run gives: attainment, median tokens/s of a user, 99th percentile and mean of E2E; in steady operation
     output and prompt tokens/s in all, and by how many requests a second its queue grows.
 
-    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound. `broken`
+    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound, and
+    `excess` by which factor (below 1: none is). `broken`
     has, for each bound that attainment counts, the share of requests that break it. `mark` and `reason` say how far the
     times of its steps can be trusted, as `calibration.kernels.times.Coverage` has it.
     """
@@ -61,10 +87,12 @@ class Figures:
     e2e_mean_s: float
     observed: tuple[float, ...]
     worst: int
+    excess: float
     broken: tuple[float, ...]
     unfinished: int
     mark: str
     reason: str
+    interval: StepInterval | None = None  # of the times of such steps, where that depends on which were priced
 
 
 @dataclass(frozen=True)
@@ -124,12 +152,16 @@ class _Watch:
 
 def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
     """So many replicas of `engine`."""
-    centre = question.pricing(engine)
-    likely = simulated(question, engine, centre, replicas, to_the_end)
+    likely = at_share(question, engine, replicas, LIKELY, to_the_end)
     if question.risk >= 0.5 or not likely.met:
         return likely
-    late = simulated(question, engine, centre.at(1 - question.risk), replicas, to_the_end)
+    late = at_share(question, engine, replicas, 1 - question.risk, to_the_end)
     return likely if late.met else replace(likely, met=False, late=late)
+
+
+def try_more(question: Question, engine: Engine, replicas: int) -> Trial:
+    """More replicas than are enough, to the end: only as predicted, since slow steps break nothing for fewer."""
+    return at_share(question, engine, replicas, LIKELY, to_the_end=True)
 
 
 def try_alone(question: Question, engine: Engine) -> Trial:
@@ -145,10 +177,33 @@ def nearly_alone(question: Question, engine: Engine) -> bool:
 
     Then an engine that breaks one does so by less than its step times are uncertain.
     """
-    question, engine = _alone(question, engine)
-    centre = question.pricing(engine)
-    simulated(question, engine, centre, 1, to_the_end=True)  # the interval depends on which steps were priced
-    return simulated(question, engine, centre.ends()[0], 1, to_the_end=True).met
+    return at_share(*_alone(question, engine), 1, FAST, to_the_end=True).met
+
+
+def at_share(question: Question, engine: Engine, replicas: int, share: float, to_the_end: bool = False) -> Trial:
+    """So many replicas of `engine`, with step times that are not exceeded in so large a share of the cases.
+
+    What is known from before is not simulated again.
+    """
+    known, key = question.runs.known, (engine.name, replicas, share)
+    if key not in known or (to_the_end and known[key].figures is None):
+        cost = cost_at(question, engine, replicas, share)
+        known[key] = simulated(question, engine, cost, replicas, to_the_end)
+    return known[key]
+
+
+def cost_at(question: Question, engine: Engine, replicas: int, share: float) -> JudgedCost:
+    """What times steps like those of so many replicas, which decide how sure it is, in that share of the cases.
+
+    It has timed no step yet.
+    """
+    cost = question.pricing(engine)
+    if share == LIKELY:
+        return cost
+    likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
+    if isinstance(cost, ObservedOperations) and likely.figures is not None:
+        cost.known_interval = likely.figures.interval
+    return cost.at(share)
 
 
 def _alone(question: Question, engine: Engine) -> tuple[Question, Engine]:
@@ -185,6 +240,7 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
 
 def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: JudgedCost) -> Figures:
     mark, reason = cost.provenance()
+    interval = cost.interval if isinstance(cost, ObservedOperations) else None
     observed = tuple(objective.observed(metrics) for objective in objectives.each)
     excess = [objective.excess(value) for objective, value in zip(objectives.each, observed, strict=True)]
     return Figures(
@@ -195,10 +251,12 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
         e2e_mean_s=metrics.distribution("e2e_ms").mean / 1e3,
         observed=observed,
         worst=max(range(len(excess)), key=excess.__getitem__),
+        excess=max(excess),
         broken=objectives.broken(metrics),
         unfinished=int((~metrics.finished).sum()),
         mark=mark.name.lower(),
         reason=reason,
+        interval=interval,
     )
 
 

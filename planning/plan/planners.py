@@ -1,0 +1,31 @@
+"""Workers of a plan, which tell each other what they found, so that no simulation is made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from planning.plan.trial import Found, Question
+from planning.workers import Answer, Task, Workers
+
+
+class Planners(Workers[Question]):
+    """Workers of a plan: each task is told what all others found before it."""
+
+    def run(
+        self, tasks: Sequence[Task[Question, Answer]], done: Callable[[int], None] = lambda count: None
+    ) -> list[Answer]:
+        """See `Workers`."""
+        known = dict(self.common.runs.known)
+        answers = super().run([partial(_told, task=task, known=known) for task in tasks], done)
+        for _, found in answers:
+            self.common.runs.add(found)
+        return [answer for answer, _ in answers]
+
+
+def _told(question: Question, task: Task[Question, Answer], known: Found) -> tuple[Answer, Found]:
+    """The answer of a task, and what it found that was not `known`."""
+    runs = question.runs
+    runs.add(known)
+    answer = task(question)
+    return answer, {key: trial for key, trial in runs.known.items() if known.get(key) is not trial}
