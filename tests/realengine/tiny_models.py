@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Dots1Config,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+import transformers  # whose parts are imported when they are first named
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -46,18 +36,20 @@ _MANY_EXPERTS: dict[str, Any] = {
 }
 
 CONFIGS: dict[str, Any] = {
-    "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
-    "llama3-rope": lambda: LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
-    "smollm2": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=True),
-    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None, head_dim=8),
-    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
-    "qwen3-moe": lambda: Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=True),
-    "qwen2-moe": lambda: Qwen2MoeConfig(
+    "llama": lambda: transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=False),
+    "llama3-rope": lambda: transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
+    "smollm2": lambda: transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=True),
+    "mistral": lambda: transformers.MistralConfig(**_SHAPE, sliding_window=None, head_dim=8),
+    "qwen2": lambda: transformers.Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3": lambda: transformers.Qwen3Config(**_SHAPE, head_dim=16),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+    ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=True),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
         **_SHAPE, **_MANY_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[1]
     ),
-    "dots1": lambda: Dots1Config(
+    "dots1": lambda: transformers.Dots1Config(
         **_SHAPE,
         head_dim=16,
         num_experts_per_tok=3,
@@ -70,7 +62,7 @@ CONFIGS: dict[str, Any] = {
         norm_topk_prob=True,
         routed_scaling_factor=2.5,
     ),
-    "qwen3-moe-as-it-is": lambda: Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=False),
+    "qwen3-moe-as-it-is": lambda: transformers.Qwen3MoeConfig(**_SHAPE, **_MANY_EXPERTS, norm_topk_prob=False),
 }
 
 
@@ -79,7 +71,7 @@ def save(family: str, folder: Path, shape: Mapping[str, Any] | None = None, **op
     torch.manual_seed(3)
     config = CONFIGS[family]()
     config.update(shape or {})
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():  # biases and norms are constant at birth: make them matter
         for name, weight in model.state_dict().items():
             if name.endswith("bias") or "norm" in name:
