@@ -33,7 +33,7 @@ def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
     best = answer.recommendation
     title = words.fleet_name(best, answer.spares) if best else "No fleet"
     blocks = [
-        paragraph(prose(answer.answer)),
+        paragraph(prose(" ".join(filter(None, (answer.answer, answer.risk_told))))),
         paragraph(f"For {prose(', '.join(answer.objectives))}.", soft=True),
         *(_recommended(answer, best) if best else ()),
         *_frontiers(answer),
@@ -50,11 +50,11 @@ def _recommended(answer: PlanDocument, best: Recommendation) -> Iterator[str]:
     yield badge(words.provenance(best.standing))
     if error := error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)):
         yield paragraph(error, soft=True)
-    bands = words.headline_bands(best)
+    bands = words.headline_bands(answer)
     told = {
         name: f"{value} ({bands[name]})" if name in bands else value for name, value in words.headline(best).items()
     }
-    yield facts(told | {"SLOs hold on other draws of the traffic": words.other_draws(best) or "–"})
+    yield facts(told | {"SLOs hold on other draws of the traffic": best.elsewhere or "–"})
     yield paragraph("In brackets: 90 % bands.", soft=True)
     yield from (paragraph(f"Close to it: {prose(tie)}") for tie in answer.near_ties)
     reasons = [f"{prose(answer.why_not_fewer or '')}."]

@@ -35,9 +35,9 @@ from dashboard.trust_page.external_results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
-from planning.plan.document import Lengths, PlanDocument, Recommendation
+from planning.plan.document import Lengths, PlanDocument, Recommendation, percent
 from planning.plan.frontier import Fleet
-from planning.plan.headline import percent
+from planning.plan.headline import risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
@@ -119,7 +119,7 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
         return
     spares = answer.spares
     st.title(words.fleet_name(best, spares), anchor=False)
-    st.markdown(sentence(literal(answer.risk_told or answer.answer)))
+    st.markdown(f"**{risk(best.choices)}**")
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(words.provenance(best.standing))
         run = st.container(width="content")
@@ -129,7 +129,7 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
     _published_error(runs, answer.gpu_of(best))
     _warn_of_short_traffic(answer)
     _choices(answer)
-    _headline(best)
+    _headline(answer, best)
     for told in answer.near_ties:
         st.markdown(f"**Close to it:** {literal(told)}")
     left, right = st.columns(2, gap="medium")
@@ -189,7 +189,7 @@ def _choices(answer: PlanDocument) -> None:
             )
 
 
-def _headline(best: Recommendation) -> None:
+def _headline(answer: PlanDocument, best: Recommendation) -> None:
     helps = {
         "GPUs": _plausible(best),
         "$ per Mtok output": _HELP["price"],
@@ -197,7 +197,7 @@ def _headline(best: Recommendation) -> None:
         "headroom": _HELP["headroom"],
         "tok/s per user": metric("tok_s_user").help,
     }
-    bands = words.headline_bands(best)
+    bands = words.headline_bands(answer)
     with st.container(horizontal=True, gap="medium"):
         for name, value in words.headline(best).items():
             band = _escaped(bands[name]) if name in bands else None
@@ -207,12 +207,9 @@ def _headline(best: Recommendation) -> None:
 
 
 def _plausible(best: Recommendation) -> str:
-    draws = words.other_draws(best)
-    elsewhere = (
-        f"On other random draws of the traffic the SLOs hold in {draws}." if draws else "Other traffic was not tried."
-    )
-    count = words.plausible_gpus(best)
-    return f"It takes {count} GPUs when step times lie at an end of their 90 % interval. {elsewhere}"
+    drawn = f"On other random draws of the traffic the SLOs hold in {best.elsewhere}."
+    elsewhere = drawn if best.elsewhere else "Other traffic was not tried."
+    return f"It takes {best.plausible} GPUs when step times lie at an end of their 90 % interval. {elsewhere}"
 
 
 def _latencies(answer: PlanDocument) -> None:
@@ -287,7 +284,7 @@ _FIRST = (
 _HELP = {
     "replicas": "The share of the requests that meet every SLO. The band is its 90 % interval.",
     "attainment": "The share of all requests that meet every SLO. A request that does not finish meets none.",
-    "headroom": "How much the same traffic can grow until the fleet breaks an SLO.",
+    "headroom": "How much the same traffic can grow until the fleet breaks an SLO in more cases than you accept.",
     "price": "Dollars per million output tokens in steady operation. The Run page counts the whole run, in which "
     "the fleet also fills and empties, so a token costs more there.",
     "serve": "The command for one replica. Settings that it leaves out are vLLM's defaults on this GPU.",

@@ -10,9 +10,9 @@ from typing import Any
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.shown import prose
 from dashboard.uploads import trace_name
+from planning.plan.capacity import MOST_ARRIVALS
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
-from planning.plan.headline import percent
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 
@@ -53,17 +53,6 @@ def carriers(point: Fleet, spares: int = 0) -> str:
     return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
 
 
-def plausible_gpus(best: Recommendation) -> str:
-    """How many GPUs it may take at the ends of the 90 % interval of step times."""
-    low, high = best.plausible_gpus
-    return f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
-
-
-def headroom(best: Recommendation) -> str:
-    """How much more traffic the recommended fleet takes; `>` where none that was tried broke it."""
-    return f"{'' if best.breaks_first else '> '}{best.headroom_percent} %"
-
-
 def headline(best: Recommendation) -> dict[str, str]:
     """The figures of the recommended fleet that one looks for first, under their names."""
     return {
@@ -71,22 +60,43 @@ def headline(best: Recommendation) -> dict[str, str]:
         "$ per hour": f"${best.usd_per_hour:,.2f}",
         "attainment": f"{100 * best.attainment:.1f} %",
         "tok/s per user": "–" if best.tok_s_user is None else f"{best.tok_s_user:,.0f}",
-        "headroom": headroom(best),
+        "headroom": best.headroom,
         "$ per Mtok output": "–" if best.usd_per_mtok_out is None else f"${best.usd_per_mtok_out:,.2f}",
     }
 
 
-def headline_bands(best: Recommendation) -> dict[str, str]:
-    """The 90 % bands of those of the figures that step times decide, and in how many cases the headroom is there."""
-    if best.choices is None:
-        return {"GPUs": plausible_gpus(best)}
-    mine, (low, high), usd = best.choices.recommended, best.plausible_gpus, best.usd_per_hour / best.gpus
+def headline_bands(answer: PlanDocument) -> dict[str, str]:
+    """The 90 % bands of those of the figures that step times decide; of dollars, since they buy the plausible GPUs.
+
+    Of the headroom what is left of it if steps are slow, and if they are as predicted, which its own figure is not.
+    """
+    best = answer.recommendation
+    if best is None or best.choices is None:
+        return {"GPUs": best.plausible} if best else {}
+    mine, whole, gpus = best.choices.recommended, best.choices.whole_interval, best.plausible_gpus
     users = (mine.tok_s_user_if_slow, mine.tok_s_user_if_fast)
-    return {
-        "GPUs": plausible_gpus(best),
-        "$ per hour": f"${low * usd:,.0f} or more" if high is None else f"${low * usd:,.0f}–{high * usd:,.0f}",
+
+    def dollars(usd: float, digits: int) -> str:
+        ends = [f"${usd * end / best.gpus:,.{digits}f}" for end in gpus if end is not None]
+        return "–".join(ends) if len(ends) == 2 else f"{ends[0]} or more"
+
+    bands = {
+        "GPUs": best.plausible,
+        "$ per hour": dollars(best.usd_per_hour, 0),
         "attainment": f"{100 * mine.if_slow:.1f}–{100 * mine.if_fast:.1f} %",
-    } | ({"tok/s per user": "–".join(f"{user:,.0f}" for user in users if user)} if all(users) else {})
+    }
+    if all(users):
+        bands["tok/s per user"] = "–".join(f"{user:,.0f}" for user in users if user)
+    if best.usd_per_mtok_out is not None:
+        bands["$ per Mtok output"] = dollars(best.usd_per_mtok_out, 2)
+    kept = [] if whole and whole.replicas <= mine.replicas else ["none if slow"]
+    curve = next((curve for curve in answer.engine_curves if curve.engine == best.engine and curve.points), None)
+    if (
+        curve and answer.requests_per_s and answer.requests <= MOST_ARRIVALS
+    ):  # of more, the curve is of a busier stretch
+        rate = curve.points[-1].requests_per_s * best.replicas / answer.requests_per_s
+        kept.append(f"about {100 * max(rate - 1, 0):.0f} % as predicted")
+    return bands | ({"headroom": ", ".join(kept)} if kept else {})
 
 
 def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
@@ -139,11 +149,6 @@ def _room(answer: PlanDocument, engine: str) -> dict[str, int]:
     """Nothing for what fits on no GPU."""
     candidate = dict(answer.candidates.get(engine, ()))
     return {column: round(candidate[name]) for column, name in ROOM.items() if candidate.get(name) is not None}
-
-
-def other_draws(best: Recommendation) -> str | None:
-    """How probably the SLOs hold on other draws of the traffic; None where there was no other."""
-    return " and ".join(map(percent, best.draws)) + " of cases" if best.draws else None
 
 
 def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:

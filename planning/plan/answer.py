@@ -61,15 +61,15 @@ def plan_document(
     mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)
     objectives = found.question.objectives.each
     recommendation = _recommendation(found, best) if best else None
-    risk_told = choices(recommendation.choices) if recommendation and recommendation.choices else None
+    told = recommendation.choices if recommendation else None
     offers = tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up)
     ruled_out = {failure.engine for failure in found.failures}
     able = [engine for engine in engines if engine.name not in ruled_out]
     drawn = _curves(workers, best, able, found.limits.most, tell) if workers and best else ((), (), ())
     by_replicas, by_rate, curves = drawn
     return PlanDocument(
-        answer=answer(found, risk_told),
-        risk_told=risk_told,
+        answer=answer(found, told),
+        risk_told=choices(told) if told else None,
         objectives=tuple(objective.text for objective in objectives),
         requests=found.question.requests,
         span_s=span_s(found),

@@ -21,7 +21,7 @@ from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import reshaped
 
-_REPLICAS, _REQUESTS = 16, 4000  # at most
+_REPLICAS, MOST_ARRIVALS = 16, 4000  # at most
 _LOADS = (0.15, 0.35, 0.6, 0.8)  # of the highest rate
 _FINEST = 1.05  # between two rates that are told apart
 _BEYOND = (2, 3, 5, 8)  # rates above the first that breaks an objective: those that are tried, too
@@ -68,12 +68,12 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
 
 
 def _busiest(question: Question) -> Question:
-    """With no more than `_REQUESTS` consecutive requests: those with the most tokens."""
+    """With no more than `MOST_ARRIVALS` consecutive requests: those with the most tokens."""
     requests = list(question.workload.requests)
     before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
-    starts = range(max(len(requests) - _REQUESTS, 0) + 1)
-    begin = max(starts, key=lambda start: before[min(start + _REQUESTS, len(requests))] - before[start])
-    kept = requests[begin : begin + _REQUESTS]
+    starts = range(max(len(requests) - MOST_ARRIVALS, 0) + 1)
+    begin = max(starts, key=lambda start: before[min(start + MOST_ARRIVALS, len(requests))] - before[start])
+    kept = requests[begin : begin + MOST_ARRIVALS]
     first_ns = kept[0].arrival_ns
     moved = [replace(request, arrival_ns=request.arrival_ns - first_ns) for request in kept]
     return replace(question, workload=replace(question.workload, requests=moved), requests=len(moved), draws=())

@@ -22,6 +22,15 @@ from serving.deployments.node_groups import inter_node, nodes_of
 from serving.document import Document, Number, Part, fact
 from traces.document_table import table_of
 
+SURE = 0.99  # the greatest probability that is told: nobody knows the tail beyond
+
+
+def percent(probability: float) -> str:
+    """In whole percent; the ends are open."""
+    if probability >= SURE:
+        return f"{100 * SURE:.0f} % or more"
+    return f"{100 * probability:.0f} %" if probability > 0 else "less than 1 %"
+
 
 class Observed(Part):
     """What a fleet does."""
@@ -109,6 +118,22 @@ class Recommendation(Offered):
     standing: Trust = fact("how far its step times can be trusted")
     seen: dict[str, str] = fact("`observed` in words", default={})
 
+    @property
+    def headroom(self) -> str:
+        """Of more rate; open where nothing that was tried broke it."""
+        return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
+
+    @property
+    def plausible(self) -> str:
+        """How many GPUs it may take, from the fast to the slow end of the 90 % interval of step times."""
+        low, high = self.plausible_gpus
+        return f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
+
+    @property
+    def elsewhere(self) -> str:
+        """How probably the SLOs hold on other draws of the traffic; empty where there was no other."""
+        return " and ".join(map(percent, self.draws)) + " of cases" if self.draws else ""
+
 
 class Dearer(Part):
     """An engine that was given up: its cheapest fleet costs more than the answer."""
@@ -182,7 +207,7 @@ class PlanDocument(Document):
     what: ClassVar[str] = "a plan"
     where: ClassVar[str] = "plan"
 
-    answer: str = fact("the answer in a sentence")
+    answer: str = fact("the fleet and its risk, in short sentences")
     objectives: tuple[str, ...] = fact("what must hold")
     requests: int = fact("simulated on every fleet")
     span_s: float = fact("from the first arrival to the last", "s")
@@ -190,7 +215,7 @@ class PlanDocument(Document):
     risk: float = fact("share of cases in which SLOs may break", "fraction", default=0.5)
     spares: int = fact("replicas that may fail, which every fleet has besides")
     recommendation: Recommendation | None = fact("the fleet that is worth most of those that meet every SLO")
-    risk_told: str | None = fact("the fleets that other appetites for risk would take, in a sentence", default=None)
+    risk_told: str | None = fact("what less and more caution would take, in sentences", default=None)
     runners_up: tuple[Offered, ...] = fact("the next cheapest, of other engines")
     near_ties: tuple[str, ...] = fact("those that cost little more than the answer, compared with it", default=())
     dearer: tuple[Dearer, ...] = fact("engines that were given up, the cheapest first")
@@ -286,12 +311,17 @@ _COLUMNS = ("GPUs", "$/h", "tok/s\na user", "tok/s\na GPU", "$/Mtok\noutput", "a
 
 def _details(plan: PlanDocument) -> Iterator[str]:
     best = plan.recommendation
+    if plan.risk_told:
+        yield plan.risk_told
     if plan.too_short:
         yield plan.too_short
     yield f"traffic: {_traffic(plan)}"
     for objective in plan.unforgiving:
         yield f"{objective}: with so few requests, not a single one may break it"
     if best is not None:
+        yield f"attainment {100 * best.attainment:.1f} %, headroom {best.headroom}, plausible GPUs {best.plausible}"
+        if best.elsewhere:
+            yield f"on other draws of the traffic the SLOs hold in {best.elsewhere}"
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
         yield from (f"close to it: {told}" for told in plan.near_ties)

@@ -7,24 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planning.plan.document import Choices
+from planning.plan.document import Choices, percent
 from planning.plan.frontier import Point
-from planning.plan.sensitivity import SURE
 
 _NEAR = 0.25  # dearer than the answer, as a share of its price: still beside it
 
 
+def risk(found: Choices | None) -> str:
+    """`The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them.`"""
+    holds = None if found is None else found.recommended.holds
+    if found is None or holds is None:
+        return "How probably the SLOs hold is unknown."
+    chosen, whole = found.recommended, found.whole_interval
+    slow = f"If steps are slow, {share(chosen.if_slow)} of the requests keep them"
+    if whole is None:
+        slow += ", and no number of GPUs holds the SLOs"
+    elif whole.replicas <= chosen.replicas:
+        slow = "They hold even if steps are slow"
+    return f"The SLOs hold in {percent(holds)} of cases. {slow}."
+
+
 def choices(found: Choices) -> str:
-    """`12 GPUs if steps are as predicted; 16 hold in 92 % of cases ...; 20 for the whole 90 % interval`."""
+    """What less and more caution would take: `12 GPUs do if steps are as predicted. 20 do for the whole ...`"""
     likely, chosen, whole = found.as_predicted, found.recommended, found.whole_interval
-    holds = "hold with unknown probability" if chosen.holds is None else f"hold in {percent(chosen.holds)} of cases"
-    if whole is None or whole.replicas > chosen.replicas:
-        holds += f", and keep {share(chosen.if_slow)} of the requests within the SLOs even if steps are slow"
-    parts = [(likely.gpus, f"{gpus(likely.gpus)} if steps are as predicted"), (chosen.gpus, f"{chosen.gpus:,} {holds}")]
-    if whole is not None:
-        parts.append((whole.gpus, f"{whole.gpus:,} for the whole 90 % interval of step times"))
-    told = [text for _, text in sorted(parts, key=lambda part: part[0])]
-    return "; ".join([*told, *(["no number for the whole 90 % interval of step times"] if whole is None else ())])
+    told = f"{gpus(likely.gpus) if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
+    if whole and whole.gpus > chosen.gpus:
+        told += f" {whole.gpus:,} do for the whole 90 % interval of step times."
+    return told
 
 
 def near_ties(best: Point, others: Sequence[Point], spares: int) -> Iterator[str]:
@@ -43,13 +52,6 @@ def _compared(other: Point, best: Point) -> Iterator[str]:
     yield ratios.get(other.gpus / best.gpus) or f"{other.gpus:,} instead of {gpus(best.gpus)}"
     if other.tok_s_user is not None and best.tok_s_user is not None:
         yield f"{other.tok_s_user:,.0f} instead of {best.tok_s_user:,.0f} tok/s a user"
-
-
-def percent(probability: float) -> str:
-    """In whole percent; the ends are open."""
-    if probability >= SURE:
-        return f"{100 * SURE:.0f} % or more"
-    return f"{100 * probability:.0f} %" if probability > 0 else "less than 1 %"
 
 
 def share(of_requests: float) -> str:

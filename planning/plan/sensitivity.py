@@ -12,12 +12,12 @@ from statistics import NormalDist
 
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
+from planning.plan.document import SURE
 from planning.plan.draws import on_draw
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
 from traces.reshape import reshaped
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
-SURE = 0.99  # the greatest probability that is told: nobody knows the tail beyond
 _GUESSES = 3  # shares that are tried because the last to hold should be there, before the distance is halved
 KEEPING_UP = "keeping up with what arrives"
 

@@ -1,27 +1,26 @@
-"""A plan's answer in words: the fleet in a sentence, why not one replica fewer, and if the traffic was long enough."""
+"""A plan's answer in words: the fleet and its risk, why not one replica fewer, and if the traffic was long enough."""
 
 from __future__ import annotations
 
-from planning.plan.headline import percent
+from planning.plan.document import Choices
+from planning.plan.headline import risk
 from planning.plan.objectives import Objective
 from planning.plan.plan import Plan, Recommendation
-from planning.plan.sensitivity import KEEPING_UP, Knee
+from planning.plan.sensitivity import KEEPING_UP
 
 FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
 
 
-def answer(plan: Plan, risk_told: str | None) -> str:
-    """The answer in a sentence; `risk_told` says what other appetites for risk would take."""
+def answer(plan: Plan, choices: Choices | None) -> str:
+    """The fleet and its risk, in short sentences; `choices` are what appetites for risk would take."""
     best = plan.recommendation
     if best is None:
         return _none(plan)
     point, spares = best.offer.point, plan.limits.spares
     spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
-    risk = f"; {risk_told}" if risk_told else ""
     return (
         f"{count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {count(point.gpus, 'GPU')}, "
-        f"${point.usd_per_hour:,.2f}/h{risk}; {100 * point.attainment:.1f} % attainment, "
-        f"{_headroom(best.knee)}; plausible {_plausible(plan, best)}{_elsewhere(best)}"
+        f"${point.usd_per_hour:,.2f}/h. {risk(choices)}"
     )
 
 
@@ -76,30 +75,6 @@ def span_s(plan: Plan) -> float:
     """From the first arrival to the last."""
     requests = list(plan.question.workload.requests)
     return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
-
-
-def _headroom(knee: Knee) -> str:
-    return f"{'' if knee.breaks else 'more than '}{knee.headroom_percent} % headroom"
-
-
-def _plausible(plan: Plan, best: Recommendation) -> str:
-    def gpus(replicas: int) -> int:
-        return (replicas + plan.limits.spares) * best.offer.engine.gpus
-
-    assert best.fast.replicas is not None
-    low = gpus(best.fast.replicas)
-    if best.slow.replicas is None:
-        return f"{low} or more; at the slow end of the step times no such fleet meets the SLOs"
-    high = gpus(best.slow.replicas)
-    return f"{low}" if low == high else f"{low}-{high}"
-
-
-def _elsewhere(best: Recommendation) -> str:
-    """How probably it holds on other draws of the traffic."""
-    if not best.held.draws:
-        return ""
-    told = " and ".join(percent(probability) for probability in best.held.draws)
-    return f"; on {count(len(best.held.draws), 'other draw')} of the traffic the SLOs hold in {told} of cases"
 
 
 def _breaks(objective: Objective, value: float) -> bool:

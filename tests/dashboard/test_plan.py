@@ -27,6 +27,7 @@ from dashboard.frontier_page import charts as frontier_charts
 from dashboard.palette import REAL, policy_colour
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import tasks as plan_tasks
+from dashboard.plan_page import words
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
 from dashboard.plan_page.words import alternatives, fleet_name, plan_name, why_not_fewer
@@ -127,7 +128,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert bundled_answer(plan_request().as_json()) is not None, "python -m dashboard.examples makes it anew"
     app = plan(tmp_path)
     text, answer = shown(app), plan_example()["answer"]
-    assert prose(answer["risk_told"]) in text
+    assert answer["answer"].partition("/h. ")[2] in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['standing']['mark']}]" in text
     assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
@@ -315,7 +316,7 @@ def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], 
 
 def test_numbers_of_a_link_that_are_none_are_passed_over(tmp_path: Path) -> None:
     app = plan(tmp_path, rate="1e99", cv="nan", spares="x", price="H100:cheap")
-    assert prose(plan_example()["answer"]["risk_told"]) in shown(app)
+    assert plan_example()["answer"]["answer"].partition("/h. ")[2] in shown(app)
 
 
 def test_a_pasted_config_is_a_candidate_or_an_error_in_a_line(tmp_path: Path, started: list[Job]) -> None:
@@ -384,9 +385,9 @@ def test_a_job_that_failed_or_died_says_why_and_can_be_started_again(tmp_path: P
 
 
 def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None:
-    leave(unanswered(tmp_path), result={**plan_example()["answer"], "risk_told": "the answer of the job"})
+    leave(unanswered(tmp_path), result={**plan_example()["answer"], "near_ties": ["the answer of the job"]})
     app = plan(tmp_path, rate="7")
-    assert "The answer of the job" in shown(app)
+    assert "the answer of the job" in shown(app)
     assert "find" not in [button.key for button in app.button]
 
 
@@ -696,3 +697,22 @@ def test_the_frontiers_table_begins_with_the_recommended_and_the_cheapest() -> N
     met = [point.met for point in ranked]
     assert met == sorted(met, reverse=True)
     assert [p.usd_per_hour for p in ranked[1:] if p.met] == sorted(p.usd_per_hour for p in ranked[1:] if p.met)
+
+
+def test_every_headline_figure_that_step_times_decide_carries_its_band() -> None:
+    """Dollars by the GPUs it may take; of the headroom nothing is left where a slower step breaks the SLOs already."""
+    answer = PlanDocument.read(plan_example()["answer"])
+    best, bands = answer.recommendation, words.headline_bands(answer)
+    assert best is not None and best.choices is not None and best.choices.whole_interval is not None
+    assert set(bands) == set(words.headline(best))
+    (low, high), usd = best.plausible_gpus, best.usd_per_mtok_out or 0
+    assert (
+        high is not None and bands["$ per Mtok output"] == f"${usd * low / best.gpus:.2f}–${usd * high / best.gpus:.2f}"
+    )
+    assert bands["headroom"].startswith("none if slow, about ")
+    chosen = best.choices.recommended
+    sure = best.choices.model_copy(update={"whole_interval": chosen})
+    calm = answer.model_copy(update={"recommendation": best.model_copy(update={"choices": sure})})
+    assert words.headline_bands(calm)["headroom"].startswith("about ")
+    busy = calm.model_copy(update={"requests": 1_000_000})
+    assert "headroom" not in words.headline_bands(busy)  # the curve is of the busiest stretch alone

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine, long_enough
+from planning.plan.document import percent
 from planning.plan.draws import DRAWS, drawn_again, on_draw, reordered
-from planning.plan.headline import percent
 from planning.plan.plan import Limits, make_plan
 from planning.plan.sensitivity import holding
 from planning.plan.trial import Question, try_fleet
@@ -91,7 +91,9 @@ def test_the_answer_holds_over_all_draws_and_says_how_probably_on_each() -> None
     assert [best.held.planned, *best.held.draws] == each
     assert best.held.probability == pytest.approx(sum(filter(None, each)) / 3) and best.held.probability >= 0.9
     document = plan_document(None, plans[1], [], {})
-    assert f"on 2 other draws of the traffic the SLOs hold in {percent(each[1] or 0)} and" in document.answer
+    assert f"on other draws of the traffic the SLOs hold in {percent(each[1] or 0)} and" in "\n".join(
+        map(str, document.report())
+    )
     assert document.recommendation is not None and document.recommendation.draws == best.held.draws
 
 

@@ -11,11 +11,11 @@ import pytest
 from calibration.steps.interval import factor_at
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine
-from planning.plan.document import Choice, Choices
+from planning.plan.document import SURE, Choice, Choices
 from planning.plan.frontier import Point
-from planning.plan.headline import choices, near_ties
+from planning.plan.headline import choices, near_ties, risk
 from planning.plan.plan import Limits, Plan, make_plan
-from planning.plan.sensitivity import SURE, holding
+from planning.plan.sensitivity import holding
 from planning.plan.trial import Question, simulated, try_alone, try_fleet
 from planning.plan.worth import most_worth
 from planning.workers import Workers
@@ -73,7 +73,7 @@ def test_the_answer_is_a_choice_with_its_risk() -> None:
         assert slow.figures is not None and choice.if_slow == pytest.approx(slow.figures.attainment)
     assert likely.if_slow < 0.9 <= whole.if_slow
     assert document.risk_told == choices(best.choices)
-    assert document.risk_told in document.answer
+    assert document.answer.endswith(risk(best.choices)) and len(document.answer) < 160
     held = {row["replicas"]: row["holds"] for row in document.table("fleets").to_pylist()}
     assert held[chosen.replicas] == best.holds
 
@@ -85,13 +85,15 @@ def test_the_choice_in_words() -> None:
 
     few, some, many = choice(12, 0.6, 0.225), choice(16, 0.92, 0.97), choice(20, 0.96, 0.995)
     assert choices(Choices(as_predicted=few, recommended=some, whole_interval=many)) == (
-        "12 GPUs if steps are as predicted; 16 hold in 92 % of cases, and keep 97.0 % of the requests within the SLOs "
-        "even if steps are slow; 20 for the whole 90 % interval of step times"
+        "12 GPUs do if steps are as predicted. 20 do for the whole 90 % interval of step times."
     )
-    assert choices(Choices(as_predicted=few, recommended=few, whole_interval=None)).endswith(
-        "keep 22.5 % of the requests within the SLOs even if steps are slow; "
-        "no number for the whole 90 % interval of step times"
-    )
+    found = Choices(as_predicted=few, recommended=some, whole_interval=many)
+    assert risk(found) == "The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them."
+    hopeless = Choices(as_predicted=few, recommended=few, whole_interval=None)
+    assert risk(hopeless).endswith("22.5 % of the requests keep them, and no number of GPUs holds the SLOs.")
+    assert choices(hopeless) == "No fewer do if steps are as predicted."
+    assert risk(Choices(as_predicted=few, recommended=some, whole_interval=some)).endswith("even if steps are slow.")
+    assert "unknown" in risk(None)
 
 
 def test_a_fleet_that_collapses_at_the_slow_end_is_not_told_as_sure() -> None:
@@ -101,9 +103,7 @@ def test_a_fleet_that_collapses_at_the_slow_end_is_not_told_as_sure() -> None:
     assert best is not None and best.choices is not None
     chosen = best.choices.recommended
     assert chosen.attainment > 0.9 > 0.5 > chosen.if_slow
-    assert (
-        f"keep {100 * chosen.if_slow:.1f} % of the requests within the SLOs even if steps are slow" in document.answer
-    )
+    assert f"If steps are slow, {100 * chosen.if_slow:.1f} % of the requests keep them" in document.answer
 
 
 def test_what_misses_by_less_than_step_times_are_uncertain_is_borderline() -> None:
