@@ -294,7 +294,9 @@ def test_the_command_of_a_plan_asks_the_same(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # one CPU, so that neither starts workers
     asked = copy.deepcopy(plan_example()["settings"])
     asked |= {"model": "Llama-3.1-8B", "gpus": ["L40S"], "tensor_parallel_sizes": [1], "spares": 1, "max_replicas": 50}
-    asked["traffic"] |= {"requests": 60, "output": asked["traffic"]["output"] | {"mean": 20.0, "max": 60}}
+    for part, mean, most in (("prompt", 200.0, 800), ("output", 20.0, 60)):
+        asked["traffic"][part] |= {"mean": mean, "max": most}
+    asked["traffic"]["requests"] = 60
     asked |= {"slos": [EASY], "prices": {"L40S": 0.5}, "risk": 0.4}
     line, files = plan_command(asked)
     for name, content in files.items():

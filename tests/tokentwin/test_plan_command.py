@@ -28,8 +28,8 @@ EASY, HARD = "ttft_ms p99<=1000", "tpot_ms p50<=1"
 def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "shape.yaml"
     path.write_text(
-        "{requests: 80, seed: 1, arrivals: {kind: poisson, rate: 60}, prompt: {kind: lognormal, mean: 700, sigma: 1,"
-        " max: 3000}, output: {kind: exponential, mean: 30, max: 150}}"
+        "{requests: 80, seed: 1, arrivals: {kind: poisson, rate: 60}, prompt: {kind: lognormal, mean: 300, sigma: 1,"
+        " max: 1200}, output: {kind: exponential, mean: 30, max: 150}}"
     )
     return path
 
