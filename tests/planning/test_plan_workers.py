@@ -20,7 +20,7 @@ from calibration.kernels.times import Coverage
 from calibration.steps.observed import ObservedOperations, ObservedPipeline
 from planning.plan.candidates import Engine
 from planning.plan.pricing import KernelPricing
-from planning.plan.trial import Question, _Watch, try_fleet
+from planning.plan.trial import _Watch, try_fleet
 from planning.workers import Overdue, WorkerDied, Workers
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -87,12 +87,6 @@ def test_a_trial_of_few_requests_stops_early_too(monkeypatch: pytest.MonkeyPatch
     assert 9 < sum(seen) < 300  # nine of 900 may be late
 
 
-def sleep(query: Question) -> None:
-    """A task that no one waits for to end."""
-    Path(query.router).touch()
-    time.sleep(600)
-
-
 def test_a_task_that_takes_too_long_is_ended_and_no_other() -> None:
     with Workers(60, jobs=1) as workers:
         found = dict(workers.each([operator.neg, time.sleep, operator.neg], limit_s=4))
@@ -121,12 +115,10 @@ def test_what_is_wrong_reads_the_same_from_another_process() -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = f"""
-from dataclasses import replace
-from functools import partial
-from tests.planning.plan_samples import question
-from tests.planning.test_plan_workers import sleep
+from pathlib import Path
+from tests.planning.tiny_job import sleep
 from planning.workers import Workers
-with Workers(replace(question("ttft_ms p99<=1"), router={str(begun)!r}), jobs=2) as workers:
+with Workers(Path({str(begun)!r}), jobs=2) as workers:
     workers.run([sleep, sleep])
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, start_new_session=True)
@@ -160,14 +152,15 @@ def test_ctrl_c_ends_a_plan_and_its_workers_with_one_line(tmp_path: Path, end: C
     file, begun = tmp_path / "t.yaml", tmp_path / "begun"
     file.write_text("{requests: 5, arrivals: {kind: poisson, rate: 1}, prompt: 9, output: 9}")
     code = f"""
-import dataclasses, sys
+import sys
+from pathlib import Path
 import planning.plan.plan as plan
-from tests.planning.test_plan_workers import sleep
+from tests.planning.tiny_job import sleep
 from tokentwin.cli import main
 from planning.workers import Workers
 
-def asleep(workers, *_):
-    with Workers(dataclasses.replace(workers.common, router={str(begun)!r}), 2) as both:
+def asleep(*_):
+    with Workers(Path({str(begun)!r}), 2) as both:
         both.run([sleep, sleep])
 
 plan.make_plan = asleep

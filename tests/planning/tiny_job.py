@@ -1,4 +1,4 @@
-"""The task of the tests of jobs, in a module that imports next to nothing: each of its processes imports it anew."""
+"""Tasks of the tests of jobs and workers, in a module that imports next to nothing: each process imports it anew."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def tiny(settings: dict[str, Any], out: Path, tell: Callable[[str, float], None]
     if settings.get("fill"):
         (out / "large").write_bytes(bytes(1 << 30))
     return {"answer": settings["number"] * 2}
+
+
+def sleep(begun: Path) -> None:
+    """A task that no one waits for to end."""
+    begun.touch()
+    time.sleep(600)
