@@ -1,12 +1,14 @@
-"""A file that is there in full or not at all, whatever ends the process that writes it."""
+"""A file that is there in full or not at all, whatever ends the process that writes it, and over no other unasked."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
+
+from serving.errors import UserError, reason
 
 
 @contextmanager
@@ -25,6 +27,23 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # where nothing could be written there is nothing to remove
             partial.unlink(missing_ok=True)
+
+
+def check_free(path: Path, overwrite: bool = False) -> None:
+    """Raises UserError if the file exists and `overwrite` is not set, or if it is no file."""
+    if path.exists() and not (overwrite and path.is_file()):
+        remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
+        raise UserError("output", str(path), remedy)
+
+
+def write_whole(path: Path, write: Callable[[Path], object], overwrite: bool = False) -> None:
+    """Have `write` make a file beside `path`, then move it there. Raises UserError where that cannot be."""
+    check_free(path, overwrite)
+    try:
+        with whole_file(path) as partial:
+            write(partial)
+    except OSError as error:
+        raise UserError("output", str(path), f"cannot be written: {reason(error)}") from None
 
 
 def _has_ended(process: str) -> bool:

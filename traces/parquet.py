@@ -29,8 +29,8 @@ _WORKLOAD = b"tokentwin.workload"
 _SEGMENT = pa.struct([pa.field("segment", pa.string(), nullable=False), pa.field("tokens", pa.int64(), nullable=False)])
 
 
-def _field(name: str, type_: pa.DataType, unit: str, definition: str) -> pa.Field:
-    return pa.field(name, type_, nullable=False, metadata={"unit": unit, "definition": definition})
+def _field(name: str, type_: pa.DataType, unit: str, definition: str, nullable: bool = False) -> pa.Field:
+    return pa.field(name, type_, nullable, metadata={"unit": unit, "definition": definition})
 
 
 SCHEMA = pa.schema(
@@ -45,35 +45,16 @@ SCHEMA = pa.schema(
         _field("slo_class", pa.string(), "", "SLO class, or empty"),
         _field("session", pa.string(), "", "conversation it is a turn of, or empty"),
         _field("turn", pa.int64(), "", "which turn, from 0"),
-        pa.field(
-            "think_ns",
-            pa.int64(),
-            metadata={"unit": "ns", "definition": "from the end of the turn before; null: it comes at arrival_ns"},
-        ),
-        pa.field(
-            "cancel_ns",
-            pa.int64(),
-            metadata={"unit": "ns", "definition": "when its client hangs up, if it still waits; null: it never does"},
-        ),
+        _field("think_ns", pa.int64(), "ns", "from the end of the turn before; null: it comes at arrival_ns", True),
+        _field("cancel_ns", pa.int64(), "ns", "when its client hangs up, if it still waits; null: it never does", True),
         _field("structured", pa.bool_(), "", "whether its answer keeps to a grammar"),
-        pa.field(
-            "stop_ns",
-            pa.int64(),
-            metadata={
-                "unit": "ns",
-                "definition": "when a stop string ends its answer, if nothing has; null: none does",
-            },
+        _field(
+            "stop_ns", pa.int64(), "ns", "when a stop string ends its answer, if nothing has; null: none does", True
         ),
     ]
 )
-_LATER = {
-    "session": "",
-    "turn": 0,
-    "think_ns": None,
-    "cancel_ns": None,
-    "structured": False,
-    "stop_ns": None,
-}  # columns that older traces lack, and what they mean by it
+# Columns that older traces lack, and what they mean by it.
+_LATER = {"session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None}
 
 
 def arrow_reason(error: Exception) -> str:

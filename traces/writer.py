@@ -6,10 +6,11 @@ A format is a function listed in `WRITERS`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from serving.errors import UserError, reason
-from serving.whole_file import whole_file
+from serving.errors import UserError
+from serving.whole_file import write_whole
 from serving.workload import Workload
 from traces.mooncake import write_mooncake
 from traces.parquet import write_parquet
@@ -30,11 +31,4 @@ def write_workload(workload: Workload, path: str | Path, format: str | None = No
         formats, suffixes = " or ".join(WRITERS), " or ".join(_SUFFIXES)
         remedy = f"does not say the format; give --to {formats}, or a name that ends in {suffixes}"
         raise UserError("format", format or path.name, remedy)
-    if path.exists() and not (overwrite and path.is_file()):
-        remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
-        raise UserError("output", str(path), remedy)
-    try:
-        with whole_file(path) as partial:
-            WRITERS[name](workload, partial)
-    except OSError as error:
-        raise UserError("output", str(path), f"cannot be written: {reason(error)}") from None
+    write_whole(path, partial(WRITERS[name], workload), overwrite)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from planning.exports.exportable import Exportable
-from planning.exports.file import write_whole
 from planning.exports.formats import FORMATS
 from planning.exports.openmetrics import write_openmetrics
 from planning.exports.perfetto import write_perfetto
@@ -15,6 +14,7 @@ from planning.exports.recorded_run import RecordedRun
 from planning.exports.tables import write_table
 from serving.document import Document
 from serving.errors import UserError
+from serving.whole_file import write_whole
 
 Write = Callable[[Any, IO[bytes]], None]  # a whole source
 
@@ -72,7 +72,12 @@ def export(
 
     Raises UserError also if the file exists and `overwrite` is not set, or if it cannot be written.
     """
-    write_whole(path, lambda out: write_export(source, name, out, table, html=html), overwrite)
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as out:
+            write_export(source, name, out, table, html=html)
+
+    write_whole(path, write, overwrite)
 
 
 def _writers(source: Exportable) -> dict[str, Write]:

@@ -141,8 +141,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
     gpus, spares = best.offer.engine.gpus, plan.limits.spares
     assert figures is not None
     seen = zip(objectives.each, figures.observed, strict=True)
-    fast, slow = (end.replicas and (end.replicas + spares) * gpus for end in (best.fast, best.slow))
-    assert fast is not None
+    fast, slow = (best.fast + spares) * gpus, best.slow and (best.slow + spares) * gpus
     return Recommendation(
         **_offered(best.offer, objectives.each),
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
@@ -154,7 +153,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         breaks_first=best.knee.breaks,
         plausible_gpus=(fast, slow),
         draws=best.held.draws,
-        standing=Trust(mark=best.fast.standing, reason=best.fast.reason),
+        standing=Trust(mark=figures.mark, reason=figures.reason),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
     )
 
@@ -170,11 +169,10 @@ def _choices(plan: Plan, best: Recommended) -> Choices | None:
         bill = {"gpus": bought * engine.gpus, "usd_per_hour": bought * engine.usd_per_hour}
         return Choice(**dict(point), **bill, holds=held.probability)
 
-    assert best.likely.replicas is not None
     return Choices(
-        as_predicted=choice(best.likely.replicas),
+        as_predicted=choice(best.likely),
         recommended=choice(best.offer.trial.replicas),
-        whole_interval=choice(best.slow.replicas) if best.slow.replicas else None,
+        whole_interval=choice(best.slow) if best.slow else None,
     )
 
 

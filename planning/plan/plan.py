@@ -12,7 +12,7 @@ from planning.plan.curves import fleet_point
 from planning.plan.document import Dearer, FleetPoint, Infeasible
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Progress, Searched, search, silent
-from planning.plan.sensitivity import End, Knee, knee, replicas_at
+from planning.plan.sensitivity import Knee, knee, replicas_at
 from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
 from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
@@ -54,9 +54,9 @@ class Recommendation:
     offer: Offer
     held: Held
     fewer: Trial | None
-    fast: End
-    likely: End
-    slow: End
+    fast: int
+    likely: int
+    slow: int | None
     knee: Knee
     choices: Mapping[int, tuple[FleetPoint, Held]]
 
@@ -200,7 +200,7 @@ def _recommended(
     found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
     more = [(of, trial) for (of, *_), trial in zip(around, trials, strict=True)]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
-    choices = _choices(workers, engine, {replicas: held}, [n for n in (likely.replicas, slow.replicas) if n])
+    choices = _choices(workers, engine, {replicas: held}, [n for n in (likely, slow) if n])
     fewer = tried[0] if tried else None
     return Recommendation(best, held, fewer, fast, likely, slow, found_knee, choices), more
 

@@ -22,25 +22,14 @@ _GUESSES = 3  # shares that are tried because the last to hold should be there, 
 KEEPING_UP = "keeping up with what arrives"
 
 
-@dataclass(frozen=True)
-class End:
-    """The fewest replicas if all steps take as long as at one end of the interval; None if `most` are too few."""
-
-    replicas: int | None
-    standing: str
-    reason: str
-
-
-def replicas_at(question: Question, engine: Engine, replicas: int, most: int) -> tuple[End, End, End]:
-    """At the fast end, as predicted, and at the slow end, where `replicas` hold as predicted.
+def replicas_at(question: Question, engine: Engine, replicas: int, most: int) -> tuple[int, int, int | None]:
+    """The fewest at the fast end of the interval, as predicted, and at its slow end; `replicas` hold as predicted.
 
     Faster steps are taken never to need more, slower never fewer. How far off they may be depends on which steps the
-    run asks for: those of `replicas` here.
+    run asks for: those of `replicas` here. None where `most` are too few.
     """
-    figures = at_share(question, engine, replicas, LIKELY, to_the_end=True).figures
-    assert figures is not None
 
-    def fewest(share: float, search: Bisection) -> End:
+    def fewest(share: float, search: Bisection) -> int | None:
         while not search.done:
             number = search.ask()
             if share == LIKELY or number == replicas:
@@ -48,13 +37,13 @@ def replicas_at(question: Question, engine: Engine, replicas: int, most: int) ->
             else:
                 trial = simulated(question, engine, cost_at(question, engine, replicas, share), number)
             search = search.answered(number, trial.met)
-        return End(search.high, figures.mark, figures.reason)
+        return search.high
 
     fast = fewest(FAST, Bisection(low=0, high=replicas, most=replicas, start=1))
-    assert fast.replicas is not None
-    likely = fewest(LIKELY, Bisection(low=fast.replicas - 1, high=replicas, most=replicas, start=1))
-    assert likely.replicas is not None
-    return fast, likely, fewest(SLOW, Bisection(low=likely.replicas - 1, most=most, start=replicas))
+    assert fast is not None
+    likely = fewest(LIKELY, Bisection(low=fast - 1, high=replicas, most=replicas, start=1))
+    assert likely is not None
+    return fast, likely, fewest(SLOW, Bisection(low=likely - 1, most=most, start=replicas))
 
 
 def holding(

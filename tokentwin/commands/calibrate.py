@@ -10,6 +10,7 @@ import click
 from planning.deployments import read_deployment
 from planning.measure.request import CalibrateRequest
 from tokentwin.options import deployment_options, options_of, requested
+from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from calibration.steps.external_calibration import ExternalCalibration
@@ -66,62 +67,40 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
 
 def _print_correction(learnt: ExternalCalibration) -> None:
     """What was learnt of another engine, and held-out errors."""
-    from rich.console import Console
-    from rich.table import Table
-
-    factors = Table("part", "factor", title=f"correction {learnt.id}", title_justify="left")
-    for name, factor in learnt.correction.factors.items():
-        factors.add_row(name, f"{factor:.3f}")
-    added = Table("added for", "µs", title_justify="left")
-    for name, ns in learnt.correction.added_ns.items():
-        added.add_row(name, f"{ns / 1e3:,.1f}")
-    errors = Table(
-        "regime",
-        "steps",
-        "median error",
-        "p95 error",
-        "bias",
-        title="the middle third, from the others",
-        title_justify="left",
+    factors = ((name, f"{factor:.3f}") for name, factor in learnt.correction.factors.items())
+    print_table(("part", "factor"), factors, f"correction {learnt.id}")
+    print_table(("added for", "µs"), ((name, f"{ns / 1e3:,.1f}") for name, ns in learnt.correction.added_ns.items()))
+    errors = (
+        (name, f"{e['steps']:.0f}", f"{e['median_pct']:.2f} %", f"{e['p95_pct']:.2f} %", f"{e['bias_pct']:+.2f} %")
+        for name, e in learnt.residuals.items()
     )
-    for name, e in learnt.residuals.items():
-        errors.add_row(
-            name, f"{e['steps']:.0f}", f"{e['median_pct']:.2f} %", f"{e['p95_pct']:.2f} %", f"{e['bias_pct']:+.2f} %"
-        )
-    console = Console()
-    for table in (factors, added, errors):
-        console.print(table)
-    console.print(str(learnt.step_interval))
+    headings = ("regime", "steps", "median error", "p95 error", "bias")
+    print_table(headings, errors, "the middle third, from the others")
+    print(learnt.step_interval)
 
 
 def _print_front_door(learnt: FrontDoor) -> None:
     """What it adds, and where."""
-    from rich.console import Console
-    from rich.table import Table
-
-    times = Table("what it pays for", "µs", title=f"front door, from {learnt.source}", title_justify="left")
-    for name, field in type(learnt).model_fields.items():
-        if name.endswith("_ns"):
-            times.add_row(field.description, f"{getattr(learnt, name) / 1e3:,.2f}")
-    Console().print(times)
+    fields = {name: field.description or "" for name, field in type(learnt).model_fields.items()}
+    times = ((said, f"{getattr(learnt, name) / 1e3:,.2f}") for name, said in fields.items() if name.endswith("_ns"))
+    print_table(("what it pays for", "µs"), times, f"front door, from {learnt.source}")
 
 
 def print_calibration(calibration: Calibration) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from calibration.steps.features import CPU_FEATURES
 
-    prices = Table("part", "what it pays for", "µs each", title=f"calibration {calibration.id}")
-    for name, meaning in calibration.features.items():
-        prices.add_row(f"step: {name}", meaning, f"{calibration.step_prices_ps[name] / 1e6:,.3f}")
-    for name, meaning in CPU_FEATURES.items():
-        prices.add_row(f"cpu: {name}", meaning, f"{calibration.cpu_prices_ps[name] / 1e6:,.3f}")
-    errors = Table("regime", "held-out steps", "median error", "p95 error", "bias")
-    for name, r in calibration.residuals.items():
-        errors.add_row(
-            name, str(r.steps), f"{r.median_error_pct:.1f} %", f"{r.p95_error_pct:.1f} %", f"{r.bias_pct:+.1f} %"
-        )
-    console = Console()
-    console.print(prices)
-    console.print(errors)
+    kinds = (
+        ("step", calibration.features, calibration.step_prices_ps),
+        ("cpu", CPU_FEATURES, calibration.cpu_prices_ps),
+    )
+    prices = (
+        (f"{kind}: {name}", meaning, f"{paid[name] / 1e6:,.3f}")
+        for kind, features, paid in kinds
+        for name, meaning in features.items()
+    )
+    print_table(("part", "what it pays for", "µs each"), prices, f"calibration {calibration.id}")
+    errors = (
+        (name, str(r.steps), f"{r.median_error_pct:.1f} %", f"{r.p95_error_pct:.1f} %", f"{r.bias_pct:+.1f} %")
+        for name, r in calibration.residuals.items()
+    )
+    print_table(("regime", "held-out steps", "median error", "p95 error", "bias"), errors)

@@ -41,8 +41,8 @@ def claims(
     """
     from planning.claims.check import check
     from planning.claims.claim import load_claims
-    from planning.exports.file import check_free, write_whole
     from planning.progress import telling
+    from serving.whole_file import check_free, write_whole
     from tokentwin.commands.saved_answer import finish
 
     if save is not None:
@@ -53,7 +53,7 @@ def claims(
     with telling() as tell:
         answer = _tried(wanted, tell) if engine else check(wanted, tell)
     if write is not None:
-        write_whole(write, lambda file: file.write(answer.page().encode()), overwrite=True)
+        write_whole(write, lambda file: file.write_text(answer.page(), encoding="utf-8"), overwrite=True)
     finish(answer, style, save, force)
 
 

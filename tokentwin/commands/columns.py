@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from tokentwin.tables import print_table
+
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
@@ -16,9 +18,6 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
 
     PATH is a recording, a sweep or a Parquet file. Without PATH you see the columns of every recording.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from serving.errors import UserError
     from traces.column_dictionary import columns_at, columns_text, recording_columns
 
@@ -31,8 +30,6 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
         click.echo(columns_text(found), nl=False)
         return
     for name, entries in found.items():
-        table = Table("column", "unit", "definition", title=name, title_justify="left", box=None, header_style="bold")
-        for entry in entries:
-            table.add_row(entry["name"], entry["unit"], entry["definition"])
-        Console().print(table)
+        rows = ((entry["name"], entry["unit"], entry["definition"]) for entry in entries)
+        print_table(("column", "unit", "definition"), rows, name, box=None, header_style="bold")
         click.echo()

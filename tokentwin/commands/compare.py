@@ -82,9 +82,9 @@ def compare(
     Exit status: 0 if a difference can be claimed, 3 if none can, 4 if the real engine (--engine) contradicts a claim.
     """
     from planning.compare import comparer
-    from planning.exports.file import check_free
     from planning.progress import telling
     from serving.errors import UserError
+    from serving.whole_file import check_free
     from traces.slo import parse_slo
 
     if save is not None:

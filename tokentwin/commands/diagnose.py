@@ -36,7 +36,7 @@ def diagnose(slo: str | None, metric: str | None, save: Path | None, force: bool
     If you save the diagnosis as RUN/diagnosis.json, the report of `tokentwin export RUN --to html` shows it.
     """
     from planning.diagnose import recorded_run
-    from planning.exports.file import check_free
+    from serving.whole_file import check_free
     from tokentwin.commands.saved_answer import finish
     from traces.slo import parse_slo
 

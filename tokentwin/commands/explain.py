@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
 from tokentwin.options import deployment_options
+from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from calibration.steps.explanation import Explanation
     from calibration.steps.token_life import Stage
 
@@ -74,16 +75,13 @@ def explain(
 
 def _print_life(life: list[Stage]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title="the life of its tokens, on one device", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("stage", "shape", "type", "times", "MB"):
-        table.add_column(heading, justify="right" if heading in ("times", "MB") else "left")
-    for stage in life:
-        shape = " x ".join(f"{size:,}" for size in stage.shape)
-        table.add_row(stage.name, shape, stage.dtype, str(stage.times), _amount(stage.bytes / 1e6))
-    Console().print(table)
+    rows = (
+        (at.name, " x ".join(f"{n:,}" for n in at.shape), at.dtype, str(at.times), _amount(at.bytes / 1e6))
+        for at in life
+    )
+    headings = ("stage", "shape", "type", "times", "MB")
+    print_table(headings, rows, "the life of its tokens, on one device", right=("times", "MB"), box=SIMPLE_HEAD)
 
 
 def _as_dict(found: Explanation) -> dict[str, Any]:
@@ -94,18 +92,11 @@ def _as_dict(found: Explanation) -> dict[str, Any]:
 
 def _print(found: Explanation, title: str) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
 
     from calibration.kernels.times import Coverage
 
-    console = Console()
-    operations = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("operation", "times", "GFLOP", "MB", "µs", "roofline", "bound by", "±"):
-        words = heading in ("operation", "bound by")
-        operations.add_column(heading, justify="left" if words else "right", no_wrap=heading != "operation")
-    for o in found.operations:
-        operations.add_row(
+    operations = (
+        (
             o.name,
             str(o.count),
             _amount(o.flops / 1e9),
@@ -115,43 +106,34 @@ def _print(found: Explanation, title: str) -> None:
             o.bound,
             f"{100 * o.sigma:.0f} %{'*' if o.coverage is Coverage.EXTRAPOLATED else ''}",
         )
-    console.print(operations)
+        for o in found.operations
+    )
+    numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
+    headings = ("operation", *numbers[:-1], "bound by", "±")
+    print_table(headings, operations, title, right=numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     if any(o.coverage is Coverage.EXTRAPOLATED for o in found.operations):
-        console.print("* beyond measured shapes")
-    parts = Table(title="the step, as engines run it", title_justify="left")
-    for heading in ("part", "µs", "share"):
-        parts.add_column(heading, justify="left" if heading == "part" else "right")
-    for name, ns in sorted(found.parts_ns.items(), key=lambda item: -item[1]):
-        parts.add_row(name, f"{ns / 1e3:,.1f}", f"{100 * ns / found.step_ns:.1f} %")
-    parts.add_section()
-    parts.add_row("step", f"{found.step_ns / 1e3:,.1f}", "")
-    console.print(parts)
+        print("* beyond measured shapes")
+    longest_first = sorted(found.parts_ns.items(), key=lambda item: -item[1])
+    parts = [(name, f"{ns / 1e3:,.1f}", f"{100 * ns / found.step_ns:.1f} %") for name, ns in longest_first]
+    parts.append(("step", f"{found.step_ns / 1e3:,.1f}", ""))
+    print_table(("part", "µs", "share"), parts, "the step, as engines run it", right=("µs", "share"))
     if found.stages:
-        console.print(_stages(found))
+        of_stages = ("stage", "layers", "µs")
+        print_table(of_stages, _stages(found), "on each pipeline stage", right=of_stages)
     hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
-    console.print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
-    console.print(f"{found.coverage.name.lower()}: because of {found.why}")
+    print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
+    print(f"{found.coverage.name.lower()}: because of {found.why}")
 
 
-def _stages(found: Explanation) -> Table:
-    """Stage by stage, neighbours that are alike together."""
-    from itertools import groupby
-
-    from rich.table import Table
-
-    table = Table(title="on each pipeline stage", title_justify="left")
-    for heading in ("stage", "layers", "µs"):
-        table.add_column(heading, justify="right")
+def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:
+    """Stage by stage, neighbours that are alike together; transfers last."""
     first = 0
     for stage, alike in groupby(found.stages):
         last = first + len(list(alike)) - 1
         number = str(first) if first == last else f"{first} to {last}"
-        table.add_row(number, str(stage.layers), f"{stage.ns / 1e3:,.1f}")
+        yield number, str(stage.layers), f"{stage.ns / 1e3:,.1f}"
         first = last + 1
-    table.add_section()
-    transfers = found.step_ns - sum(stage.ns for stage in found.stages)
-    table.add_row("transfers", "", f"{transfers / 1e3:,.1f}")
-    return table
+    yield "transfers", "", f"{(found.step_ns - sum(stage.ns for stage in found.stages)) / 1e3:,.1f}"
 
 
 def _with(drafts: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentwin.finite import Finite
+from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from serving.deployments.model_spec import ModelSpec
@@ -32,16 +33,13 @@ def fetch(name: str, directory: Path | None) -> None:
 @model.command(name="list")
 def list_models() -> None:
     """List the known models, with their parameters and the size of their KV cache in 16 bits."""
-    from rich.console import Console
-    from rich.table import Table
-
     from serving.deployments.model_catalogue import models
 
-    table = Table("model", "parameters, B", "of them active, B", "KV bytes per token")
-    for name, spec in models().items():
-        sizes = f"{spec.parameters / 1e9:,.2f}", f"{spec.active_parameters / 1e9:,.2f}"
-        table.add_row(name, *sizes, f"{spec.kv_bytes_per_token(2):,}")
-    Console().print(table)
+    rows = (
+        (name, f"{m.parameters / 1e9:,.2f}", f"{m.active_parameters / 1e9:,.2f}", f"{m.kv_bytes_per_token(2):,}")
+        for name, m in models().items()
+    )
+    print_table(("model", "parameters, B", "of them active, B", "KV bytes per token"), rows)
 
 
 @model.command()

@@ -56,11 +56,11 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
-    from planning.exports.file import check_free
     from planning.plan import planner
     from planning.progress import telling
     from planning.settings import named_values
     from serving.deployments.config import load_deployment
+    from serving.whole_file import check_free
     from tokentwin.commands.saved_answer import finish
     from traces.without_pandas import spare_pandas
 

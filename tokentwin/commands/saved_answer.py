@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from planning.exports.file import write_whole
 from serving.document import Document, print_document
+from serving.whole_file import write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 
@@ -38,7 +38,7 @@ def finish(answer: Document, style: str, save: Path | None = None, force: bool =
     if "inputs" in type(answer).model_fields:
         answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
     if save is not None:
-        write_whole(save, lambda file: file.write(answer.dumps().encode()), force)
+        write_whole(save, lambda file: file.write_text(answer.dumps(), encoding="utf-8"), force)
     if style == "json":
         click.echo(answer.dumps())
     else:

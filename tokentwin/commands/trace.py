@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from serving.errors import UserError
+from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from serving.workload import Workload
@@ -145,11 +146,6 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     if format_ == "json":
         click.echo(json.dumps(summary.as_dict(), indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    facts = Table("", "", title=summary.name, show_header=False)
     loop = f"closed, {summary.concurrency} outstanding" if summary.concurrency else "open"
     rows = [
         ("requests", f"{summary.requests:,}"),
@@ -167,18 +163,15 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     for label, counts in (("tenants", summary.tenants), ("SLO classes", summary.slo_classes)):
         if set(counts) != {""}:
             rows.append((label, ", ".join(f"{key or '(none)'} {n:,}" for key, n in sorted(counts.items())[:8])))
-    for row in rows:
-        facts.add_row(*row)
-    console.print(facts)
+    print_table(("", ""), rows, summary.name, show_header=False)
     columns = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
-    lengths = Table("tokens", *columns, title="lengths")
-    for column in lengths.columns[1:]:
-        column.justify = "right"
-    for label, length in (("prompt", summary.prompt), ("output", summary.output)):
-        lengths.add_row(label, *(f"{getattr(length, column):,.0f}" for column in columns))
-    console.print(lengths)
+    lengths = (
+        (label, *(f"{getattr(length, column):,.0f}" for column in columns))
+        for label, length in (("prompt", summary.prompt), ("output", summary.output))
+    )
+    print_table(("tokens", *columns), lengths, "lengths", right=columns)
     if summary.tied_share is not None and summary.tied_share > 0.5 and not summary.concurrency:
-        console.print(
+        print(
             f"{summary.tied_share:.0%} of the gaps are zero: if the timestamps are quantised, --spread-ticks undoes it."
         )
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from tokentwin.tables import print_table
+
 
 @click.command()
 @click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
@@ -27,7 +29,7 @@ def decisions(
     The rows are those of AIConfigurator's tables that a case file describes.
     """
     from calibration.validation.decisions.configurations import configurations
-    from calibration.validation.decisions.page import as_dict, markdown
+    from calibration.validation.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
     from calibration.validation.decisions.questions import groups
     from calibration.validation.decisions.scoring import decided
     from planning.progress import telling
@@ -54,19 +56,5 @@ def decisions(
     if style == "json":
         click.echo(json.dumps(told))
     else:
-        _print(result)
-
-
-def _print(result: object) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from calibration.validation.decisions.page import RULE_HEADER, rule_rows
-    from calibration.validation.decisions.scoring import Decisions
-
-    assert isinstance(result, Decisions)
-    some = next(iter(result.rules.values()))
-    table = Table(*RULE_HEADER, title=f"{some.questions:,} questions about {some.groups} groups", title_justify="left")
-    for row in rule_rows(result):
-        table.add_row(*row)
-    Console().print(table)
+        some = next(iter(result.rules.values()))
+        print_table(RULE_HEADER, rule_rows(result), f"{some.questions:,} questions about {some.groups} groups")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tokentwin.finite import Finite
+from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from calibration.validation.external.case import Case
@@ -135,9 +136,6 @@ def _written(page: str) -> str:
 
 
 def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], style: str, page: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from calibration.validation.external.leave_out import HEADER
     from calibration.validation.external.page import left_out_section, with_section
     from calibration.validation.external.teaching import left_out_tables
@@ -150,10 +148,7 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
         click.echo(json.dumps(found))
         return
     for level, rows in tables.items():
-        table = Table(*HEADER, title=f"left out by {level}", title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
+        print_table(HEADER, rows, f"left out by {level}")
 
 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
@@ -223,9 +218,6 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 def print_results(results: list[CaseResult]) -> None:
     """Every case as a table, long ones summed up by group; the targets last."""
-    from rich.console import Console
-    from rich.table import Table
-
     from calibration.validation.external.page import (
         MANY,
         ROW_HEADER,
@@ -236,24 +228,15 @@ def print_results(results: list[CaseResult]) -> None:
         target_row,
     )
 
-    console = Console()
     for result in results:
         long = len(result.runs) > MANY
         header = group_header(result) if long else ROW_HEADER
         rows = list(group_rows(result) if long else map(row_cells, result.rows))
         filled = [any(cells[at] for cells in rows) for at in range(len(header))]
-        table = Table(title=result.case.title, title_justify="left")
-        for name in compress(header, filled):
-            table.add_column(name, overflow="fold")
-        for cells in rows:
-            table.add_row(*compress(cells, filled))
-        console.print(table)
+        shown = (tuple(compress(cells, filled)) for cells in rows)
+        print_table(tuple(compress(header, filled)), shown, result.case.title)
         coverage, why = result.provenance
-        console.print(f"{coverage.name.lower()}: {why}", highlight=False)
-    if not any(result.verdicts for result in results):
-        return
-    targets = Table(*TARGET_HEADER, title="targets", title_justify="left")
-    for result in results:
-        for verdict in result.verdicts:
-            targets.add_row(*(cell.replace("**", "") for cell in target_row((result, verdict))))
-    console.print(targets)
+        print(f"{coverage.name.lower()}: {why}")
+    targets = [target_row((result, verdict)) for result in results for verdict in result.verdicts]
+    if targets:
+        print_table(TARGET_HEADER, ([cell.replace("**", "") for cell in cells] for cells in targets), "targets")

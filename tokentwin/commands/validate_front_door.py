@@ -10,6 +10,7 @@ import click
 
 from tokentwin.finite import Finite
 from tokentwin.options import deployment_options
+from tokentwin.tables import print_table
 
 TARGET_MISSED = 3
 
@@ -75,18 +76,15 @@ def front_door(
 
 
 def _print(rows: list[Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     header = ["metric", "clients", "engine alone", "with the front door", "error", "floor"]
     known = [row.in_weather_error_pct for row in rows if row.in_weather_error_pct is not None]
     if known:
         header.append("in the same weather")
-    table = Table(*header, title="rung 6: what clients saw", title_justify="left")
+    shown = []
     for row in rows:
         name = row.metric if row.statistic == "value" else f"{row.metric} {row.statistic}"
         floor = "" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
         numbers = (f"{value:,.4g}" for value in (row.real, row.engine_alone, row.simulated))
         told = [f"{row.in_weather_error_pct:+.1f} %"] if known else []
-        table.add_row(name, *numbers, f"{row.error_pct:+.1f} %", floor, *told)
-    Console().print(table)
+        shown.append((name, *numbers, f"{row.error_pct:+.1f} %", floor, *told))
+    print_table(header, shown, "rung 6: what clients saw")

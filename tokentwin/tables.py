@@ -1,0 +1,25 @@
+"""Tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    right: Collection[str] = (),
+    **style: Any,
+) -> None:
+    """Rows under their headings; columns of numbers are those named in `right`. `style` is as rich's `Table` has it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", **style)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
