@@ -131,15 +131,13 @@ def gemm_cost(tokens: int, inputs: int, outputs: int, weight_bytes: int = 2) -> 
     return Cost(weights + 2 * tokens * (inputs + outputs), 2 * tokens * inputs * outputs)
 
 
-def attention_cost(
-    rows: Sequence[Row], heads: int, kv_heads: int, dim: int, item_bytes: int = 2, kv_bytes: int = 2
-) -> Cost:
-    """Causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
+def attention_cost(rows: Sequence[Row], heads: int, kv_heads: int, dim: int, kv_bytes: int = 2) -> Cost:
+    """bf16, causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
     one with a value. Block ids are not counted."""
     tokens = sum(count for _, count in rows)
     pairs = sum(count * (2 * context - count + 1) // 2 for context, count in rows)
     cached = 2 * sum(context for context, _ in rows) * kv_heads * dim * kv_bytes
-    return Cost(cached + 2 * tokens * heads * dim * item_bytes, 4 * pairs * heads * dim)
+    return Cost(cached + 2 * 2 * tokens * heads * dim, 4 * pairs * heads * dim)
 
 
 def add_rms_norm_cost(tokens: int, hidden: int) -> Cost:
@@ -302,7 +300,7 @@ def attention_point(
         input_bytes = 2 * blocks * _PAGE * shape.kv_heads * shape.dim * cached.itemsize
         return bench.time(make, lambda x: attention.attend(x[0], plan, x[1]), input_bytes)
 
-    cost = attention_cost(rows, shape.heads, shape.kv_heads, shape.dim, 2, cached.itemsize)
+    cost = attention_cost(rows, shape.heads, shape.kv_heads, shape.dim, cached.itemsize)
     op = "attention_decode" if tokens == len(rows) else "attention_prefill"
     width = shape.heads * shape.dim
     part = "whole" if whole else ""

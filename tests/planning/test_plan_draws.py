@@ -78,7 +78,7 @@ def test_a_draw_that_is_refused_is_left_out() -> None:
 def test_the_answer_holds_over_all_draws_and_says_how_probably_on_each() -> None:
     """Its traffic takes few replicas, and one of three draws is twice as hard: they are bought for that, too."""
     query = question(*SLOS)
-    harder = replace(query, draws=(traffic(seed=3), traffic(500, rate=120.0, seed=4)))
+    harder = replace(query, draws=(traffic(seed=3), traffic(280, rate=120.0, seed=4)))
     plans = []
     for each in (query, harder):
         with Workers(each, 1) as workers:

@@ -85,7 +85,7 @@ def test_half_as_many_requests_pile_up_as_half_the_fleet_leaves() -> None:
 
 
 def test_a_fleet_that_does_not_keep_up_is_no_answer_though_every_bound_holds() -> None:
-    query = question(LOOSE, workload=alike(1200, 0.1))
+    query = question(LOOSE, workload=alike(600, 0.1))
     with Workers(query, 1) as workers:
         found = make_plan(workers, [engine()], [], Limits(most=16))
     best = found.recommendation
@@ -99,7 +99,7 @@ def test_a_fleet_that_does_not_keep_up_is_no_answer_though_every_bound_holds() -
 
 
 def test_what_keeps_up_at_its_rate_has_headroom_until_it_does_not() -> None:
-    found = knee(question(LOOSE, workload=alike(1200, 0.1)), engine(), 3)
+    found = knee(question(LOOSE, workload=alike(600, 0.1)), engine(), 3)
     assert found.breaks == KEEPING_UP and 5 <= found.headroom_percent <= 40
 
 
