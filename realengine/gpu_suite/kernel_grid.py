@@ -132,8 +132,8 @@ def gemm_cost(tokens: int, inputs: int, outputs: int, weight_bytes: int = 2) -> 
 
 
 def attention_cost(rows: Sequence[Row], heads: int, kv_heads: int, dim: int, kv_bytes: int = 2) -> Cost:
-    """bf16, causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
-    one with a value. Block ids are not counted."""
+    """bf16, causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key
+    and one with a value. Block ids are not counted."""
     tokens = sum(count for _, count in rows)
     pairs = sum(count * (2 * context - count + 1) // 2 for context, count in rows)
     cached = 2 * sum(context for context, _ in rows) * kv_heads * dim * kv_bytes
