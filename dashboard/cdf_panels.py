@@ -14,6 +14,8 @@ from dashboard.palette import empty, finish, legend_once, line
 from serving.metrics import axis_of
 
 _FEW = 10  # values of which a line alone would show little
+_SECONDS_FROM_MS = 10_000
+_UNIT = {1.0: "ms", 1000.0: "s"}
 
 
 Values = Sequence[float] | NDArray[Any]
@@ -31,30 +33,41 @@ class Line(NamedTuple):
 
 
 def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x: bool) -> go.Figure:
-    """Metrics without any value are left out. Linear axes end past every p99, but no straggler flattens the rest."""
+    """Metrics without any value are left out. Linear axes end past every p99, but no straggler flattens the rest.
+
+    Curves are in milliseconds; an axis that reaches 10,000 of them is in seconds (`axis_ms`).
+    """
     panels = [metric for metric in metrics if any(len(line.curves[metric][0]) for line in lines)]
     if not panels:
         return empty("No request finished", height)
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035)
+    units = {metric: axis_ms([line.curves[metric] for line in lines]) for metric in panels}
     for curves, name, colour, width, opacity in lines:
         for at, metric in enumerate(panels, start=1):
             x, y = curves[metric]
             if len(x):
-                hover, mode = "%{x:,.4~g} ms<br>%{y:.1f} % of requests", "lines" if len(x) >= _FEW else "lines+markers"
+                unit, mode = units[metric], "lines" if len(x) >= _FEW else "lines+markers"
+                hover = f"%{{x:,.4~g}} {_UNIT[unit]}<br>%{{y:.1f}} % of requests"
                 how: dict[str, Any] = {"mode": mode, "opacity": opacity, "row": 1, "col": at}
-                line(figure, x, y, name, colour, hover, width, shape="hv", **how)
+                line(figure, np.asarray(x) / unit, y, name, colour, hover, width, shape="hv", **how)
     legend_once(figure)
     for at, metric in enumerate(panels, start=1):
-        figure.update_xaxes(title_text=axis_of(metric), row=1, col=at)
+        unit = units[metric]
+        figure.update_xaxes(title_text=axis_of(metric).replace("(ms)", f"({_UNIT[unit]})"), row=1, col=at)
         ends = (
             {"type": "log"}
             if log_x
-            else {"type": "linear", "range": [0, _reach([line.curves[metric] for line in lines])]}
+            else {"type": "linear", "range": [0, _reach([line.curves[metric] for line in lines]) / unit]}
         )
         figure.update_xaxes(**ends, row=1, col=at)
     figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, height)
+
+
+def axis_ms(curves: Sequence[Curve]) -> float:
+    """How many milliseconds a unit of the axis of these curves has: 1000, if they reach 10,000 ms, or 1."""
+    return 1000.0 if any(len(x) for x, _ in curves) and _reach(curves) >= _SECONDS_FROM_MS else 1.0
 
 
 def _reach(curves: Sequence[Curve]) -> float:

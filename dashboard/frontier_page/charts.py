@@ -63,7 +63,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         last = points[-1]
         figure.add_annotation(
             x=last.tok_s_user, y=getattr(last, y), text=curve.engine, font_color=colours[curve.gpu],
-            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=28, ay=-24 - 20 * (at % 4), xanchor="left",
+            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=-24, ay=-8 - 18 * (at % 4), xanchor="right",
         )  # fmt: skip
     if any(p.mark == EXTRAPOLATED for curve in drawn for p in curve.points):
         dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from dashboard.kept_inputs import Incomplete, deployment_input, model_input, tra
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.plan_page.slo_rows import slo_rows
 from dashboard.shapes import TPOT_MS, Shape, shapes
-from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity, usual_first
+from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity, text, usual_first
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
+from planning.settings import named_values
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
@@ -60,6 +62,9 @@ _FORMATS = {  # of weights and of KV: where they are in the URL, and each value 
 _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
 _ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
+_VARIED = "pipeline_parallel_size=1,2; enable_chunked_prefill=true,false"
+_VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
+_COMBINATIONS = 64  # of these: the page prices each candidate while one types
 _TABLES = "kernel tables"
 _TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
@@ -105,7 +110,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     with candidates:
         served = {} if own else _served(runs, stated)
     with engine:
-        vary = _engine()
+        vary, more = _engine()
     above = st.container()
     slos = slo_rows(SLOS)
     with above:
@@ -123,6 +128,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     for what, there in (needed | {_LABELS[name]: values for name, values in (vary | fleet).items()}).items():
         if not there:
             return Incomplete(f"Choose at least one {what}.")
+    vary |= _varied(more, vary)
     inputs = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
     inputs["risk"] = round(risk, 6)
     inputs["deployment"] = deployment
@@ -187,9 +193,12 @@ def _model(runs: Path) -> str | Incomplete:
     return pasted if isinstance(pasted, Incomplete) else str(pasted)
 
 
-def _engine() -> dict[str, list[bool | int | str]]:
-    """Values of settings that differ from the usual, each of them a candidate's, by the names of the deployment."""
-    vary: dict[str, list[bool | int | str]] = {}
+def _engine() -> tuple[dict[str, list[Any]], str]:
+    """Values of settings that differ from the usual, by the names of the deployment; each is a candidate's.
+
+    What is not asked for one by one comes as text, for `_varied`.
+    """
+    vary: dict[str, list[Any]] = {}
     for name, (parameter, shown, help) in _FORMATS.items():
         usual = [next(iter(shown))]
         chosen = choose_many(_LABELS[name], list(shown), parameter, usual, shown.__getitem__, help)
@@ -202,7 +211,20 @@ def _engine() -> dict[str, list[bool | int | str]]:
         about = SchedulerConfig.model_fields[name].description
         if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0 means as vLLM does."):
             vary[name] = [limit]
-    return vary
+    return vary, text("Other values to try", "vary", placeholder=_VARIED, max_chars=500, help=_VARY)
+
+
+def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
+    """Numbers of any other setting than those of `vary`. Raises UserError for what the page does not take."""
+    found = named_values("vary", [part.strip() for part in more.split(";") if part.strip()])
+    for name, values in found.items():
+        if name in vary:
+            raise UserError("vary", name, "is set above; clear one of the two")
+        if not all(isinstance(value, bool | int | float) for value in values):  # a text may name a file, or code
+            raise UserError("vary", f"{name}={values[0]}", "takes numbers, true and false on this page")
+    if (combinations := prod(map(len, found.values()))) > _COMBINATIONS:
+        raise UserError("vary", f"{combinations:,} combinations", f"are too many; {_COMBINATIONS} are allowed")
+    return found
 
 
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:

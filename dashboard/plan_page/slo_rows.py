@@ -12,7 +12,7 @@ from dashboard.shown import verbatim
 from dashboard.url import keep_all, moved, named_all
 from serving.metrics import metric
 
-METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
 MOST = 8
 _LEAST, _LARGEST = 0.1, 1e7  # ms

@@ -13,7 +13,7 @@ import streamlit as st
 from calibration.provenance import of_run
 from dashboard.blocks import BARE, figure
 from dashboard.bundled import bundled_recordings
-from dashboard.cdf_panels import Line, cdf_panels
+from dashboard.cdf_panels import Line, axis_ms, cdf_panels
 from dashboard.palette import ALARM, run_colour
 from dashboard.planned import Planned
 from dashboard.shown import literal
@@ -56,7 +56,7 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
     panels = [name for name in names if len(curves[name][0])]
     for name, bound in objectives.bounds:
         if name in panels:
-            at = panels.index(name) + 1
+            at, bound = panels.index(name) + 1, bound / axis_ms([curves[name]])
             end = max(plot.get_subplot(1, at).xaxis.range[1], 1.05 * bound)
             plot.update_xaxes(range=[0, end], row=1, col=at)
             plot.add_vline(x=bound, line={"color": ALARM, "dash": "dash", "width": 1.5}, row=1, col=at)

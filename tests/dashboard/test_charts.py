@@ -150,6 +150,9 @@ def test_cdfs_draw_every_repeat_orange_and_the_simulation_blue():
     assert colours == [REAL] * 6 + [SIMULATED] * 3
     assert [trace.name for trace in figure.data if trace.showlegend] == ["real, 2 repeats", "simulated"]
     assert axis_titles(figure) == ["TTFT (ms)", "requests (%)", "TPOT (ms)", "E2E (ms)"]
+    slow = {name: 20_000.0 + np.arange(50.0) for name in METRICS}
+    in_seconds = trust_charts.cdfs([latencies(1)], slow, METRICS)  # one axis for both lines
+    assert axis_titles(in_seconds)[0] == "TTFT (s)" and max(in_seconds.data[3].x) == pytest.approx(20.049)
     assert figure.layout.xaxis.type == "linear"
     assert trust_charts.cdfs([latencies(1)], None, METRICS, log_x=True).layout.xaxis.type == "log"
 

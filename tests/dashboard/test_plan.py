@@ -716,3 +716,14 @@ def test_every_headline_figure_that_step_times_decide_carries_its_band() -> None
     assert words.headline_bands(calm)["headroom"].startswith("about ")
     busy = calm.model_copy(update={"requests": 1_000_000})
     assert "headroom" not in words.headline_bands(busy)  # the curve is of the busiest stretch alone
+
+
+def test_any_other_setting_can_be_varied_by_numbers(tmp_path: Path, started: list[Job]) -> None:
+    settings = asked(plan(tmp_path, vary="pipeline_parallel_size=1,2; enable_chunked_prefill=true,false"), started)
+    assert settings["vary"] == {"pipeline_parallel_size": [1, 2], "enable_chunked_prefill": [True, False]}
+    for link, told in (
+        ({"vary": "policy=mine.py:Policy"}, "vary"),
+        ({"vary": "max_num_seqs=64,128", "seqs": "32"}, "is set above"),
+        ({"vary": "max_num_seqs=" + ",".join(map(str, range(1, 100)))}, "99 combinations"),
+    ):
+        assert told in one_line(plan(tmp_path, **link))
