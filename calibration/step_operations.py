@@ -244,23 +244,36 @@ def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Col
 
 
 def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations."""
-    tp, moved = deployment.tensor_parallel_size, tokens * (8.0 * model.hidden_size)
+    """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations.
+
+    Without fusion they are the operations of PyTorch that transformers' `LlamaDecoderLayer`, `LlamaRMSNorm`,
+    `apply_rotary_pos_emb` and `LlamaMLP` write down; each reads and writes its tensors in memory. A norm is the
+    sum with the residual, to float32, square, mean, a small constant, root, product, to 16 bits, weight.
+    """
+    tp, fused = deployment.tensor_parallel_size, deployment.fusion
+    if not fused and (model.latent is not None or model.linear is not None):
+        raise UserError("fusion", False, f"is not priced for the attention of {model.name}; leave it out")
     heads, kv_heads = heads_per_device(model, tp)
-    after = _all_reduce(model, deployment, tokens)
-    operations: list[Operation] = [Elementwise("norms", moved, count=2 * model.num_layers, after=after)]
+    normed, norm_launches = (8.0, 1) if fused else (42.0, 9)  # bytes of an element
+    rotated, written, rotary_launches = (4.0, 4.0, 1) if fused else (20.0, 4.0, 12)
+    activated, activation_launches = (6.0, 1) if fused else (10.0, 2)
+    after = _all_reduce(model, deployment, tokens) if fused else None
+    moved = tokens * (normed * model.hidden_size)
+    operations: list[Operation] = [Elementwise("norms", moved, norm_launches, 2 * model.num_layers, after)]
     if model.latent is not None:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:
-        moved = tokens * (4.0 * (heads + 2 * kv_heads) * model.head_dim)
-        operations.append(Elementwise("rotary, KV write", moved, count=model.kv_layers))
+        of_keys = rotated if fused else rotated + written  # a fused kernel writes them where it has them
+        moved = tokens * ((rotated * heads + (of_keys + written) * kv_heads) * model.head_dim)
+        operations.append(Elementwise("rotary, KV write", moved, rotary_launches, model.kv_layers))
     if model.attention_gate:
         operations.append(Elementwise("attention gate", tokens * (6.0 * heads * model.head_dim), count=model.kv_layers))
     if model.linear is not None:
         moved = tokens * (6.0 * (model.linear.value_dim // tp))
         operations.append(Elementwise("gated norm", moved, count=model.linear_layers))
     if dense := model.num_layers - model.moe_layers:
-        operations.append(Elementwise("activation", tokens * (6.0 * (model.intermediate_size // tp)), count=dense))
+        moved = tokens * (activated * (model.intermediate_size // tp))
+        operations.append(Elementwise("activation", moved, activation_launches, dense))
     return operations
 
 

@@ -10,6 +10,10 @@ from serving.deployments.config import Deployment
 from serving.deployments.kv_groups import kv_groups, stating_kv_groups
 from serving.errors import UserError
 
+_SIMULATED = (
+    "pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node", "fusion",
+)  # fmt: skip
+
 
 def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     """`deployment` with the block tables of the model in `files`.
@@ -17,7 +21,7 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     Raises UserError, naming the first setting that the engine cannot do for that model.
     """
     scheduler = deployment.scheduler
-    for name in ("pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node"):
+    for name in _SIMULATED:
         if getattr(deployment, name) != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
             raise UserError(name, getattr(deployment, name), remedy)

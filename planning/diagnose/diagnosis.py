@@ -40,9 +40,19 @@ from planning.diagnose.constraint_lifts import (
     twice_the_gpus,
 )
 from planning.diagnose.device_symptoms import LOW_UTILISATION
-from planning.diagnose.document import FINISHED, Counterfactual, Found, Question, Symptom, shown_ms
+from planning.diagnose.document import (
+    FINISHED,
+    Counterfactual,
+    DiagnosisDocument,
+    Found,
+    Question,
+    Symptom,
+    Trust,
+    shown_ms,
+)
 from planning.priced_scenario import PricedScenario
 from planning.repricing import Source
+from planning.version import __version__
 from serving.errors import UserError
 from serving.metrics import metric
 from traces.run_metrics import RunMetrics
@@ -56,29 +66,22 @@ _SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Symptoms, the worst first; counterfactuals, the most likely cause first.
+    """What a `DiagnosisDocument` says, which has fields of the same names, and what that follows from.
 
-    metric      the latency whose p99 is explained; `finished` where that requests come to nothing is
     requests    how many were recorded
-    recorded    the p99 of TTFT, TPOT, E2E and the chosen latency, of those there are, in the recording, and
-    simulated   in the simulation of the run as it was; empty without a cost model
-    finished    the share of the requests that finish, in both; NaN without a cost model
-    changes     what can be set or bought, the best first
-    both        what `compare` must be told of the run as it was beside its deployment
     gpus        of the run
-    scaling     throughput of twice the GPUs over twice that of those there are; None where that could not be tried
     standing    how far to trust the cost model's step times, and why; None without one
-    again       the dataset `requests` of that simulation; None without one
-    warning     why the counterfactuals may be about another run than the recorded one; None where nothing says so
+    again       the dataset `requests` of the run simulated as it was; None without a cost model
     """
 
     symptoms: list[Symptom]
     metric: str
     requests: int
-    recorded: dict[str, float]
-    simulated: dict[str, float]
-    finished: tuple[float, float]
-    counterfactuals: list[Counterfactual]
+    recorded_p99: dict[str, float]
+    recorded_finished: float
+    simulated_p99: dict[str, float] = field(default_factory=dict)
+    simulated_finished: float = math.nan
+    counterfactuals: list[Counterfactual] = field(default_factory=list)
     changes: list[Counterfactual] = field(default_factory=list)
     both: dict[str, Any] = field(default_factory=dict)
     gpus: int = 0
@@ -86,6 +89,13 @@ class Diagnosis:
     standing: tuple[Coverage, str] | None = None
     again: pa.Table | None = field(default=None, repr=False, compare=False)
     warning: str | None = None
+
+    def document(self, **about: Any) -> DiagnosisDocument:
+        """`about` are facts of it that nothing here says, or says otherwise."""
+        own = {name: getattr(self, name) for name in DiagnosisDocument.model_fields if hasattr(self, name)}
+        trust = self.standing and Trust(mark=self.standing[0].name.lower(), reason=self.standing[1])
+        own |= {"cause": self.cause.name if self.cause else None, "standing": trust}
+        return DiagnosisDocument.model_validate({**own, "version": __version__, **about})
 
     @property
     def cause(self) -> Counterfactual | None:
@@ -112,18 +122,20 @@ class Diagnosis:
 
         It is the p99 or, where that is judged, the share of the requests that comes to nothing.
         """
-        if not self.simulated and self.metric != FINISHED:
+        if not self.simulated_p99 and self.metric != FINISHED:
             return None
         if self.metric == FINISHED:
-            real, simulated = (1 - share for share in self.finished)
+            real, simulated = 1 - self.recorded_finished, 1 - self.simulated_finished
         else:
-            real, simulated = self.recorded[self.metric], self.simulated[self.metric]
+            real, simulated = self.recorded_p99[self.metric], self.simulated_p99[self.metric]
         return simulated / real - 1 if real > 0 else None
 
     @property
     def questions(self) -> list[Question]:
-        """In order, each with what buys most of all that it is about."""
-        found = []
+        """In order, each with what buys most of all that it is about; none without a cost model."""
+        if not self.counterfactuals:
+            return []
+        found: list[Question] = []
         for about, question in QUESTIONS.items():
             tried = [c for c in self.counterfactuals if not c.skipped and LIFTS[c.name].question == about]
             most = max(tried, key=lambda c: c.gain(self.metric), default=None)
@@ -136,6 +148,7 @@ class Diagnosis:
             found.append(Question(question=question, yes=yes, lift=most.name, gain=gain))
         return found
 
+    @property
     def verdict(self) -> str:
         if not self.counterfactuals:
             if not self.symptoms:
@@ -145,10 +158,11 @@ class Diagnosis:
             return self._no_cause()
         return f"{self._judged(self.cause)}: {self.cause.cause}; with {self.cause.name} {self._left(self.cause)}"
 
+    @property
     def summary(self) -> str:
         """For who decides what to buy: what is wrong, and the one change that buys most."""
         if self.cause is None or not self.counterfactuals:
-            return self.verdict()
+            return self.verdict
         wrong = f"{self.cause.cause} ({self.cause.lifecycle})"
         best = self.changes[0] if self.changes else None
         if best is None or best.gain(self.metric) < _LEAST:
@@ -178,15 +192,14 @@ class Diagnosis:
 
     def _left(self, cause: Counterfactual) -> str:
         if self.metric == FINISHED and cause.finished is not None:
-            return (
-                f"{shown_share(cause.finished)} of the requests would finish instead of {shown_share(self.finished[1])}"
-            )
-        before, after = self.simulated[self.metric], cause.p99[self.metric]
+            before, after = shown_share(self.simulated_finished), shown_share(cause.finished)
+            return f"{after} of the requests would finish instead of {before}"
+        was, left = self.simulated_p99[self.metric], cause.p99[self.metric]
         share = -100 * cause.gain(self.metric)
         lost = {name: cause.gain(name) for name in cause.bought if cause.gain(name) < -_LEAST}
-        assert after is not None  # what buys something leaves a number
+        assert left is not None  # what buys something leaves a number
         return (
-            f"the p99 of {metric(self.metric).label} would be {shown_ms(after)} ms instead of {shown_ms(before)} "
+            f"the p99 of {metric(self.metric).label} would be {shown_ms(left)} ms instead of {shown_ms(was)} "
             f"({share:+.0f} %)" + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in lost.items())
         )
 
@@ -213,7 +226,7 @@ def diagnose(
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
     by_metric = {m: recorded.distribution(m).p99 for m in names}
     finished = float(recorded.finished.mean())
-    known = Diagnosis(list(found), name, len(recorded.finished), by_metric, {}, (finished, math.nan), [])
+    known = Diagnosis(list(found), name, len(recorded.finished), by_metric, finished)
     if scenario is None:
         return known
     scenario = replace(scenario, workload=offered(scenario.workload))
@@ -229,9 +242,9 @@ def diagnose(
     known = replace(
         known,
         metric=name,
-        recorded={m: by_metric[m] for m in base.p99},
-        simulated=base.p99,
-        finished=(finished, base.finished),
+        recorded_p99={m: by_metric[m] for m in base.p99},
+        simulated_p99=base.p99,
+        simulated_finished=base.finished,
         counterfactuals=tried,
         again=base.requests,
         both=both_sides(scenario),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from calibration.front_door_fit import front_door_of
 from planning.deployments import stated_deployment
 from planning.diagnose import diagnosis as search
-from planning.diagnose.diagnosis import Diagnosis
-from planning.diagnose.document import DiagnosisDocument, Trust
+from planning.diagnose.document import DiagnosisDocument
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.request import DiagnoseRequest
 from planning.diagnose.simulated_again import another_run
@@ -19,7 +17,6 @@ from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.progress import Tell, quiet
 from planning.repricing import Source
-from planning.version import __version__
 from serving.deployments.config import parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
@@ -41,7 +38,7 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     evidence = Evidence(recording, check_slo(request.bounds), peak)
     if request.calibration is None and request.gpu is None:
         found = search.diagnose(symptoms(evidence), evidence.seen, judged=request.metric)
-        return diagnosis_document(evidence, found, request.as_json())
+        return found.document(steps=evidence.has_steps, inputs=request.as_json())
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
         raise UserError("run", request.run, remedy)
@@ -56,8 +53,8 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     found = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source)
     warning = another_run(recording, found, scenario.calibration)
     found = replace(found, standing=scenario.provenance(), warning=warning)
-    known = diagnosis_document(evidence, found, request.as_json())
-    return known.model_copy(update={"run": request.run, "calibration": request.calibration, "gpu": request.gpu})
+    timed = {"run": request.run, "calibration": request.calibration, "gpu": request.gpu}
+    return found.document(steps=evidence.has_steps, inputs=request.as_json(), **timed)
 
 
 def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:
@@ -77,31 +74,3 @@ def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> Pr
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """The task, of a `DiagnoseRequest`; see `DiagnosisDocument`."""
     return diagnose(parse(DiagnoseRequest, settings, where="diagnosis"), tell).as_json()
-
-
-def diagnosis_document(evidence: Evidence, found: Diagnosis, inputs: Mapping[str, Any]) -> DiagnosisDocument:
-    """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page."""
-    finished, finished_again = found.finished
-    return DiagnosisDocument(
-        steps=evidence.has_steps,
-        verdict=found.verdict(),
-        summary=found.summary(),
-        kind=found.kind,
-        cause=found.cause.name if found.cause else None,
-        metric=found.metric,
-        recorded_p99=found.recorded,
-        simulated_p99=found.simulated,
-        recorded_finished=finished,
-        simulated_finished=finished_again,
-        twin_error=found.twin_error,
-        warning=found.warning,
-        standing=Trust(mark=found.standing[0].name.lower(), reason=found.standing[1]) if found.standing else None,
-        symptoms=tuple(found.symptoms),
-        counterfactuals=tuple(found.counterfactuals),
-        questions=tuple(found.questions) if found.counterfactuals else (),
-        changes=tuple(found.changes),
-        both=found.both,
-        scaling=found.scaling,
-        version=__version__,
-        inputs=dict(inputs),
-    )

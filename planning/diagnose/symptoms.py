@@ -8,7 +8,7 @@ prove what is behind it. What it is worth is for the counterfactuals to say (`di
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from planning.diagnose.document import Found, Symptom, shown_ms
 from planning.diagnose.evidence import Evidence
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
-from traces.replica_lives import Lives, serving_ns, unserved_ns
+from traces.replica_lives import serving_ns, unserved_ns
 from traces.run_metrics import SERVED_METRICS
 
 _QUEUE_STEPS = 3  # waiting for so many steps is queueing, for fewer it is waiting for the next step
@@ -58,43 +58,23 @@ def _turned_away(e: Evidence) -> Found | None:
     return Found(max(share, HALF), f"{shown} of {total:,}")
 
 
-class _Crashes(NamedTuple):
-    """Of a pool: how many, the share of the run without a replica, replicas ready on average and at the start."""
-
-    pool: str
-    crashes: int
-    none: float
-    ready: float
-    first: int
-
-    @classmethod
-    def of(cls, pool: str, lives: Lives, duration_ns: int) -> _Crashes:
-        crashes = sum(life["ended_by"] == "crash" for life in lives)
-        first = sum(life["ready_ns"] == 0 for life in lives)
-        none, ready = unserved_ns(lives, duration_ns), serving_ns(lives, duration_ns)
-        return cls(pool, crashes, none / duration_ns, ready / duration_ns, first)
-
-    @property
-    def lost(self) -> float:
-        """The share of the run, or of the replicas that it began with."""
-        return max(self.none, 1 - self.ready / self.first if self.first else 0.0)
-
-
 def _failures(e: Evidence) -> Found | None:
-    """Of the pool that lost most."""
+    """Of the pool that lost most of the run, or of the replicas that it began with."""
     lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
+    worst, evidence = 0.0, ""
     pools = sorted({life["pool"] for life in lives})
-    crashed = [_Crashes.of(pool, [life for life in lives if life["pool"] == pool], duration_ns) for pool in pools]
-    worst = max((pool for pool in crashed if pool.crashes), key=lambda pool: pool.lost, default=None)
-    if worst is None or (worst.none < _OUTAGE and worst.lost < SHARE):
-        return None
-    outage = f", none for {100 * worst.none:.1f} % of the run" if worst.none else ""
-    return Found(
-        HALF + HALF * worst.lost,
-        f"{worst.crashes:,} {'crash' if worst.crashes == 1 else 'crashes'}"
-        f"{f' in the pool {worst.pool}' if len(pools) > 1 else ''}; {worst.ready:.3g} replicas were ready on average, "
-        f"{worst.first:,} at the start{outage}",
-    )
+    for pool in pools:
+        mine = [life for life in lives if life["pool"] == pool]
+        crashes = sum(life["ended_by"] == "crash" for life in mine)
+        first = sum(life["ready_ns"] == 0 for life in mine)
+        none, ready = (of(mine, duration_ns) / duration_ns for of in (unserved_ns, serving_ns))
+        lost = max(none, 1 - ready / first if first else 0.0)
+        if crashes and lost > worst and (none >= _OUTAGE or lost >= SHARE):
+            outage = f", none for {100 * none:.1f} % of the run" if none else ""
+            where = f" in the pool {pool}" if len(pools) > 1 else ""
+            told = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {ready:.3g} replicas were ready"
+            worst, evidence = lost, f"{told} on average, {first:,} at the start{outage}"
+    return Found(HALF + HALF * worst, evidence) if evidence else None
 
 
 def _high_ttft(e: Evidence) -> Found | None:

@@ -35,10 +35,22 @@ Model = TypeVar("Model", bound=BaseModel)
 _SELDOM_SET = (
     "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
     "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+    "fusion",
 )  # fmt: skip
 
 
-class SchedulerConfig(Settings):
+class _Sparse(Settings):
+    @model_serializer(mode="wrap")
+    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Some settings are not written where they are as by default: recordings without them stay as they were."""
+        data: dict[str, Any] = dump(self)
+        for name in _SELDOM_SET:
+            if name in data and getattr(self, name) == type(self).model_fields[name].default:
+                del data[name]
+        return data
+
+
+class SchedulerConfig(_Sparse):
     """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
@@ -152,15 +164,6 @@ class SchedulerConfig(Settings):
             raise ValueError(f"prefix_cache_retention_interval must be a multiple of block_size {self.block_size}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Some settings are not written where they are as by default: recordings without them stay as they were."""
-        data: dict[str, Any] = dump(self)
-        for name in _SELDOM_SET:
-            if name in data and getattr(self, name) == type(self).model_fields[name].default:
-                del data[name]
-        return data
-
     @model_validator(mode="after")
     def _bounds_are_positive(self) -> SchedulerConfig:
         for slo_class, bound in self.edf_ttft_ms.items():
@@ -169,7 +172,7 @@ class SchedulerConfig(Settings):
         return self
 
 
-class Deployment(Settings):
+class Deployment(_Sparse):
     """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
 
     model: str = Field("smollm2", description="model: `smollm2`, a Hugging Face folder, or `random:FAMILY`")
@@ -213,6 +216,11 @@ class Deployment(Settings):
         "is expected if tokens choose experts evenly and independently; simulator only",
     )
     enforce_eager: bool = Field(False, description="run decode steps without CUDA graphs")
+    fusion: bool = Field(
+        True,
+        description="norms, rotary embedding and activations are a kernel each; false: they run op by op, as in plain "
+        "PyTorch; simulator only",
+    )
     batch_invariant: bool = Field(False, description="use attention that does not depend on the batch")
     gpu_memory_utilization: float | None = Field(
         None,

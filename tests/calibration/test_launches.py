@@ -16,6 +16,8 @@ from calibration.steps.launches import LAUNCH_NS, launches
 from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import predicted_cost
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
 from serving.step_plan import StepPlan
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
@@ -51,6 +53,70 @@ def test_a_layer_of_llama_is_nine_kernels_and_ten_in_a_mixed_step() -> None:
     head = 1 + 4  # and sampling
     assert count(4, 100, 0, 0, 0) == 9 * 32 + head
     assert count(4, 100, 1, 64, 0) == 10 * 32 + head
+
+
+def test_without_fusion_a_layer_is_28_kernels_more_and_every_step_takes_longer() -> None:
+    """Eight more for each of two norms, eleven for rotary embedding and KV write, one for the activation."""
+    apart = deployment(fusion=False)
+    for step in ((1, 100, 0, 0, 0), (64, 4000, 1, 512, 0)):
+        sizes = uniform_step(*step)
+        fused, plain = (step_operations(LLAMA, each, sizes) for each in (deployment(), apart))
+        assert int(launches(plain)) - int(launches(fused)) == 28 * 32
+        more = sum(b.count * b.bytes - a.count * a.bytes for a, b in zip(fused, plain, strict=True))
+        kept = 2 * 34 * 4096 + (16 * 32 + 20 * 8) * 128 + 4 * 14336  # bytes of a token in a layer
+        assert more == pytest.approx(32 * kept * sizes.tokens)
+    for eager in (False, True):
+        engines = (deployment(model="Llama-3.1-8B", enforce_eager=eager, fusion=fusion) for fusion in (True, False))
+        costs = [predicted_cost("H100", engine) for engine in engines]
+        assert costs[0].step_ns(plan(1, 100)) < costs[1].step_ns(plan(1, 100))
+    assert "fusion" not in deployment().model_dump() and not apart.model_validate(apart.model_dump()).fusion
+    with pytest.raises(UserError, match="fusion"):
+        step_operations(find_model("DeepSeek-V3"), deployment(fusion=False), uniform_step(1, 1, 0, 0, 0))
+
+
+@pytest.mark.deep
+def test_what_runs_op_by_op_is_what_pytorch_runs() -> None:
+    """Kernels and bytes of transformers' own modules, as PyTorch dispatches them."""
+    torch = pytest.importorskip("torch", reason="the engine extra is not installed")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Count(TorchDispatchMode):
+        kernels, moved = 0, 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if not func.is_view:
+                self.kernels += 1
+                tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+                self.moved += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            return out
+
+    tokens, heads, kv_heads, dim, hidden, inter = 64, 32, 8, 128, 4096, 14336
+    q, k, hid, gate = (torch.ones(1, n, tokens, d, dtype=torch.bfloat16)
+                       for n, d in ((heads, dim), (kv_heads, dim), (1, hidden), (1, inter)))  # fmt: skip
+    cos = torch.ones(1, tokens, dim, dtype=torch.bfloat16)
+    norm = llama.LlamaRMSNorm(hidden).to(torch.bfloat16)
+    cache = torch.empty_like(k)
+
+    def rotary() -> None:
+        llama.apply_rotary_pos_emb(q, k, cos, cos)
+        for _ in range(2):
+            cache.copy_(k)
+
+    runs = {
+        "norms": lambda: norm(hid + hid),
+        "rotary, KV write": rotary,
+        "activation": lambda: torch.nn.functional.silu(gate) * gate,
+    }
+    sizes = uniform_step(tokens, 10, 0, 0, 0)
+    stated = {one.name: one for one in step_operations(LLAMA, deployment(fusion=False), sizes)}
+    for name, run in runs.items():
+        with torch.no_grad(), Count() as count:
+            run()
+        assert stated[name].launches == count.kernels, name
+        assert stated[name].bytes == pytest.approx(count.moved, rel=0.1), name
 
 
 def test_graphs_are_faster_where_a_step_is_launches_and_nothing_where_it_is_not() -> None:

@@ -37,7 +37,6 @@ from planning.diagnose.lifted_costs import (
     with_parts,
     without_launches,
 )
-from planning.diagnose.recorded_run import diagnosis_document
 from planning.diagnose.simulated_again import another_run
 from planning.diagnose.symptoms import attainable_hit_rate, symptoms
 from planning.priced_scenario import PricedScenario
@@ -81,7 +80,7 @@ def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
     judged = "itl_ms" if made is runs.long_prompts_block else None
     found = diagnosed(made(), tmp_path / "run", judged=judged)
     assert found.cause is not None and (found.cause.name, found.kind) == (cause, kind)
-    assert found.verdict().startswith(f"a {kind} problem: {found.cause.cause}")
+    assert found.verdict.startswith(f"a {kind} problem: {found.cause.cause}")
     assert found.twin_error == pytest.approx(0, abs=1e-9)  # it is the twin's own run
     names = [symptom.name for symptom in found.symptoms]
     assert symptom is None or symptom in names[:3]
@@ -91,14 +90,14 @@ def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
 def test_without_a_cost_model_the_evidence_points_the_same_way(made, tmp_path: Path) -> None:
     found = diagnosed(made(), tmp_path / "run", explain=False)
     assert found.symptoms[0].name == CAUSES[made][2] and not found.counterfactuals and found.kind is None
-    assert found.verdict().startswith("evidence only, no cost model")
+    assert found.verdict.startswith("evidence only, no cost model")
     assert all(s.evidence and s.proof and 0 <= s.severity <= 1 for s in found.symptoms)
 
 
 def test_nothing_is_wrong_with_a_calm_run(tmp_path: Path) -> None:
     found = diagnosed(runs.calm(), tmp_path / "run")
     assert found.cause is None and [s.name for s in found.symptoms] == ["low utilisation"]
-    assert found.verdict().startswith("neither a capacity nor a policy problem")
+    assert found.verdict.startswith("neither a capacity nor a policy problem")
 
 
 def test_more_gpus_that_do_not_help_are_a_symptom(tmp_path: Path) -> None:
@@ -135,10 +134,12 @@ def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) ->
     assert 0.1 < before < 0.6 and after > before + 0.3
     cause = found.cause
     assert cause is not None and (cause.name, found.kind, found.metric) == ("more running requests", "policy", FINISHED)
-    assert found.finished == (before, before) and cause.finished == pytest.approx(after, abs=1e-11)
+    assert found.recorded_finished == found.simulated_finished == before and cause.finished == pytest.approx(
+        after, abs=1e-11
+    )
     assert cause.bought[FINISHED] == pytest.approx((after - before) / (1 - before))
     told = f"max_num_seqs is too small; with more running requests {100 * after:.1f} % of the requests would finish "
-    assert found.verdict() == f"a policy problem: {told}instead of {100 * before:.1f} %"
+    assert found.verdict == f"a policy problem: {told}instead of {100 * before:.1f} %"
     assert found.twin_error == 0
 
 
@@ -154,7 +155,7 @@ def test_every_claim_of_a_shed_run_is_what_simulating_it_gives(tmp_path: Path) -
             assert c.finished == pytest.approx(metrics.finished.mean(), abs=1e-11)
             for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
                 assert c.p99[name] == pytest.approx(metrics.distribution(name).p99, rel=1e-11)
-    told = diagnosis_document(Evidence(Recording.load(tmp_path / "run")), found, {}).dumps()
+    told = found.document().dumps()
     assert "inf %" not in told and not any("inf" in symptom.evidence for symptom in found.symptoms)
 
 
@@ -163,7 +164,7 @@ def test_requests_that_no_lift_could_save_are_left_out(tmp_path: Path) -> None:
     few = runs.few_places()
     offered = [replace(r, prompt=(("", 5000),)) if r.id % 10 == 0 else r for r in few.workload.requests]
     found = diagnosed(replace(few, workload=replace(few.workload, requests=offered)), tmp_path / "run")
-    assert found.finished == (0.9, 0.9) and found.metric != FINISHED
+    assert found.recorded_finished == found.simulated_finished == 0.9 and found.metric != FINISHED
     assert found.cause is not None and found.cause.name == "more running requests"
 
 
@@ -175,8 +176,8 @@ def test_what_nothing_that_is_tried_saves_stays_unexplained(tmp_path: Path) -> N
     roomy = made.deployment.scheduler.model_copy(update={"max_num_seqs": 64})
     dep = made.deployment.model_copy(update={"fleet": fleet, "scheduler": roomy})
     found = diagnosed(replace(made, deployment=dep), tmp_path / "run")
-    assert found.metric == FINISHED and found.finished[0] < 0.9 and found.cause is None
-    assert found.verdict().startswith("unexplained: lifting one constraint lets less than a tenth of the unfinished")
+    assert found.metric == FINISHED and found.recorded_finished < 0.9 and found.cause is None
+    assert found.verdict.startswith("unexplained: lifting one constraint lets less than a tenth of the unfinished")
 
 
 # Failures
@@ -198,7 +199,7 @@ def test_an_outage_is_found_and_blamed(tmp_path: Path) -> None:
     assert isinstance(spared, PricedScenario)
     p99 = RunMetrics(spared.requests()).distribution("e2e_ms").p99
     assert found.cause.p99["e2e_ms"] == pytest.approx(p99, rel=1e-11)
-    assert found.verdict().startswith("a capacity problem: replicas or links fail; with no failures the p99 of")
+    assert found.verdict.startswith("a capacity problem: replicas or links fail; with no failures the p99 of")
 
 
 def test_crashes_that_cost_nothing_are_no_symptom_and_no_lift(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def one_token(count: int) -> PricedScenario:
 
 def test_outputs_of_one_token_have_no_tpot(tmp_path: Path) -> None:
     found = diagnosed(one_token(100), tmp_path / "run")
-    assert set(found.simulated) == set(found.recorded) == {"ttft_ms", "e2e_ms"}
+    assert set(found.simulated_p99) == set(found.recorded_p99) == {"ttft_ms", "e2e_ms"}
     assert all(set(c.p99) == {"ttft_ms", "e2e_ms"} for c in found.counterfactuals if not c.skipped)
     with pytest.raises(UserError, match="metric: 'tpot_ms': has no value in this run"):
         diagnosed(one_token(100), tmp_path / "again", judged="tpot_ms")
@@ -247,7 +248,7 @@ def test_a_handful_of_requests_makes_no_verdict(count: int, kind: str | None, tm
     says = (
         "a policy problem: " if kind else "too few requests for a verdict (19 of at least 20); what would still lower"
     )
-    assert found.verdict().startswith(says)
+    assert found.verdict.startswith(says)
     assert "more GPUs do not help" not in [symptom.name for symptom in found.symptoms] or kind
 
 
@@ -257,7 +258,7 @@ def test_idleness_alone_is_no_problem(tmp_path: Path) -> None:
     found = diagnosed(calm, tmp_path / "run", judged="ttft_ms")
     assert [symptom.name for symptom in found.symptoms] == ["low utilisation"]
     assert found.cause is not None and found.cause.name == "free prefill" and found.kind is None
-    assert found.verdict().startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
+    assert found.verdict.startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
 
 
 # Lifted costs
@@ -526,7 +527,7 @@ def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp
 
 
 def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
-    return Diagnosis([], "e2e_ms", 0, {}, {}, (1.0, 1.0), [], again=again)
+    return Diagnosis([], "e2e_ms", 0, {}, 1.0, again=again)
 
 
 def test_a_slow_front_door_is_lifted(slow_run: Path, tmp_path: Path) -> None:
