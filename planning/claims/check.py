@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from planning.claims.break_even import break_even
-from planning.claims.claim import Claim, Expected
+from planning.claims.claim import Claim, Expected, Experiment
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
-from planning.claims.figures import Measured, measured
+from planning.claims.figures import Known, Measured, measured
 from planning.claims.terms import terms_of
 from planning.progress import Tell, quiet
+from serving.deployments.config import parse
 from serving.errors import UserError
 
 Engine = Callable[[Claim], TriedOnEngine | None]
@@ -21,11 +22,12 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet, engine: Engine | None
     total = sum(len(claim.cases) for claim in claims.values())
     done, checked = 0, []
     for name, claim in claims.items():
-        cases = []
+        cases: list[CheckedCase] = []
+        known: Known = {}
         for case, experiment in claim.experiments():
             tell(name, done / total)
             try:
-                value = measured(experiment)
+                value = measured(experiment, known)
             except UserError as error:
                 raise UserError(f"claim {name}, when {case.when}: {error.field}", error.value, error.remedy) from None
             terms = terms_of(experiment) if claim.terms else ()
@@ -33,7 +35,7 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet, engine: Engine | None
             done += 1
         turns = ""
         if claim.break_even is not None:
-            turns = break_even(next(claim.experiments())[1], claim.break_even)
+            turns = break_even(parse(Experiment, claim.experiment, "experiment"), claim.break_even, claim.expects)
         checked.append(
             CheckedClaim(
                 name=name,

@@ -40,6 +40,9 @@ class Experiment(Request):
     replicas: int | None = Field(None, ge=1, le=1000, description="engines behind the router")
     router: str = Field("", description="router, by name")
     offered: Offered | None = Field(None, description="the traffic")
+    as_fast_as: Settings | None = Field(
+        None, description="what a run sets, by path, at whose rate of finished requests these arrive"
+    )
     slo: dict[str, float] = Field({}, description="bounds in ms that count for figures that need them")
     longest_prompt: int | None = Field(None, ge=1, description="measure only requests with prompts of up to so many")
     tokens: int = Field(8192, ge=1, description="tokens of a sequence, for figures of its KV")
@@ -102,13 +105,13 @@ class Case(Request):
 
 
 class BreakEven(Request):
-    """A number of the experiment, between whose ends it is searched where the change begins to pay."""
+    """A number of the experiment, between whose ends it is searched where a change pays and where the claim holds."""
 
     path: str = Field(description="which number, by path")
     least: float
     most: float
-    what: str = Field(min_length=1, description="what it is, after the number")
-    of: Literal["both", "change"] = Field("both", description="which sides have it")
+    what: str = Field(min_length=1, description="what it is, after the numbers")
+    of: Literal["both", "baseline", "change"] = Field("both", description="which sides have it")
 
     @property
     def whole(self) -> bool:
@@ -125,7 +128,7 @@ class Claim(Request):
     experiment: Settings = Field(description="the experiment; its fields are those of `Experiment`")
     cases: tuple[Case, ...] = Field(min_length=1)
     terms: bool = Field(False, description="also say what E2E is made of, where requests come one at a time")
-    break_even: BreakEven | None = Field(None, description="where the first case's change begins to pay")
+    break_even: BreakEven | None = Field(None, description="where the experiment's change begins to pay, cases aside")
     engine: Case | None = Field(None, description="the experiment at the size of a machine without a GPU")
     learnt: str = Field("", description="what a reader may take from it")
 

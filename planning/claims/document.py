@@ -23,19 +23,15 @@ class Term(Part):
     ms: float = fact("how long, mean over the requests", "ms")
 
 
-class CheckedCase(Part):
-    """The figure in one set of conditions."""
+class Figure(Part):
+    """What was found in one set of conditions."""
 
-    claim: str = fact("name of the claim")
     when: str = fact("the conditions")
     value: Number = fact("the figure; null if it is beyond all numbers")
-    low: Number = fact("least value of its 90 % interval")
-    high: Number = fact("greatest value of its 90 % interval")
-    mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated", default="")
-    reason: str = fact("why", default="")
+    low: Number = fact("least value of its 90 % interval; on a real engine, of the pairs of runs")
+    high: Number = fact("greatest value of the same")
     unit: str = fact("unit of the three; times, where two sides are compared")
-    holds: Holds = fact("whether it lies in the expected range; open: perhaps")
-    terms: tuple[Term, ...] = fact("what E2E is made of, where that is asked for", default=())
+    holds: Holds = fact("whether all of it lies in the expected range; open: a part")
 
     @property
     def number(self) -> str:
@@ -46,21 +42,19 @@ class CheckedCase(Part):
         return f"{_short(self.value)}{around} {self.unit}"
 
 
-class TriedOnEngine(Part):
-    """The figure on the real engine of a machine."""
+class CheckedCase(Figure):
+    """The figure of a simulation."""
 
-    when: str = fact("what is served, and to whom")
-    value: Number = fact("the figure: of two sides, the median of the ratios of pairs of runs")
-    low: Number = fact("the least of them")
-    high: Number = fact("the greatest of them")
+    claim: str = fact("name of the claim")
+    mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated", default="")
+    reason: str = fact("why", default="")
+    terms: tuple[Term, ...] = fact("what E2E is made of, where that is asked for", default=())
+
+
+class TriedOnEngine(Figure):
+    """The figure on the real engine of a machine: of two sides, the median of the ratios of pairs of runs."""
+
     noise: Number = fact("by how much the first side's greatest figure is above its least", "fraction")
-    unit: str = fact("unit of the three; times, where two sides are compared")
-    holds: Holds = fact("whether all of them lie in the expected range; open: some")
-
-    @property
-    def number(self) -> str:
-        """The figure, between its least and its greatest."""
-        return f"{_short(self.value)} ({_short(self.low)} to {_short(self.high)}) {self.unit}"
 
     @property
     def told(self) -> str:
@@ -77,7 +71,7 @@ class CheckedClaim(Part):
     means: str = fact("what it means as an experiment")
     expected: str = fact("where the figure should lie")
     verdict: str = fact("holds, does not hold, or when it holds")
-    break_even: str = fact("where the first case's change begins to pay, in a sentence", default="")
+    break_even: str = fact("where the change begins to pay and the verdict flips, in a sentence", default="")
     learnt: str = fact("what a reader may take from it", default="")
     cases: tuple[CheckedCase, ...] = fact("the figure in every case")
     engine: TriedOnEngine | None = fact("the figure on a real engine; null if it was not tried", default=None)
@@ -180,8 +174,10 @@ model of random weights, three times each side in turn. It says the median, the 
 pairs, and by how much the same side differs from run to run. What it finds is about that machine and that model.
 
 Each claim is a file of `planning/claims/claims`: the sentence, an experiment, the range it expects, and the cases it is
-tried in. `break_even` searches where a change begins to pay, and `engine` is the experiment for a machine without a
-GPU. Put files of your own in a folder, and give it as `--claims`.
+tried in. `break_even` searches between two values of a condition where the change begins to pay and where the verdict
+flips, at the centre of step times. `as_fast_as` lets requests arrive as fast as another run is served, so that an open
+and a closed loop are equally loaded at every end of step times. `engine` is the experiment for a machine without a GPU.
+Put files of your own in a folder, and give it as `--claims`.
 
 | claim | expected | verdict |
 | --- | --- | --- |"""

@@ -7,7 +7,7 @@ sides at once where two are compared, since what is wrong with the prices of one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,11 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from calibration.kernels.times import Coverage
-from calibration.operations import uniform_step
+from calibration.operations import Elementwise, Operation, uniform_step
+from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
+from calibration.steps.launches import launches
 from calibration.steps.predict import predicted_cost
 from planning.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
+from planning.settings import overridden
+from serving.deployments.config import parse
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_bytes import kv_dtype
@@ -33,7 +37,8 @@ from traces.run_metrics import RunMetrics
 
 _ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
 _DOUBLINGS = 10  # of the traffic's own rate, up or down
-_HALVINGS = 5  # of the bracket: to 2 %
+_NEAR = 1.25  # between an end of step times and the centre, most often
+_EXACT = 1.025  # to 2 %
 _MOST_GPUS = 16
 _Z = 1.645  # standard deviations to either end of a 90 % interval
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
@@ -49,34 +54,31 @@ class Measured(NamedTuple):
     reason: str
 
 
-def measured(experiment: Experiment) -> Measured:
-    """The figure of `experiment`. Raises UserError where it cannot be simulated or measured."""
-    of_memory = _OF_MEMORY.get(experiment.figure)
-    trusted = (Coverage.VALIDATED, "it follows from the model's shapes and the GPU's memory")
-    values: list[tuple[float, ...]] = []
-    for side in experiment.sides:
-        if of_memory:
-            values.append((of_memory(side),))
-        elif experiment.figure == "attention_ms":
-            found, provenance = _attention_ms(side)
-            values.append(found)
-            trusted = max(trusted, provenance, key=lambda mark_and_reason: mark_and_reason[0])
-        else:
-            found, provenance = _simulated(side)
-            values.append(found)
-            trusted = max(trusted, provenance, key=lambda mark_and_reason: mark_and_reason[0])
-    ways = values[0] if len(values) == 1 else [gain(experiment.figure, a, b) for a, b in zip(*values, strict=True)]
-    mark, reason = trusted
-    return Measured(ways[0], min(ways), max(ways), mark.name.lower(), reason)
+class Figures(NamedTuple):
+    """A figure of one side at the centre of step times and at their fast and slow ends, and how far to trust it."""
+
+    ends: tuple[float, ...]
+    mark: Coverage
+    reason: str
 
 
-def central_gain(baseline: Experiment, change: Experiment) -> float:
-    """How many times better the change is, at the centre of step times."""
-    found = []
-    for side in (baseline, change):
-        workload, scenario = scenario_of(side)
-        found.append((_highest_rate if side.figure == "request_rate" else _of_a_run)(side, scenario, workload))
-    return gain(change.figure, *found)
+Known = dict[str, Any]  # what was found of a side, by its JSON
+
+
+def measured(experiment: Experiment, known: Known | None = None) -> Measured:
+    """The figure of `experiment`, of sides that are not `known` yet. Raises UserError where it cannot be measured."""
+    found = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
+    ways = list(found[0].ends)
+    if len(found) == 2:
+        ways = [gain(experiment.figure, *pair) for pair in zip(*(side.ends for side in found), strict=True)]
+    worst = max(found, key=lambda side: side.mark)
+    return Measured(ways[0], min(ways), max(ways), worst.mark.name.lower(), worst.reason)
+
+
+def central(sides: Sequence[Experiment], known: Known) -> float:
+    """The figure of one side, or of two how many times better the second is, at the centre of step times alone."""
+    found = [_known(_centre, side, known) for side in sides]
+    return found[0] if len(found) == 1 else gain(sides[0].figure, *found)
 
 
 def gain(figure: str, baseline: float, change: float) -> float:
@@ -87,24 +89,69 @@ def gain(figure: str, baseline: float, change: float) -> float:
     return over / under if under else math.inf
 
 
-def _simulated(side: Experiment) -> tuple[tuple[float, ...], tuple[Coverage, str]]:
-    """The figure at the centre of step times, and at the fast and the slow end; how far these can be trusted."""
-    workload, scenario = scenario_of(side)
-    figure = _highest_rate if side.figure == "request_rate" else _of_a_run
-    centre = figure(side, scenario, workload)
-    return (centre, *(figure(side, end, workload) for end in scenario.ends())), scenario.provenance()
+def _known(find: Callable[[Experiment], Any], side: Experiment, known: Known) -> Any:
+    key = side.model_dump_json()
+    if key not in known:
+        known[key] = find(side)
+    return known[key]
 
 
-def scenario_of(side: Experiment) -> tuple[Workload, PricedScenario]:
+def _figures(side: Experiment) -> Figures:
+    if of_shapes := _OF_SHAPES.get(side.figure):
+        return Figures((of_shapes(side),) * 3, Coverage.VALIDATED, "it follows from the shapes of model and GPU")
+    if side.figure == "attention_ms":
+        return _attention_ms(side)
+    values: list[float] = []
+    for scenario in _at_ends(side):
+        values.append(_of(side, scenario, *values[:1]))
+    return Figures(tuple(values), *scenario.provenance())
+
+
+def _centre(side: Experiment) -> float:
+    if side.figure in _OF_SHAPES or side.figure == "attention_ms":
+        return _figures(side).ends[0]
+    return _of(side, next(_at_ends(side)))
+
+
+def _of(side: Experiment, scenario: PricedScenario, near: float = 0.0) -> float:
+    """The figure of one simulation, or the highest rate: it is looked for `near` one, if there is one."""
+    if side.figure == "request_rate":
+        return _highest_rate(side, scenario, near)
+    return of_run(side, *scenario.measured(side.slo, full=True))
+
+
+def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
+    """One side at the centre of step times and, once that was simulated, at the fast and at the slow end.
+
+    What comes as fast as another run is served does so at the same end of step times.
+    """
+    scenario = scenario_of(side)
+    alone = {name: value for name, value in side.as_json().items() if name != "as_fast_as"}
+    other = side.as_fast_as and scenario_of(parse(Experiment, overridden(alone, side.as_fast_as), "as_fast_as"))
+
+    def paced(end: PricedScenario, other: PricedScenario | None) -> PricedScenario:
+        if other is None:
+            return end
+        served = other.measured({})[1].scalars()["request_throughput"]
+        scale = served / _offered_rate(end.workload)
+        return replace(end, workload=reshaped(end.workload, rate_scale=scale))
+
+    yield paced(scenario, other or None)
+    for at, end in enumerate(scenario.ends()):
+        yield paced(end, other.ends()[at] if other else None)
+
+
+def _offered_rate(workload: Workload) -> float:
+    """Requests a second."""
+    requests = list(workload.requests)
+    return len(requests) * 1e9 / (requests[-1].arrival_ns - requests[0].arrival_ns)
+
+
+def scenario_of(side: Experiment) -> PricedScenario:
     """The traffic of one side, and its deployment with what times its steps."""
     if side.offered is None:
         raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
-    workload = side.offered.workload()
-    return workload, price_scenario(workload, None, side.gpu, side.serves, side.replicas, side.router)
-
-
-def _of_a_run(side: Experiment, scenario: PricedScenario, workload: Workload) -> float:
-    return of_run(side, *scenario.measured(side.slo, full=True))
+    return price_scenario(side.offered.workload(), None, side.gpu, side.serves, side.replicas, side.router)
 
 
 def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
@@ -118,29 +165,28 @@ def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
     else:
         found = run.scalars().get(side.figure)
     if found is None or math.isnan(found):
-        known = f"a metric with one of {', '.join(_PERCENTILES)}, one of a run, request_rate, {', '.join(_OF_MEMORY)}"
+        known = f"a metric with one of {', '.join(_PERCENTILES)}, one of a run, request_rate, {', '.join(_OF_SHAPES)}"
         raise UserError("experiment.figure", side.figure, f"is not measured there; give {known}")
     return float(found)
 
 
-def _highest_rate(side: Experiment, scenario: PricedScenario, workload: Workload) -> float:
+def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:
     """The highest rate, in requests/s, at which nine in ten requests keep the SLO: by bisection, to 2 %.
 
     Raises UserError where they keep it at any rate, so that it is not the rate that counts.
     """
     if not side.slo:
         raise UserError("experiment.slo", None, "is missing; request_rate is the highest rate that keeps it")
-    requests = list(workload.requests)
-    span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
+    offered = _offered_rate(scenario.workload)
 
     def keeps(scale: float) -> bool:
-        _, run = replace(scenario, workload=reshaped(workload, rate_scale=scale)).measured(side.slo)
+        _, run = replace(scenario, workload=reshaped(scenario.workload, rate_scale=scale)).measured(side.slo)
         return bool((run.scalars()["slo_attainment"] or 0.0) >= _ATTAINED)
 
-    scale = 1.0
+    scale, factor = (near / offered, _NEAR) if near else (1.0, 2.0)
     up = keeps(scale)
-    for _ in range(_DOUBLINGS):
-        beyond = scale * 2 if up else scale / 2
+    for _ in range(round(_DOUBLINGS / math.log2(factor))):
+        beyond = scale * factor if up else scale / factor
         if keeps(beyond) != up:
             low, high = sorted((scale, beyond))
             break
@@ -150,20 +196,30 @@ def _highest_rate(side: Experiment, scenario: PricedScenario, workload: Workload
             return 0.0
         remedy = "are kept however fast the requests come; tighten them, or offer more requests"
         raise UserError("experiment.slo", side.slo, remedy)
-    for _ in range(_HALVINGS):
+    while high > _EXACT * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low * len(requests) / span_s
+    return low * offered
 
 
-def _attention_ms(side: Experiment) -> tuple[tuple[float, ...], tuple[Coverage, str]]:
+def _attention_ms(side: Experiment) -> Figures:
     """Attention of one prompt of `tokens`, in all layers; with the ends of what its kernels may be off by."""
     cost = predicted_cost(side.gpu, side.serves)
     operations = explain(cost, uniform_step(0, 0, 1, side.tokens, 0, 0)).operations
     mine = [one for one in operations if one.name.startswith("prefill attention")]
     ends = (sum(one.ns * math.exp(z * one.sigma) for one in mine) / 1e6 for z in (0.0, -_Z, _Z))
     worst = max(mine, key=lambda one: one.coverage)
-    return tuple(ends), (worst.coverage, f"{worst.name} {worst.coverage.clause}")
+    return Figures(tuple(ends), worst.coverage, f"{worst.name} {worst.coverage.clause}")
+
+
+def _decode_step(side: Experiment) -> list[Operation]:
+    """What a step computes that decodes one sequence of `tokens`."""
+    return step_operations(find_model(side.serves.model), side.serves, uniform_step(1, side.tokens, 0, 0, 0))
+
+
+def _activations_mb(side: Experiment) -> float:
+    """Bytes that norms, rotary embedding and activations move in such a step, in MB."""
+    return sum(float(one.count * one.bytes) for one in _decode_step(side) if isinstance(one, Elementwise)) / 1e6
 
 
 def _kv_gb(side: Experiment) -> float:
@@ -198,11 +254,13 @@ def _gpus(side: Experiment) -> float:
     return math.inf
 
 
-_OF_MEMORY: dict[str, Callable[[Experiment], float]] = {
+_OF_SHAPES: dict[str, Callable[[Experiment], float]] = {
+    "kernels": lambda side: float(launches(_decode_step(side))),
+    "activations_mb": _activations_mb,
     "kv_gb": _kv_gb,
     "heads_a_kv_head": _heads_a_kv_head,
     "weights_gb": _weights_gb,
     "gpus": _gpus,
 }
 _HIGHER = ("request_rate",)
-_LOWER = ("attention_ms",)
+_LOWER = ("attention_ms", "kernels", "activations_mb")

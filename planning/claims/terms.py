@@ -20,9 +20,9 @@ from traces.numeric_columns import numbers
 
 def terms_of(experiment: Experiment) -> tuple[Term, ...]:
     """In the order in which they come, those of prompts before those of decoding. The requests come one at a time."""
-    workload, scenario = scenario_of(experiment)
+    scenario = scenario_of(experiment)
     sink = TableSink()
-    scenario.cluster(Cluster, sink, steps=True).run(workload)
+    scenario.cluster(Cluster, sink, steps=True).run(scenario.workload)
     arrival, scheduled, finish = (numbers(sink.requests, f"{at}_ns") for at in ("arrival", "scheduled", "finish"))
     count = len(finish)
     whole, before = float(np.sum(finish - arrival)), float(np.sum(scheduled - arrival))

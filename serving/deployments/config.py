@@ -35,22 +35,10 @@ Model = TypeVar("Model", bound=BaseModel)
 _SELDOM_SET = (
     "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
     "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
-    "fusion",
 )  # fmt: skip
 
 
-class _Sparse(Settings):
-    @model_serializer(mode="wrap")
-    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Some settings are not written where they are as by default: recordings without them stay as they were."""
-        data: dict[str, Any] = dump(self)
-        for name in _SELDOM_SET:
-            if name in data and getattr(self, name) == type(self).model_fields[name].default:
-                del data[name]
-        return data
-
-
-class SchedulerConfig(_Sparse):
+class SchedulerConfig(Settings):
     """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
@@ -164,6 +152,15 @@ class SchedulerConfig(_Sparse):
             raise ValueError(f"prefix_cache_retention_interval must be a multiple of block_size {self.block_size}")
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Some settings are not written where they are as by default: recordings without them stay as they were."""
+        data: dict[str, Any] = dump(self)
+        for name in _SELDOM_SET:
+            if name in data and getattr(self, name) == type(self).model_fields[name].default:
+                del data[name]
+        return data
+
     @model_validator(mode="after")
     def _bounds_are_positive(self) -> SchedulerConfig:
         for slo_class, bound in self.edf_ttft_ms.items():
@@ -172,7 +169,7 @@ class SchedulerConfig(_Sparse):
         return self
 
 
-class Deployment(_Sparse):
+class Deployment(Settings):
     """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
 
     model: str = Field("smollm2", description="model: `smollm2`, a Hugging Face folder, or `random:FAMILY`")
@@ -308,10 +305,10 @@ class Deployment(_Sparse):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_nodes(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What engines on one node have no use for is written only where it is stated: recordings stay as they were."""
+    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What few engines have a use for is written only where it is stated: recordings stay as they were."""
         data: dict[str, Any] = dump(self)
-        for name, default in (("inter_node", None), ("all2all_backend", "allgather_reducescatter")):
+        for name, default in (("inter_node", None), ("all2all_backend", "allgather_reducescatter"), ("fusion", True)):
             if getattr(self, name) == default:
                 data.pop(name, None)
         return data

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 
 from planning.claims.break_even import break_even
 from planning.claims.check import check
-from planning.claims.claim import Claim, Experiment, load_claims
+from planning.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
 from planning.claims.document import CheckedCase, verdict_of
 from planning.claims.figures import measured
 from serving.deployments.config import parse
@@ -144,12 +145,46 @@ def test_a_break_even_lies_where_the_gain_is_one() -> None:
     )
     ((_, experiment),) = made.experiments()
     assert made.break_even is not None
-    said = break_even(experiment, made.break_even)
-    turn = float(said.removeprefix("It pays above about ").split()[0])
-    for rate, pays in ((turn - 0.1, False), (turn + 0.1, True)):
-        moved = {"deployment.scheduler.speculative": {**drafts, "acceptance_rate": rate}}
-        tried = parse(Experiment, {**experiment.as_json(), "change": moved}, "experiment")
-        assert (measured(tried).value > 1) == pays
+    for expects, sides in ((Expected(least=1.5), 2), (Expected(least=0.5, most=1.5), 1)):
+        said = break_even(experiment, made.break_even, expects)
+        assert said.startswith("From 0 to 0.95 of the drafts accepted: ")
+        turns = [float(word) for word in re.findall(r"(?:above|below) about ([0-9.]+[0-9])", said)]
+        bounds = [1.0, 1.5][-len(turns) :]
+        assert len(turns) == sides
+        for turn, bound in zip(turns, bounds, strict=True):
+            for rate, over in ((turn - 0.1, False), (turn + 0.1, True)):
+                moved = {"deployment.scheduler.speculative": {**drafts, "acceptance_rate": rate}}
+                tried = parse(Experiment, {**experiment.as_json(), "change": moved}, "experiment")
+                assert (measured(tried).value > bound) == over
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "said"),
+    [
+        (8, 12, "the claim holds from about 24,000 to 37,000."),
+        (8, None, "the claim holds above about 24,000."),
+        (None, 12, "the claim holds below about 37,000."),
+        (0, None, "the claim holds everywhere."),
+        (100, 120, "the claim holds nowhere."),
+    ],
+)
+def test_a_verdict_flips_where_the_figure_crosses_the_bounds(
+    least: float | None, most: float | None, said: str
+) -> None:
+    """327,680 bytes of KV a token: 8 GB are 24,414 tokens, and 12 are 36,621."""
+    found = {"figure": "kv_gb", "deployment": {"model": "Llama-3.1-70B", "device": "cuda"}}
+    of = BreakEven(path="tokens", least=1024, most=131_072, what="tokens")
+    told = break_even(parse(Experiment, found, "experiment"), of, Expected(least=least, most=most))
+    assert told == f"From 1,024 to 131,072 tokens: {said}"
+
+
+def test_what_comes_as_fast_as_another_run_is_served_is_served_as_fast_at_every_end() -> None:
+    """The file offers a tenth of what two users take who wait for their answers."""
+    closed = {"offered.traffic.arrivals": {"kind": "closed", "concurrency": 2}}
+    offered = {"traffic": {**TRAFFIC, "requests": 60, "arrivals": {"kind": "constant", "rate": 0.5}}}
+    sides = {"baseline": {"as_fast_as": closed}, "change": closed, "offered": offered}
+    found = only_case(claim({"least": 0}, "request_throughput", [{"when": "alone"}], **sides))
+    assert 0.95 < (found.low or 0.0) <= (found.high or 9.0) < 1.05
 
 
 def test_the_terms_of_a_request_are_its_time() -> None:
