@@ -175,9 +175,9 @@ pairs, and by how much the same side differs from run to run. What it finds is a
 
 Each claim is a file of `planning/claims/claims`: the sentence, an experiment, the range it expects, and the cases it is
 tried in. `break_even` searches between two values of a condition where the change begins to pay and where the verdict
-flips, at the centre of step times. `as_fast_as` lets requests arrive as fast as another run is served, so that an open
-and a closed loop are equally loaded at every end of step times. `engine` is the experiment for a machine without a GPU.
-Put files of your own in a folder, and give it as `--claims`.
+flips, at the centre of step times, by halving the stretch between them five times. `as_fast_as` lets requests arrive as
+fast as another run is served, so that an open and a closed loop are equally loaded at every end of step times. `engine`
+is the experiment for a machine without a GPU. Put files of your own in a folder, and give it as `--claims`.
 
 | claim | expected | verdict |
 | --- | --- | --- |"""
