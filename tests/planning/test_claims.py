@@ -171,7 +171,7 @@ def test_a_break_even_lies_where_the_gain_is_one() -> None:
 def test_a_verdict_flips_where_the_figure_crosses_the_bounds(
     least: float | None, most: float | None, said: str
 ) -> None:
-    """327,680 bytes of KV a token: 8 GB are 24,414 tokens, and 12 are 36,621; five halvings of 128 times are 8 % off."""
+    """327,680 bytes of KV a token: 8 GB are 24,414 tokens, and 12 are 36,621, to within 8 %."""
     found = {"figure": "kv_gb", "deployment": {"model": "Llama-3.1-70B", "device": "cuda"}}
     of = BreakEven(path="tokens", least=1024, most=131_072, what="tokens")
     told = break_even(parse(Experiment, found, "experiment"), of, Expected(least=least, most=most))
