@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,29 +40,22 @@ def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple
 
     Raises UserError for tables that cannot be read.
     """
-    by_key: dict[str, list[Measured]] = defaultdict(list)
-    for measured in measurements(tables, gpu.name):
-        if not isinstance(measured.operation, Collective):  # `collective_fit` has closed forms for these
-            by_key[measured.key].append(measured)
-    fits: dict[str, KernelFit] = {}
-    errors = {}
-    for key, measured_of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
-        if key in known:
-            continue
+
+    def left_out(key: str, measured: list[Measured]) -> bool:
         latent = key.startswith("mla_")
-        few = len(measured_of_key) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
-        if (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA):
-            continue
-        like = fits.get(_TIMED_WITH_HOST.get(key, ""))
-        fits[key], held_out = fit_kernel(gpu, measured_of_key, like)
-        errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
+        few = len(measured) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
+        return key in known or (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA)
+
+    every = measurements(tables, gpu.name)
+    others = (
+        m for m in every if not isinstance(m.operation, Collective)
+    )  # `collective_fit` has closed forms for these
     about = {
         "source": "NVIDIA aiconfigurator kernel tables (ai-dynamo/aiconfigurator)",
         "licence": "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES",
         "tables": ", ".join(t for t in provenance(tables, gpu.name).split(", ") if not t.startswith("comm/")),
-        "held_out": errors,
     }
-    return KernelSurfaces(gpu, fits), about
+    return _fitted(gpu, others, about, left_out)
 
 
 def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
@@ -70,20 +63,30 @@ def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, 
 
     Raises UserError for profiles that cannot be read.
     """
-    by_key: dict[str, list[Measured]] = defaultdict(list)
-    for measured in profiled(folder):
-        by_key[measured.key].append(measured)
-    fits, errors = {}, {}
-    for key, measured_of_key in sorted(by_key.items()):
-        fits[key], held_out = fit_kernel(gpu, measured_of_key)
-        errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
     about = {
         "source": "LLMServingSim kernel profiles (casys-kaist/LLMServingSim), vLLM 0.19.0",
         "licence": "MIT",
         "tables": f"profiler/perf/{folder.name}",
-        "held_out": errors,
     }
-    return KernelSurfaces(gpu, fits), about
+    return _fitted(gpu, profiled(folder), about, lambda key, measured: False)
+
+
+def _fitted(
+    gpu: GpuSpec,
+    every: Iterable[Measured],
+    about: dict[str, Any],
+    left_out: Callable[[str, list[Measured]], bool],
+) -> tuple[KernelSurfaces, dict[str, Any]]:
+    by_key: dict[str, list[Measured]] = defaultdict(list)
+    for measured in every:
+        by_key[measured.key].append(measured)
+    fits: dict[str, KernelFit] = {}
+    errors = {}
+    for key, of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
+        if not left_out(key, of_key):
+            fits[key], held_out = fit_kernel(gpu, of_key, fits.get(_TIMED_WITH_HOST.get(key, "")))
+            errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
+    return KernelSurfaces(gpu, fits), about | {"held_out": errors}
 
 
 def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:

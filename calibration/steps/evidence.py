@@ -1,15 +1,16 @@
 """What measured runs of engines teach about engines in general, as levels that share strength.
 
 Thirteen numbers say how an engine differs from its kernels. Each number of a configuration is the product of one that
-all engines share and of deviations of its engine, its generation of GPUs, its precision, both of these together, its
-model, and its source. Deviations are drawn towards 1, each level by a spread of its own, so that one that nobody
-measured changes nothing and widens the band by its spread. All of them are one regularised least-squares problem on
-log errors (a linear mixed model), of which every source contributes its normal equations: predictions without a
-source, a GPU, an engine or a model need no further simulation.
+all engines share and of deviations of its engine, the engine's version, its generation of GPUs, its precision, both of
+these together, its model, and its source. Deviations are drawn towards 1, each level by a spread of its own, so that
+one that nobody measured changes nothing and widens the band by its spread. All of them are one regularised
+least-squares problem on log errors (a linear mixed model), of which every source contributes its normal equations:
+predictions without a source, a GPU, an engine or a model need no further simulation.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -65,13 +66,27 @@ NOISE = {"tpot_ms.mean": 0.06, "ttft_ms.mean": 0.15}  # log errors that no level
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "engine": (*_OF_KERNELS, "host", "request"),
+    "version": (*_OF_KERNELS, "host", "request"),
     "generation": _OF_KERNELS,
     "precision": ("gemm", "experts"),
     "generation and precision": ("gemm", "experts"),
-    "model": (*_OF_KERNELS, "host", "request"),
+    "model": (*_OF_KERNELS, "host"),
+    "client": ("request",),
+    "client and model": ("request",),
     "source": (*_OF_KERNELS, "host", "request"),
 }
 """Levels, and the kernel families whose numbers they let deviate."""
+
+ENGINES = ("vllm", "sglang", "trtllm")
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
+
+
+def engine_and_version(stated: str) -> tuple[str, str]:
+    """Of `vLLM 0.19.0` vllm, and its release with its name; empty where none is stated, or a nightly build."""
+    name = stated.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
+    engine = name if name in ENGINES else "vllm"
+    release = None if "nightly" in stated else _VERSION.search(stated)
+    return engine, f"{engine} {release[0]}" if release else ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,8 @@ class Origin:
 
     gemm, experts   what weights are kept in, of dense layers and of routed experts, if there are any
     source          who measured it: a case, with the model, the GPU and the engine
+    version         of the engine, with its name
+    client          that sent the requests and measured; empty where a server did
     """
 
     engine: str
@@ -89,15 +106,24 @@ class Origin:
     gemm: str
     experts: str
     source: str = ""
+    version: str = ""
+    client: str = ""
 
     @classmethod
     def of(
-        cls, model: ModelSpec, gpu: GpuSpec, deployment: Deployment, engine: str = "vllm", source: str = ""
+        cls,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        deployment: Deployment,
+        engine: str = "vllm",
+        source: str = "",
+        client: str = "",
     ) -> Origin:
-        """That of an engine of `deployment`."""
+        """That of `deployment` under an `engine`, whose version may be stated with its name."""
+        name, version = engine_and_version(engine)
         gemm = _bits(stored(model, deployment, "attention out", model.num_layers)[0].dtype)
         experts = _bits(weights_dtype(model, deployment)) if model.num_experts else ""
-        return cls(engine, gpu.name, gpu.generation, model.name, gemm, experts, source)
+        return cls(name, gpu.name, gpu.generation, model.name, gemm, experts, source, version, client)
 
     def effects(self, number: int) -> Iterator[tuple[str, str]]:
         """Level and name of every deviation that the number has here."""
@@ -105,10 +131,13 @@ class Origin:
         precision = self.gemm if family == "gemm" else self.experts
         names = {
             "engine": self.engine,
+            "version": self.version,
             "generation": self.generation,
             "precision": f"{family} {precision}",
             "generation and precision": f"{self.generation} {family} {precision}",
             "model": self.model,
+            "client": self.client,
+            "client and model": f"{self.client} {self.model}" if self.client else "",
             "source": self.source,
         }
         return ((level, names[level]) for level, families in LEVELS.items() if family in families)
@@ -180,10 +209,9 @@ class Missed:
     misses: Sequence[float]
 
 
-_NOBODY = Origin("", "", "", "", "", "")
-COVERAGE = 0.9
+_REACHED = 0.92  # share of others' rows within a band, at which 9 of 10 rows were that taught nothing
 _LEAST_REACH = 1.0  # standard deviations
-_ALIKE = 3.0  # times that what was missed counts where it has the engine, the GPU or the model in common
+_ALIKE = 5.0  # times that what was missed counts where it has the engine, the GPU or the model in common
 
 
 def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
@@ -202,7 +230,7 @@ def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
     misses = np.array(found)
     order = np.argsort(misses, kind="stable")
     share = np.cumsum(np.array(weights)[order]) / sum(weights)
-    at = min(int(np.searchsorted(share, COVERAGE)), len(misses) - 1)
+    at = min(int(np.searchsorted(share, _REACHED)), len(misses) - 1)
     return max(float(misses[order][at]), _LEAST_REACH)
 
 
@@ -229,9 +257,7 @@ class Evidence:
             information[upper] = each["information"]
             information += np.triu(information, 1).T
             taught.append(Taught(Origin(**each["origin"]), information, np.array(each["vector"]), each["rows"]))
-        missed = [Missed(**{**each, "origin": Origin(**each["origin"])}) for each in data.get("missed", ())]
-        for figure, reach in data.get("reach", {}).items():  # files of before had one for all
-            missed.append(Missed(_NOBODY, figure, 1, (reach,)))
+        missed = [Missed(**{**each, "origin": Origin(**each["origin"])}) for each in data["missed"]]
         return cls(taught, data["spreads"], data["noise"], missed)
 
     def reach(self, figure: str, origin: Origin) -> float:
@@ -268,7 +294,8 @@ class Evidence:
         for each in self.taught:
             for number in range(len(_NAMES)):
                 for level, name in _effects(each.origin, number):
-                    places.setdefault((level, name, number), len(places))
+                    if name or level == "all":  # what has no name is like nothing else
+                        places.setdefault((level, name, number), len(places))
         precision = np.diag([1.0 / self._spread(level, number) ** 2 for level, _, number in places])
         wanted = np.zeros(len(places))
         for each in self.taught:
@@ -308,11 +335,7 @@ class Evidence:
         places, means, covariance = self.posterior
         _, log_det = np.linalg.slogdet(covariance)
         prior = sum(np.log(self._spread(level, number)) for level, _, number in places)
-        wanted = np.zeros(len(places))
-        for each in self.taught:
-            rows, columns = _design(each.origin, places)
-            np.add.at(wanted, columns, each.vector[rows])
-        return float(0.5 * log_det - prior + 0.5 * wanted @ means)
+        return float(0.5 * log_det - prior + 0.5 * means @ np.linalg.solve(covariance, means))
 
 
 def _names(origin: Origin, level: str) -> Iterator[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage, bound_by, floor_ns
-from calibration.operations import StepSizes
+from calibration.operations import Operation, StepSizes
 from calibration.provenance import Provenance
 from calibration.steps.correction import PROMPT_PARTS
 from calibration.steps.coverage import stacked, step_coverage
@@ -70,29 +71,34 @@ class Explanation:
     why: str
 
 
+def explained(
+    cost: OperationCost, operation: Operation, name: str, there: NDArray[np.bool_], weight: float = 1.0
+) -> ExplainedOperation:
+    """All of an operation in the steps where it is `there`, `weight` times."""
+    gpu, estimate, each = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
+
+    def total(amount: Any) -> float:
+        return each * float(np.sum(np.where(there, amount, 0.0)))
+
+    ns, flops, moved = total(estimate.ns), total(operation.flops), total(operation.bytes)
+    return ExplainedOperation(
+        name=name,
+        count=round(total(1.0)),
+        flops=flops,
+        bytes=moved,
+        ns=ns,
+        utilisation=total(floor_ns(gpu, operation)) / ns,
+        bound=bound_by(gpu, operation, flops, moved),
+        sigma=total(np.asarray(estimate.sigma) * estimate.ns) / ns,
+        coverage=Coverage(int(np.max(np.where(there, estimate.coverage, 0)))),
+    )
+
+
 def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     """Explain the step of `sizes` (plain numbers, not arrays)."""
-    alike, gpu = stacked([sizes]), cost.kernels.gpu
-    operations = []
-    for operation in cost.operations(alike):
-        if not operation.size[0] > 0:
-            continue
-        estimate, count = never_slower(operation, cost.kernels), operation.count
-        amounts = (estimate.ns, floor_ns(gpu, operation), operation.flops, operation.bytes, estimate.sigma)
-        ns, floor, flops, moved, sigma = (float(np.asarray(amount).flat[0]) for amount in amounts)
-        operations.append(
-            ExplainedOperation(
-                name=operation.name,
-                count=count,
-                flops=count * flops,
-                bytes=count * moved,
-                ns=count * ns,
-                utilisation=floor / ns,
-                bound=bound_by(gpu, operation, flops, moved),
-                sigma=sigma,
-                coverage=Coverage(int(np.asarray(estimate.coverage).flat[0])),
-            )
-        )
+    alike = stacked([sizes])
+    priced = [operation for operation in cost.operations(alike) if operation.size[0] > 0]
+    operations = [explained(cost, operation, operation.name, np.ones(1, dtype=np.bool_)) for operation in priced]
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
     step_ns = sum(parts.values())
     known = step_coverage(cost, alike)

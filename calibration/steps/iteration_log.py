@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyarrow import csv
 
 from calibration.operations import StepSizes
 from serving.errors import UserError
+from serving.settings import Settings
 
 _COLUMNS = (
     "sum_prefill_tokens",
@@ -26,6 +28,13 @@ _COLUMNS = (
     "var_decode_kv_tokens",
     "latency_ms",
 )
+
+
+class StepLog(Settings):
+    """What a case file says of a log."""
+
+    format: Literal["iteration-log"]
+    file: str
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,11 @@ def kernels(gpu: str) -> KernelTimes:
 
 
 def blind(
-    gpu: str, deployment: Deployment, engine: str = "vllm", without: Callable[[Origin], bool] | None = None
+    gpu: str,
+    deployment: Deployment,
+    engine: str = "vllm",
+    without: Callable[[Origin], bool] | None = None,
+    client: str = "",
 ) -> ExternalCalibration:
     """What measured runs of other engines teach about `engine` on `gpu`, of which no run is known.
 
@@ -59,7 +63,7 @@ def blind(
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = bundled_evidence()
-    origin = Origin.of(model, spec, deployment, engine)
+    origin = Origin.of(model, spec, deployment, engine, client=client)
     left = known if without is None else known.without(without)
     return of_belief(left, origin, deployment, step_shares(model, deployment, kernels(gpu)))
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage, bound_by, floor_ns
 from calibration.operations import StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.coverage import NEGLIGIBLE
-from calibration.steps.explanation import ExplainedOperation
+from calibration.steps.explanation import ExplainedOperation, explained
 from calibration.steps.features import REGIMES, recorded_sizes, regimes
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import never_slower
 from serving.step_plan import AGGREGATES
 from traces.numeric_columns import numbers
 
@@ -112,28 +109,10 @@ def _operation_totals(column: pa.ChunkedArray) -> dict[str, float]:
 
 def _kernels(cost: OperationCost, sizes: StepSizes, regime: Regime, weight: float) -> Iterator[ExplainedOperation]:
     """Each operation, all of it in the steps of a regime, `weight` times as much as in the sampled ones."""
-    gpu = cost.kernels.gpu
     for operation in step_operations(cost.model, cost.deployment, sizes):
         there = np.broadcast_to(np.asarray(operation.size) > 0, np.shape(sizes.decode_rows))
-        if not there.any():
-            continue
-        estimate, each = never_slower(operation, cost.kernels), weight * operation.count
-
-        def total(amount: Any, there: NDArray[np.bool_] = there, each: float = each) -> float:
-            return each * float(np.sum(np.where(there, amount, 0.0)))
-
-        ns, flops, moved = total(estimate.ns), total(operation.flops), total(operation.bytes)
-        yield ExplainedOperation(
-            name=f"{operation.name}, {regime}",
-            count=round(total(1.0)),
-            flops=flops,
-            bytes=moved,
-            ns=ns,
-            utilisation=total(floor_ns(gpu, operation)) / ns,
-            bound=bound_by(gpu, operation, flops, moved),
-            sigma=total(np.asarray(estimate.sigma) * estimate.ns) / ns,
-            coverage=Coverage(int(np.max(np.where(there, estimate.coverage, 0)))),
-        )
+        if there.any():
+            yield explained(cost, operation, f"{operation.name}, {regime}", there, weight)
 
 
 def _regime(steps: pa.Table) -> NDArray[np.int64]:

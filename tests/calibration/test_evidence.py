@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.times import Coverage
-from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
+from calibration.steps.evidence import (
+    LEVELS,
+    NUMBERS,
+    PLACE,
+    Belief,
+    Evidence,
+    Missed,
+    Origin,
+    Taught,
+    engine_and_version,
+    reach_of,
+)
 from calibration.steps.evidence_calibration import transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
+from calibration.validation.external.fitting import fit
 from calibration.validation.external.leave_out import HEADER, leave_out, table
-from calibration.validation.external.lessons import Lesson
+from calibration.validation.external.lessons import Lesson, lessons
 from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
@@ -47,9 +60,9 @@ def taught(origin: Origin, logs: np.ndarray, certain: float = 1e4) -> Taught:
 def test_what_nobody_measured_has_its_prior_and_all_of_its_spread() -> None:
     belief = Evidence([], SPREADS).belief(ELSEWHERE)
     assert np.array_equal(belief.logs, np.zeros(COUNT))
-    place = PLACE["expert compute"]  # of every level
-    spread = NUMBERS["expert compute"].spread
-    assert belief.covariance[place, place] == pytest.approx(spread**2 * (1 + 0.25 * len(LEVELS)))
+    for name, number in NUMBERS.items():
+        levels = sum(number.family in families for families in LEVELS.values())
+        assert belief.covariance[PLACE[name], PLACE[name]] == pytest.approx(number.spread**2 * (1 + 0.25 * levels))
 
 
 @examples(0.3)
@@ -72,6 +85,32 @@ def test_a_level_that_taught_narrows_the_band_and_one_that_did_not_widens_it(see
     assert evidence.belief(HERE).logs == pytest.approx(logs, abs=0.02)
     shared = evidence.belief(ELSEWHERE).logs
     assert np.all(np.sign(shared) == np.sign(logs)) and np.all(np.abs(shared) < np.abs(logs))
+
+
+@pytest.mark.parametrize(
+    ("stated", "found"),
+    [
+        ("vLLM 0.19.0", ("vllm", "vllm 0.19.0")),
+        ("TensorRT-LLM 1.2.0rc6.post3", ("trtllm", "trtllm 1.2.0")),
+        ("vllm nightly-5b8c30d62b754b57", ("vllm", "")),
+        ("sglang", ("sglang", "")),
+        ("version unknown", ("vllm", "")),
+    ],
+)
+def test_an_engine_is_named_with_its_version(stated: str, found: tuple[str, str]) -> None:
+    assert engine_and_version(stated) == found
+
+
+@pytest.mark.parametrize(("level", "seen"), [("version", "vllm 0.19.0"), ("client", "one client")])
+def test_a_level_that_is_not_stated_is_as_wide_as_one_that_nobody_measured(level: str, seen: str) -> None:
+    """What a version or a client taught stays with it; one of another name, or of none, has its whole spread."""
+    evidence = Evidence([taught(replace(HERE, **{level: seen}), np.full(COUNT, 0.4))], SPREADS)
+    same, other, unstated = (
+        evidence.belief(replace(HERE, source="", **{level: name})) for name in (seen, "another 1.0.0", "")
+    )
+    place = PLACE["request"]
+    assert same.covariance[place, place] < other.covariance[place, place] == unstated.covariance[place, place]
+    assert same.logs[place] > other.logs[place] == unstated.logs[place] > 0
 
 
 @examples(0.3)
@@ -153,6 +192,34 @@ def test_what_states_hold_is_among_the_blocks_that_are_enough() -> None:
         for blocks in (0, 3)
     )
     assert stateful.ttft.sum() == plain.ttft.sum() and stateful.tpot.sum() == plain.tpot.sum()
+
+
+def test_a_log_teaches_what_its_steps_take_and_is_left_out_with_its_likes(tmp_path: Path) -> None:
+    """Medians by kind of step, spikes and rare kinds aside; TP1 and TP4 of a model on a GPU are one source."""
+    columns = "sum_prefill_tokens,num_prefill_requests,sum_prefill_kv_tokens,num_decode_requests,"
+    rows = ["0,0,0,8,8000,0,9", "0,0,0,8,8000,0,90", "0,0,0,8,8000,0,9", "2048,1,0,8,8000,0,70", "0,0,0,64,9000,0,1"]
+    (tmp_path / "log.csv").write_text(columns + "sum_decode_kv_tokens,var_decode_kv_tokens,latency_ms\n")
+    with (tmp_path / "log.csv").open("a", encoding="utf-8") as file:
+        file.write("\n".join([*rows[:4], rows[3], rows[3], rows[4]]) + "\n")
+    found = [
+        lessons(
+            Case.model_validate(
+                {"name": f"tp{tp}", "title": "", "source": "", "engine": "vLLM 0.20.1", "gpu": "B300", "shown": [],
+                 "deployment": {"model": "Llama-3.1-8B", "tensor_parallel_size": tp},
+                 "measured": {"format": "iteration-log", "file": "log.csv"}}
+            ), tmp_path,
+        )[0] for tp in (1, 4)
+    ]  # fmt: skip
+    assert [one.run.figures for one in found[0]] == [{"tpot_ms.mean": 9.0}, {"ttft_ms.mean": 70.0}]
+    assert len({one.origin for one in (*found[0], *found[1])}) == 1
+    assert found[0][0].origin.version == "vllm 0.20.1"
+    logs = np.zeros(COUNT)
+    decode, mixed = (one.predicted(logs) for one in found[0])
+    assert decode[1][0, PLACE["prompt attention"]] == 0 < mixed[1][0, PLACE["prompt attention"]]
+    assert decode[0][0] < mixed[0][0] and decode[1].sum() == pytest.approx(1)
+    assert np.all(fit(found[0]).taught[0].information.diagonal() >= 0)
+    rows_of = [row[0] for row in table(leave_out([*found[0], lesson(2, 400, 20, True)], Evidence([], SPREADS), "gpu"))]
+    assert rows_of[0] == "steps of iteration logs" and "B300" not in rows_of
 
 
 def test_left_out_groups_have_a_table() -> None:

@@ -35,7 +35,8 @@ class MeasuredRun:
     group       what to report it under, when a file holds many runs: the model, the concurrency, ...
     floor_pct   how far repeats of the very same run are apart, in percent, by figure; where there are repeats
     caution     what a reader should know before blaming the prediction; empty when nothing
-    engine           what served it, where the measurement says so: vllm, sglang, trtllm
+    engine           what served it, and its version, where the measurement says so: vllm, sglang, trtllm
+    client           what sent the requests, where the measurement says so
     skipped          why it cannot be simulated; empty when it can
     by_client        the latencies are a client's: HTTP, tokenising and the client itself are in them
     or_workload      what the client may have sent instead, where nobody says: its TTFT then says little of the engine
@@ -56,6 +57,7 @@ class MeasuredRun:
     offered_per_s: float | None = None
     lengths: tuple[int, int] | None = None
     engine: str = ""
+    client: str = ""
     skipped: str = ""
 
 

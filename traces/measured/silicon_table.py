@@ -54,7 +54,8 @@ class Load(Settings):
 
 
 class Rule(Settings):
-    """For rows whose columns are as in `when`: settings of the deployment, the load, and columns to read as others.
+    """For rows whose columns are as in `when`: settings of the deployment, the load and its client, columns to read as
+    others.
 
     `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency. `skip` says why such rows cannot
     be simulated.
@@ -64,6 +65,7 @@ class Rule(Settings):
     deployment: dict[str, Any] = Field(default_factory=dict)
     columns: dict[str, str] = Field(default_factory=dict)
     load: Load | None = None
+    client: str = ""
     seqs_as_concurrency: bool = False
     caution: str = ""
     skip: str = ""
@@ -147,7 +149,8 @@ class SiliconTable(Settings):
             figures=row.figures,
             settings=row.settings(),
             gpu=self.systems[system],
-            engine=row.text("backend"),
+            client=row.client,
+            engine=f"{row.text('backend')} {row.text('backend_version')}".strip(),
             group={
                 "engine": f"{row.text('backend')} on {self.systems[system]}",
                 "model": row.text("model_path"),
@@ -232,6 +235,11 @@ class _Deployed:
     def load(self) -> Load:
         """What the last rule that says so says of the client."""
         return next((rule.load for rule in reversed(self.rules) if rule.load), Load())
+
+    @property
+    def client(self) -> str:
+        """What the last rule that says so says of who sent the requests."""
+        return next((rule.client for rule in reversed(self.rules) if rule.client), "")
 
     def workload(self, seed: int, lengths: tuple[float, float]) -> Workload:
         """A closed loop of requests with lengths drawn between these shares of the nominal."""

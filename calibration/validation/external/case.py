@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from calibration.steps.evidence import Origin
+from calibration.steps.evidence import Origin, engine_and_version
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
@@ -31,7 +31,6 @@ _SHOWN = (*(f"{name}.{statistic}" for name in LATENCIES for statistic in STATIST
 _CLIENTS_TIMES = "Latencies are a client's: the network and the server's HTTP, tokeniser and detokeniser are in them."
 
 Column = Literal["blind", "anchored"]
-ENGINES = ("vllm", "sglang", "trtllm")
 
 
 class Target(Settings):
@@ -70,6 +69,7 @@ class Case(Settings):
     source: str = Field(description="who measured and published it, with its licence")
     engine: str = Field(description="the engine and its version, for the reader")
     gpu: str = Field(description="name in the catalogue of GPUs")
+    client: str = Field("", description="what sent the requests and measured, if a client did; as the measurement says")
     deployment: dict[str, Any] = Field(description="a deployment; without scheduler.num_blocks it is estimated")
     replicas: int = Field(1, ge=1, le=1000, description="engines behind one router, all of this deployment")
     router: str = Field("round-robin", description="how requests are spread over them")
@@ -100,22 +100,21 @@ class Case(Settings):
         return deployment, "num_blocks" in deployment.scheduler.model_fields_set
 
 
-def engine_of(case: Case) -> str:
-    """The engine that ran: vllm unless the case's `engine` begins with another's name."""
-    found = case.engine.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
-    return found if found in ENGINES else "vllm"
-
-
-def of_engine(case: Case, run: MeasuredRun) -> Case:
-    """The case with the engine that the measurement of `run` states, where it does."""
-    return case.model_copy(update={"engine": run.engine}) if run.engine else case
+def of_run(case: Case, run: MeasuredRun) -> Case:
+    """The case with the engine, its version and the client that the measurement of `run` states, where it does."""
+    stated = {"engine": run.engine, "client": run.client}
+    return case.model_copy(update={name: value for name, value in stated.items() if value})
 
 
 def origin_of(case: Case, gpu: str, deployment: Deployment) -> Origin:
-    """Where runs stand among what is measured. Raises UserError for a GPU or a model that is not known."""
-    known, engine = find_gpu(gpu), engine_of(case)
-    source = f"{case.name}/{deployment.model}/{known.name}/{engine}"
-    return Origin.of(find_model(deployment.model), known, deployment, engine, source)
+    """Where runs stand among what is measured. Raises UserError for a GPU or a model that is not known.
+
+    Logs of one model on one GPU are one source, however it is divided.
+    """
+    known, engine = find_gpu(gpu), engine_and_version(case.engine)[0]
+    measured_as = case.measured["format"] if case.is_of_steps else case.name
+    source = f"{measured_as}/{deployment.model}/{known.name}/{engine}"
+    return Origin.of(find_model(deployment.model), known, deployment, case.engine, source, case.client)
 
 
 def case_of_recordings(

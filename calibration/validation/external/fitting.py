@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from calibration.validation.external.lessons import Lesson
 Floats = NDArray[np.float64]
 
 _OUTLIER = 0.25  # log errors beyond this count less and less: queueing amplifies
-_ALIKE = 20  # rows of one origin, beyond which more of them say no more
+_ALIKE = 20  # rows of one source, beyond which more of them say no more
 _ROUNDS = 5
 _FURTHEST = 1.0  # that a number moves in a round, of a logarithm
 _GRID = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
@@ -30,15 +31,16 @@ class Linearised:
 
     def taught(self) -> list[Taught]:
         """The normal equations of every origin."""
-        found = []
+        found, rows_of = [], Counter(lesson.origin.source for lesson in self.lessons)
         for origin, at in self.logs.items():
             information, vector, rows = np.zeros((len(at), len(at))), np.zeros(len(at)), 0
             mine = [lesson for lesson in self.lessons if lesson.origin == origin]
+            share = min(1.0, _ALIKE / rows_of[origin.source])
             for lesson in mine:
                 predicted, slopes = lesson.predicted(at)
                 errors = np.log(predicted / lesson.measured)
                 for name, error, slope in zip(lesson.figures, errors, slopes, strict=True):
-                    weight = 1.0 / NOISE[name] ** 2 / (1.0 + (error / _OUTLIER) ** 2) * min(1.0, _ALIKE / len(mine))
+                    weight = 1.0 / NOISE[name] ** 2 / (1.0 + (error / _OUTLIER) ** 2) * share
                     information += weight * np.outer(slope, slope)
                     vector += weight * slope * (slope @ at - error)
                     rows += 1

@@ -13,7 +13,6 @@ from typing import Any
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, factors_of
 from calibration.steps.predict import blind
-from calibration.validation.external.case import engine_of
 from calibration.validation.external.scoring import CaseResult
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
@@ -30,7 +29,7 @@ def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
         raise UserError(f"{case.name}.anchor", None, remedy)
     deployment, _ = case.deployment_of(result.runs[0])
     gpu = result.runs[0].gpu or case.gpu
-    start = blind(gpu, deployment, engine_of(case))
+    start = blind(gpu, deployment, case.engine)
     return replace(
         start,
         gpu=find_gpu(gpu).name,

@@ -92,11 +92,12 @@ def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
 
 
 def missed(scored: Iterable[Scored]) -> list[Missed]:
-    """What the figures of each origin missed; those of a caution do not count."""
+    """What the figures of each origin missed, of all its versions; those of a caution do not count."""
     found: dict[tuple[Origin, str], list[float]] = {}
     for each in scored:
         if not each.lesson.run.caution:
-            found.setdefault((each.lesson.origin, each.figure), []).append(abs(each.error) / each.sigma)
+            origin = replace(each.lesson.origin, version="")
+            found.setdefault((origin, each.figure), []).append(abs(each.error) / each.sigma)
     at = (np.arange(_KEPT) + 0.5) / _KEPT
     return [
         Missed(origin, figure, len(own), np.quantile(own, at).tolist() if len(own) > _KEPT else sorted(own))
@@ -108,7 +109,11 @@ HEADER = ("left out", "rows", "TPOT, median error", "TTFT, median error", "TPOT 
 
 
 def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
-    """Cells under `HEADER`: all rows, each group, and GPUs under an engine with many rows."""
+    """Cells under `HEADER`: logged steps, all runs, each group, and GPUs under an engine with many rows."""
+    logged = [s for s in scored if s.lesson.steps is not None]
+    if logged:
+        yield _cells("steps of iteration logs", logged)
+    scored = [s for s in scored if s.lesson.steps is None]
     yield _cells("all", scored)
     yield _cells("all that no caution is about", [s for s in scored if not s.lesson.run.caution])
     yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])

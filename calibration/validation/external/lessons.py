@@ -1,12 +1,13 @@
 """Measured runs, ready to teach: their figures as functions of the numbers of `calibration.steps.evidence`.
 
 A closed loop's figures are sums over steps (`schedule`), so that their slopes are exact and take no simulation. Those
-of other runs are simulated, at the numbers and a little beside each of them.
+of other runs are simulated, at the numbers and a little beside each of them. Of a log of iterations, each kind of step
+is a run of its own: one without prompts is what a token takes, one with them what a first token waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,35 +18,42 @@ from numpy.typing import NDArray
 from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
+from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts
 from calibration.steps.predict import kernels
-from calibration.validation.external.case import Case, of_engine, origin_of
-from calibration.validation.external.schedule import Schedule, is_plain_loop, schedule
+from calibration.validation.external.case import Case, of_run, origin_of
+from calibration.validation.external.schedule import SIZES, Schedule, is_plain_loop, kinds_of, schedule
 from calibration.validation.external.scoring import simulated_figures
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_known_states
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.workload import Workload
 from traces.measured.run import MeasuredRun
 
 Floats = NDArray[np.float64]
 
 FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
+_FEWEST_STEPS = 3  # of a kind, below which a spike is no outlier
 _STEP = 0.1  # of a logarithm, for the slopes of what is simulated
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One measured run: where it stands, what was observed, and how to predict that."""
+    """One measured run: where it stands, what was observed, and how to predict that.
+
+    steps   that it was waited for, of a log of iterations
+    """
 
     origin: Origin
     case: Case
     run: MeasuredRun
     gpu: str
     deployment: Deployment
+    steps: Schedule | None = None
     _kept: dict[str, Floats] = field(default_factory=dict, compare=False)
 
     @property
@@ -70,11 +78,12 @@ class Lesson:
 
     @cached_property
     def _is_summed(self) -> bool:
-        return self.case.replicas == 1 and is_plain_loop(self.run.workload)
+        return self.steps is not None or (self.case.replicas == 1 and is_plain_loop(self.run.workload))
 
     @cached_property
     def _summed(self) -> _Priced:
-        return _Priced.of(schedule(self.run.workload, self.deployment), self, kernels(self.gpu))
+        steps = self.steps or schedule(self.run.workload, self.deployment)
+        return _Priced.of(steps, self, kernels(self.gpu))
 
     def at_roofline(self) -> Floats:
         """Milliseconds of each figure of a closed loop, with every operation as fast as the datasheet allows."""
@@ -162,6 +171,8 @@ class Skipped:
 def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
     """The runs of a case that can be predicted, and those that cannot. Raises UserError for a file that is wrong."""
     found, skipped = [], []
+    if case.is_of_steps:
+        return list(log_lessons(case, data)), []
     for run in case.format.read(data):
         if "fleet" in run.settings:
             continue  # they take long to simulate and teach nothing; where their table is read whole they are counted
@@ -173,6 +184,28 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
         except UserError as error:
             skipped.append(Skipped(run.name, str(error)))
     return found, skipped
+
+
+def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
+    """The kinds of steps of a log, each with its median time. Raises UserError for a log that cannot be read."""
+    deployment, _ = case.deployment_of(MeasuredRun(case.name, Workload([]), {}))
+    log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
+    sizes = {name: values for name, values in vars(log.sizes).items() if name in SIZES}
+    dense, kind = kinds_of(sizes)
+    for number in range(kind.max() + 1):
+        mine = kind == number
+        if mine.sum() < _FEWEST_STEPS:
+            continue
+        mean = {name: values[mine].mean(keepdims=True) for name, values in sizes.items()}
+        one = np.ones(1)
+        figure = FIGURES[int(mean["prefill_tokens"][0] > 0)]
+        run = MeasuredRun(
+            f"{case.name}, steps like {int(np.argmax(mine))}",
+            Workload([]),
+            {figure: float(np.median(log.measured_ns[mine])) / 1e6},
+        )
+        steps = Schedule(StepSizes(**mean, draft_tokens=np.zeros(1)), dense[mine].mean(keepdims=True), one, one)
+        yield Lesson(origin_of(case, case.gpu, deployment), case, run, case.gpu, deployment, steps)
 
 
 def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
@@ -187,7 +220,7 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         capacity = kv_capacity(model, find_gpu(gpu), deployment)
         capacity.check(deployment)
         deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
-    lesson = Lesson(origin_of(of_engine(case, run), gpu, deployment), case, run, gpu, deployment)
+    lesson = Lesson(origin_of(of_run(case, run), gpu, deployment), case, run, gpu, deployment)
     if lesson._is_summed:
         _ = lesson._summed  # what is refused is refused here
     return lesson

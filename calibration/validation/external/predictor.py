@@ -14,7 +14,7 @@ from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import blind as blind_calibration
 from calibration.steps.predict import kernels
-from calibration.validation.external.case import Case, engine_of, origin_of
+from calibration.validation.external.case import Case, origin_of
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
@@ -52,7 +52,8 @@ def left_out(level: str) -> Predictor:
         capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
         capacity.check(deployment)
         mine = origin_of(case, gpu, deployment)
-        cost, request_ms = _blind(level, getattr(mine, level), gpu, deployment.model_dump_json(), engine_of(case))
+        told = deployment.model_dump_json()
+        cost, request_ms = _blind(level, getattr(mine, level), gpu, told, case.engine, case.client)
         return Prediction(observed(cost), capacity.num_blocks, request_ms)
 
     return predict
@@ -60,7 +61,7 @@ def left_out(level: str) -> Predictor:
 
 @cache
 def _blind(
-    level: str, name: str, gpu: str, deployment_json: str, engine: str
+    level: str, name: str, gpu: str, deployment_json: str, engine: str, client: str
 ) -> tuple[OperationCost, tuple[float, float, float]]:
     """Tables take time to make, and many runs are of one deployment."""
 
@@ -68,7 +69,7 @@ def _blind(
         return bool(getattr(origin, level) == name)
 
     deployment = Deployment.model_validate_json(deployment_json)
-    known = blind_calibration(gpu, deployment, engine, is_it)
+    known = blind_calibration(gpu, deployment, engine, is_it, client)
     low, high = known.request_interval
     cost = known.cost(find_model(deployment.model), deployment, kernels(gpu))
     return cost, (known.request_ms * low, known.request_ms, known.request_ms * high)

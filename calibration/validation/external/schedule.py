@@ -7,7 +7,7 @@ number of a cost model does to them needs no further simulation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 _UNIT_NS = 1_000_000  # longer than all requests of a client are apart, each of which is staggered by 1
 _NOTED = ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context")
+SIZES = (*_NOTED, "sampled_rows")
 _GRAPH_TOKENS = 512  # as `calibration.steps.operation_cost` has it
 _FINE = 4.0  # bins of a size in a factor of two
 
@@ -138,9 +139,8 @@ def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:
     return np.asarray(np.cumsum(change)[:-1])
 
 
-def _by_kind(noted: Floats, waiting: Floats, decoding: Floats) -> Schedule:
-    """Steps of about the same sizes as one kind, with the mean of their sizes."""
-    sizes = dict(zip((*_NOTED, "sampled_rows"), noted.T, strict=True))
+def kinds_of(sizes: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.int64]]:
+    """Tokens that the dense operations of each step run, and a number that steps of about the same sizes share."""
     tokens = sizes["prefill_tokens"] + sizes["decode_rows"]
     dense = padded(tokens)
     coarse = [
@@ -148,8 +148,13 @@ def _by_kind(noted: Floats, waiting: Floats, decoding: Floats) -> Schedule:
     ]
     rows = np.where(tokens <= _GRAPH_TOKENS, dense, np.rint(4 * _FINE * np.log2(tokens)))
     keys = np.column_stack([*coarse, rows, np.rint(2 * _FINE * np.log2(1.0 + sizes["decode_rows"]))])
-    _, kind = np.unique(keys, axis=0, return_inverse=True)
-    kind = kind.reshape(-1)
+    return dense, np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _by_kind(noted: Floats, waiting: Floats, decoding: Floats) -> Schedule:
+    """Steps of about the same sizes as one kind, with the mean of their sizes."""
+    sizes = dict(zip(SIZES, noted.T, strict=True))
+    dense, kind = kinds_of(sizes)
     weight = waiting / max(waiting.sum(), 1e-12) + decoding / max(decoding.sum(), 1e-12)
     whole = np.bincount(kind, weight)
     used = whole > 0

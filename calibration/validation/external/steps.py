@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +16,19 @@ from calibration.operations import StepSizes
 from calibration.steps.coverage import interval_of, provenance_of
 from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
-from calibration.steps.iteration_log import read_iteration_log
+from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.predict import blind, kernels
-from calibration.validation.external.case import Case, Target, engine_of, origin_of
+from calibration.validation.external.case import Case, Target, origin_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.settings import Settings
 
 _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,
     "p95_ms": lambda ns: float(np.percentile(ns, 95)) / 1e6,
     "total_s": lambda ns: float(ns.sum()) / 1e9,
 }
-
-
-class StepLog(Settings):
-    """What a case file says of a per-iteration log."""
-
-    format: Literal["iteration-log"]
-    file: str
 
 
 def score_steps(case: Case, data: Path) -> CaseResult:
@@ -47,7 +38,7 @@ def score_steps(case: Case, data: Path) -> CaseResult:
     priced = PricedLog(log, find_model(deployment.model), deployment, kernels(case.gpu))
     middle = middle_third(log)
     mine = origin_of(case, case.gpu, deployment).source
-    known = blind(case.gpu, deployment, engine_of(case), lambda origin: origin.source == mine)
+    known = blind(case.gpu, deployment, case.engine, lambda origin: origin.source == mine)
     taught = priced.fit(~middle, f"{case.name}, first and last third")
     columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
     errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}

@@ -24,11 +24,9 @@ _KEPT = Path(__file__).parents[2] / "steps" / "blind.json"
 
 
 def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[Lesson]:
-    """Those of every case that is about requests; what cannot be represented is counted by its reason."""
+    """Those of every case; what cannot be represented is counted by its reason."""
     found: list[Lesson] = []
     for case in cases:
-        if case.is_of_steps:
-            continue
         taken, skipped = lessons(case, data)
         found += taken
         say(f"{case.name}: {len(taken)} runs")
