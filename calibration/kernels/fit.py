@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from calibration.kernels import collective_fit, exchange_fit
 from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
 from calibration.kernels.llmservingsim import profiled
 from calibration.kernels.own_tables import agreement
-from calibration.kernels.surface_file import add_surfaces, read_surfaces, write_surfaces
+from calibration.kernels.surface_file import write_surfaces
 from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
 from calibration.operations import Collective
@@ -34,9 +34,9 @@ _FEWEST_HEADS = 6  # of latent attention, which differs by its number of heads a
 _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
 
-def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple[KernelSurfaces, dict[str, Any]]:
-    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them; those
-    that are `known` are left out.
+def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
+    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know
+    of them.
 
     Raises UserError for tables that cannot be read.
     """
@@ -44,7 +44,7 @@ def fit_kernels(tables: str, gpu: GpuSpec, known: Collection[str] = ()) -> tuple
     def left_out(key: str, measured: list[Measured]) -> bool:
         latent = key.startswith("mla_")
         few = len(measured) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
-        return key in known or (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA)
+        return (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA)
 
     every = measurements(tables, gpu.name)
     others = (
@@ -104,11 +104,8 @@ def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
 def _fit_surfaces(given: argparse.Namespace) -> None:
     gpu = find_gpu(given.gpu)
     out = given.out or bundled(gpu.name)
-    known = read_surfaces(out, gpu).fits if given.add else ()
-    kernels, about = fit_profiles(given.profiles, gpu) if given.profiles else fit_kernels(given.tables, gpu, known)
-    if given.date:
-        about["date"] = given.date
-    (add_surfaces if given.add else write_surfaces)(out, kernels, about)
+    kernels, about = fit_profiles(given.profiles, gpu) if given.profiles else fit_kernels(given.tables, gpu)
+    write_surfaces(out, kernels, about)
     print(f"{gpu.name}: absolute error at points held out, median and 9 of 10, in per cent")
     print(f"{'kernel':<22}{'shapes':>16}{'sizes':>16}")
     for key, held_out in about["held_out"].items():
@@ -139,8 +136,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--own", type=Path, help="instead: compare the fit with kernels.parquet of the GPU suite")
     parser.add_argument("--gpu", help="name in the catalogue of GPUs; without it, --forms fits all that have tables")
     parser.add_argument("--out", type=Path, help="file to write; default: the GPU's bundled Parquet file")
-    parser.add_argument("--add", action="store_true", help="fit what the file has not, and leave the rest of it")
-    parser.add_argument("--date", default="", help="date of the fit, which the file keeps")
     given = parser.parse_args(arguments)
     if not (given.out if given.forms else given.gpu):
         parser.error("give --out FILE with --forms, and --gpu NAME without")

@@ -40,20 +40,6 @@ def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -
     _write(path, table, metadata)
 
 
-def add_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
-    """Add `kernels`, which the file has not, and leave the others' bytes as they are. What `about` says replaces what
-    the file says, but held-out errors are joined.
-
-    Raises UserError for a file that is not of this kind or damaged.
-    """
-    old, metadata = _read(path)
-    new, described = _packed(kernels)
-    errors = metadata["about"]["held_out"] | about["held_out"]
-    metadata["kernels"] |= described
-    metadata["about"] |= about | {"held_out": dict(sorted(errors.items()))}
-    _write(path, pa.concat_tables([old.replace_schema_metadata(), new]).unify_dictionaries(), metadata)
-
-
 def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
     """Rows of the file, and what its metadata says of each kernel."""
     rows: dict[str, list[Any]] = {"kernel": [], "shape": [], "log_ratio": []}

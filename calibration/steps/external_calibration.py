@@ -97,7 +97,6 @@ class ExternalCalibration:
             data["interval"] = _factors(data["interval"])
             if data.get("prompt_interval") is not None:
                 data["prompt_interval"] = _factors(data["prompt_interval"])
-            data.pop("client_ms", None)  # files of before had a bound of it alone
             if "request_interval" in data:
                 data["request_interval"] = _factors(data["request_interval"])
             loaded = cls(**data)

@@ -77,12 +77,6 @@ def middle_third(log: IterationLog) -> NDArray[np.bool_]:
     return np.asarray(np.arange(len(log)) * 3 // len(log) == 1)
 
 
-def score_middle_third(priced: PricedLog) -> dict[str, StepErrors]:
-    """Fit on the first and the last third of the log in time, score the middle one."""
-    middle = middle_third(priced.log)
-    return priced.score(priced.fit(~middle, "first and last third"), middle)
-
-
 def calibrate_from_log(
     log: IterationLog,
     gpu: str,
@@ -94,9 +88,9 @@ def calibrate_from_log(
 ) -> ExternalCalibration:
     """The calibration of the engine that wrote `log`. Raises UserError if the log is too short."""
     priced = PricedLog(log, model, deployment, kernels)
-    residuals = {
-        name: {**asdict(errors), "steps": float(errors.steps)} for name, errors in score_middle_third(priced).items()
-    }
+    middle = middle_third(log)
+    scored = priced.score(priced.fit(~middle, "first and last third"), middle)
+    residuals = {name: {**asdict(errors), "steps": float(errors.steps)} for name, errors in scored.items()}
     everything = np.ones(len(log), dtype=np.bool_)
     return ExternalCalibration(
         gpu=gpu,

@@ -12,7 +12,7 @@ import pytest
 from calibration.kernels.times import Coverage
 from calibration.steps.correction import Correction
 from calibration.steps.external_calibration import FILE, ExternalCalibration
-from calibration.steps.iteration_fit import PricedLog, calibrate_from_log, score_middle_third
+from calibration.steps.iteration_fit import PricedLog, calibrate_from_log, middle_third
 from calibration.steps.iteration_log import IterationLog, read_iteration_log
 from calibration.steps.observed import observed
 from calibration.steps.parts import step_parts
@@ -128,7 +128,8 @@ def test_iterations_of_qwen3_32b_are_predicted_from_those_before_and_after() -> 
     log = read_iteration_log(LOG / "fpm_metrics_detail.csv.gz")
     assert len(log) == 6850
     priced = PricedLog(log, find_model("Qwen/Qwen3-32B"), deployment(), kernels("B300"))
-    found = score_middle_third(priced)
+    middle = middle_third(log)
+    found = priced.score(priced.fit(~middle, "first and last third"), middle)
     assert found["decode"].median_pct < 2.0
     assert found["mixed"].median_pct < 6.0
     assert found["mixed"].p95_pct < 20.0

@@ -18,7 +18,7 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.fit import fit_kernels, main
 from calibration.kernels.shapes import operation_at
 from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.surface_file import about_surfaces, add_surfaces, read_surfaces, write_surfaces
+from calibration.kernels.surface_file import about_surfaces, read_surfaces, write_surfaces
 from calibration.kernels.surface_fit import fit_efficiency, fit_kernel
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage, KernelTimes, floor_ns
@@ -271,26 +271,6 @@ def test_a_file_gives_back_what_was_written_byte_for_byte(tmp_path: Path) -> Non
         Collective("c", "all_reduce", 2, 9e5),
     ):
         assert again.time(operation).ns == pytest.approx(kernels.time(operation).ns, rel=0.01)
-
-
-def test_kernels_are_added_to_a_file_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
-    kernels = load_kernels(H100)
-    assert isinstance(kernels, KernelSurfaces)
-    told = {"source": "here", "tables": "old", "held_out": {"gemm/bfloat16": {}}}
-    write_surfaces(tmp_path / "file", replace(kernels, fits={"gemm/bfloat16": kernels.fits["gemm/bfloat16"]}), told)
-    before = read_surfaces(tmp_path / "file", H100).fits["gemm/bfloat16"]
-    more = replace(kernels, fits={"decode/fp8": kernels.fits["decode/fp8"]})
-    add_surfaces(tmp_path / "file", more, {"tables": "new", "held_out": {"decode/fp8": {}}})
-    again = read_surfaces(tmp_path / "file", H100)
-    assert about_surfaces(tmp_path / "file") == {
-        "source": "here",
-        "tables": "new",
-        "held_out": {"decode/fp8": {}, "gemm/bfloat16": {}},
-    }
-    kept = again.fits["gemm/bfloat16"]
-    assert kept.efficiency == before.efficiency
-    assert np.array_equal(kept.surface.values, before.surface.values)
-    assert again.time(decodes(50, 900, "fp8")).ns == pytest.approx(kernels.time(decodes(50, 900, "fp8")).ns, rel=0.01)
 
 
 def test_damaged_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Case(Settings):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     title: str
     source: str = Field(description="who measured and published it, with its licence")
-    engine: str = Field(description="the engine and its version, for the reader")
+    engine: str = Field(description="the engine, with its version if that is known")
     gpu: str = Field(description="name in the catalogue of GPUs")
     client: str = Field("", description="what sent the requests and measured, if a client did; as the measurement says")
     deployment: dict[str, Any] = Field(description="a deployment; without scheduler.num_blocks it is estimated")

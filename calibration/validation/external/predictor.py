@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from calibration.steps.evidence import Origin
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import blind as blind_calibration
@@ -42,34 +41,20 @@ Raises UserError for an unknown GPU or model.
 
 def blind(case: Case, gpu: str, deployment: Deployment) -> Prediction:
     """See `Predictor`. Raises UserError, too, when the engine could not have started for want of memory."""
-    return left_out("source")(case, gpu, deployment)
-
-
-def left_out(level: str) -> Predictor:
-    """The blind predictor that has seen no run of the same `level`: source, gpu, engine or model."""
-
-    def predict(case: Case, gpu: str, deployment: Deployment) -> Prediction:
-        capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
-        capacity.check(deployment)
-        mine = origin_of(case, gpu, deployment)
-        told = deployment.model_dump_json()
-        cost, request_ms = _blind(level, getattr(mine, level), gpu, told, case.engine, case.client)
-        return Prediction(observed(cost), capacity.num_blocks, request_ms)
-
-    return predict
+    capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+    capacity.check(deployment)
+    source = origin_of(case, gpu, deployment).source
+    cost, request_ms = _blind(source, gpu, deployment.model_dump_json(), case.engine, case.client)
+    return Prediction(observed(cost), capacity.num_blocks, request_ms)
 
 
 @cache
 def _blind(
-    level: str, name: str, gpu: str, deployment_json: str, engine: str, client: str
+    source: str, gpu: str, deployment_json: str, engine: str, client: str
 ) -> tuple[OperationCost, tuple[float, float, float]]:
     """Tables take time to make, and many runs are of one deployment."""
-
-    def is_it(origin: Origin) -> bool:
-        return bool(getattr(origin, level) == name)
-
     deployment = Deployment.model_validate_json(deployment_json)
-    known = blind_calibration(gpu, deployment, engine, is_it, client)
+    known = blind_calibration(gpu, deployment, engine, lambda origin: origin.source == source, client)
     low, high = known.request_interval
     cost = known.cost(find_model(deployment.model), deployment, kernels(gpu))
     return cost, (known.request_ms * low, known.request_ms, known.request_ms * high)

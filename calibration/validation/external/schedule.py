@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import DECODE_BUCKETS
+from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 from serving.workload import PRIVATE, Workload, WorkloadRequest
@@ -30,6 +30,7 @@ _UNIT_NS = 1_000_000  # longer than all requests of a client are apart, each of 
 _NOTED = ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context")
 SIZES = (*_NOTED, "sampled_rows")
 _GRAPH_TOKENS = 512  # as `calibration.steps.operation_cost` has it
+_PADDED = np.array([padded(tokens) for tokens in range(_GRAPH_TOKENS + 1)], dtype=np.float64)  # as CUDA graphs
 _FINE = 4.0  # bins of a size in a factor of two
 
 
@@ -142,7 +143,7 @@ def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:
 def kinds_of(sizes: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.int64]]:
     """Tokens that the dense operations of each step run, and a number that steps of about the same sizes share."""
     tokens = sizes["prefill_tokens"] + sizes["decode_rows"]
-    dense = padded(tokens)
+    dense = np.where(tokens <= _GRAPH_TOKENS, _PADDED[np.minimum(tokens, _GRAPH_TOKENS).astype(np.int64)], tokens)
     coarse = [
         np.rint(_FINE * np.log2(1.0 + sizes[name])) for name in sizes if name not in ("decode_rows", "sampled_rows")
     ]
@@ -168,10 +169,3 @@ def _by_kind(noted: Floats, waiting: Floats, decoding: Floats) -> Schedule:
         np.asarray(np.bincount(kind, waiting)[used], dtype=np.float64),
         np.asarray(np.bincount(kind, decoding)[used], dtype=np.float64),
     )
-
-
-def padded(tokens: Floats) -> Floats:
-    """Tokens that a step of so many runs through its layers, as a CUDA graph where it is small enough."""
-    buckets = np.array(DECODE_BUCKETS, dtype=np.float64)
-    small = np.minimum(tokens, _GRAPH_TOKENS)
-    return np.where(tokens <= _GRAPH_TOKENS, buckets[np.searchsorted(buckets, small)], tokens)
