@@ -34,17 +34,7 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 @click.option("--past", default=0, type=_COUNT, help="Tokens of the same prompt that were computed before each chunk.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
-def explain(
-    gpu: str,
-    rows: int,
-    context: int,
-    prompts: int,
-    chunk: int,
-    past: int,
-    style: str,
-    deployment_file: str | None,
-    **flags: Any,
-) -> None:
+def explain(gpu: str, style: str, deployment_file: str | None, **given: Any) -> None:
     """Show every operation of a step with its roofline, the parts of the predicted time, and what its tokens become.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
@@ -56,10 +46,11 @@ def explain(
     from serving.deployments.config import Deployment
     from serving.errors import UserError
 
+    rows, context, prompts, chunk, past = (given.pop(name) for name in ("rows", "context", "prompts", "chunk", "past"))
     if not rows and not prompts:
         raise UserError("rows", rows, "makes an empty step; give --rows or --prompts")
-    refuse_engine_flags(flags)
-    deployment = read_deployment(deployment_file, flags, Deployment(model="Llama-3.1-8B", device="cuda"))
+    refuse_engine_flags(given)
+    deployment = read_deployment(deployment_file, given, Deployment(model="Llama-3.1-8B", device="cuda"))
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)

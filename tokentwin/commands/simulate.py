@@ -39,15 +39,8 @@ option = options_of(TraceWorkload, Scenario, Timing)
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def simulate(
-    trace: str,
-    calibration: str | None,
-    gpu: str | None,
     out: str,
-    replicas: int | None,
-    router: str | None,
     prices: tuple[str, ...],
-    limit: int | None,
-    rate_scale: float | None,
     acceptance: str | None,
     front_door: str | None,
     summary_only: bool,
@@ -55,7 +48,7 @@ def simulate(
     force: bool,
     style: str,
     deployment_file: str | None,
-    **flags: Any,
+    **given: Any,
 ) -> None:
     """Simulate TRACE with step times from a calibration, or from the kernel tables of a GPU.
 
@@ -75,17 +68,18 @@ def simulate(
     from traces.without_pandas import spare_pandas
 
     spare_pandas()
+    workload = {name: given.pop(name) for name in ("trace", "limit", "rate_scale")}
+    calibration, gpu, replicas, router = (given.pop(name) for name in ("calibration", "gpu", "replicas", "router"))
     check_timed(calibration, gpu)
-    fleet = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
+    fleet = with_fleet(read_deployment(deployment_file, given, base_deployment(calibration)), replicas, router)
     if acceptance is not None:
         fleet = _accepting(fleet, acceptance)
     if gpu is not None:
-        refuse_engine_flags(flags)
-    workload = {"trace": trace, "limit": limit, "rate_scale": rate_scale}
-    given = {"deployment": fleet, "workload": workload, "gpu": gpu, "calibration": calibration}
-    scenario = requested(Scenario, given | {"prices": named_prices(prices)}).priced()
+        refuse_engine_flags(given)
+    run = {"deployment": fleet, "workload": workload, "gpu": gpu, "calibration": calibration}
+    scenario = requested(Scenario, run | {"prices": named_prices(prices)}).priced()
     if scenario.gpu:
-        refuse_engine_flags(flags)
+        refuse_engine_flags(given)
     for name in named_prices(prices):
         if name not in scenario.devices:
             raise UserError("price", name, f"is not simulated here; give prices for {', '.join(scenario.devices)}")
