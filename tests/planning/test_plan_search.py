@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.validation.bands import run_metrics
+from planning.plan import trial as trials
 from planning.plan.answer import plan_document
+from planning.plan.candidates import Engine
 from planning.plan.frontier import Point, pareto, per_dollar
 from planning.plan.lower_bounds import least_replicas
 from planning.plan.plan import Limits, Plan, make_plan
+from planning.plan.planners import Planners
 from planning.plan.search import search
 from planning.plan.sensitivity import knee
 from planning.plan.sentences import answer, why_not_fewer
-from planning.plan.trial import Question, try_alone, try_fleet
+from planning.plan.trial import Question, Trial, try_alone, try_fleet
 from planning.workers import Workers
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.router import find_router
@@ -31,13 +34,29 @@ ENGINES = [engine(gpu, tp, usd) for gpu, usd in (("slow", 1.0), ("fast", 2.2)) f
 
 
 def planned(query: Question, engines: list = ENGINES, limits: Limits | None = None, jobs: int = 1) -> Plan:
-    with Workers(query, jobs) as workers:
+    with Planners(query, jobs) as workers:
         return make_plan(workers, engines, [], limits or Limits(most=64))
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return planned(question(*SLOS))
+
+
+def test_no_fleet_is_simulated_twice_on_the_same_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Workload, str, int, float]] = []
+
+    def counted(query: Question, of: Engine, cost: Steps, replicas: int, to_the_end: bool = False) -> Trial:
+        trial = simulated(query, of, cost, replicas, to_the_end)
+        if trial.figures is not None:
+            made.append((query.workload, of.name, replicas, cost.speed))
+        return trial
+
+    simulated = trials.simulated
+    monkeypatch.setattr(trials, "simulated", counted)
+    planned(question(*SLOS), ENGINES)
+    assert len(made) > 10
+    assert len({(id(workload), *fleet) for workload, *fleet in made}) == len(made)
 
 
 # The answer
