@@ -28,6 +28,10 @@ MODULES = (
     "serving/policies/vllm.py",
     "serving/request.py",
     "serving/step_plan.py",
+    "sim/gateway.py",
+    "sim/leap.py",
+    "sim/replica.py",
+    "sim/run_log.py",
 )
 
 

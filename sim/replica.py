@@ -13,6 +13,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from serving.contract import Contract
 from serving.cost_model import CostModel
 from serving.deployments.kv_groups import kv_tokens
@@ -36,6 +38,7 @@ class LoadListener(Protocol):
     def lightened(self, replica: Replica) -> None: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
     """A scheduler, a cost model, and at most `depth` steps in flight: over several `stages`, one for each.
 

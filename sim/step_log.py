@@ -196,7 +196,8 @@ class StepLog:
         if self._taken:
             self._sorted.append(self._numbers_of_leaps())
         numbers = np.concatenate(self._sorted or [np.zeros((_NUMBERS + 2, 0), np.int64)], axis=1)
-        return numbers[:, np.lexsort((numbers[2], numbers[1], numbers[0]))]
+        order = np.lexsort((numbers[2], numbers[1], numbers[0]))
+        return numbers.take(order, axis=1)  # each column stays in one piece
 
     def _hand_over_singles(self, count: int) -> None:
         if count:

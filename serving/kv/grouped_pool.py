@@ -16,7 +16,6 @@ from serving.deployments.kv_groups import most_sliding_tokens
 from serving.errors import UserError
 from serving.kv.blocks import NO_HIT, CacheObserver, Hit, KvBlocks, blocks_for
 from serving.kv.content import Content, block_keys
-from serving.kv.observed_cache import ObservedCache
 from serving.kv.prefix_cache import PrefixCache
 from serving.request import Request
 from serving.step_plan import by_admission
@@ -76,7 +75,7 @@ class GroupedPool:
         if not self._full:
             raise UserError("kv-events", "on", "tells of full attention; every layer of this model has a window")
         if self._caches:
-            self._caches[self._shown] = ObservedCache(self._caches[self._shown], observer)
+            self._caches[self._shown].observer = observer
 
     def tables(self, request: Request) -> list[list[int]]:
         """Block ids of `request` by group, 0 where the window has passed."""

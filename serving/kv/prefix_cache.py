@@ -6,35 +6,30 @@ first key that nobody holds. Two blocks with one content are not merged; the one
 
 from __future__ import annotations
 
+from serving.kv.blocks import CacheObserver
 from serving.kv.content import Content, block_keys
 from serving.request import Request
 
 
 class PrefixCache:
-    """Which physical blocks hold which content. Whether they are referenced is the pool's business."""
+    """Which physical blocks hold which content. Whether they are referenced is the pool's business.
+
+    observer  told of what can be found, if anybody
+    """
 
     def __init__(self, content: Content) -> None:
+        self.observer: CacheObserver | None = None
         self._content = content
         self._blocks: dict[bytes, dict[int, None]] = {}  # key -> blocks, in order of registration
         self._key: dict[int, bytes] = {}
-
-    def find(self, request: Request, most: int) -> list[int]:
-        """Blocks that hold the leading blocks of `request`, at most `most` of them."""
-        found: list[int] = []
-        for key in block_keys(request, most, self._content)[:most]:
-            blocks = self._blocks.get(key)
-            if not blocks:
-                break
-            found.append(next(iter(blocks)))
-        return found
 
     def insert(self, request: Request, first: int, last: int) -> None:
         """The request's blocks from `first` up to but not including `last` are full."""
         keys = block_keys(request, last, self._content)
         for index in range(first, last):
-            block = request.blocks[index]
-            self._blocks.setdefault(keys[index], {})[block] = None
-            self._key[block] = keys[index]
+            self.put(keys[index], request.blocks[index])
+        if self.observer is not None:
+            self.observer.stored(request, first, last)
 
     def first(self, key: bytes) -> int:
         """The block registered first of those that hold `key`; 0 if there is none."""
@@ -53,6 +48,8 @@ class PrefixCache:
             del blocks[block]
             if not blocks:
                 del self._blocks[key]
+            if self.observer is not None:
+                self.observer.removed(block)
 
     def holds(self, block: int) -> bool:
         """Whether `block` can be found."""
