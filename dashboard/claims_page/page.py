@@ -103,7 +103,7 @@ def _own(runs: Path, name: str, claim: Claim, plan: Planned | None) -> None:
         st.button("Take the planned model and GPU", on_click=go_to, kwargs=conditions, icon=":material/dns:")
     case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")
     start = overridden(claim.experiment, next(each.set for each in claim.cases if each.when == case))
-    own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}]}
+    own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}], "break_even": None}
     job = Job(runs / "jobs", CHECK, {"name": name, "claim": own})
     try:
         if offer(job, "This takes some seconds.", "Check", f"check_{name}"):
