@@ -19,7 +19,12 @@ _ALIKE = 20  # rows of one source, beyond which more of them say no more
 _ROUNDS = 5
 _FURTHEST = 1.0  # that a number moves in a round, of a logarithm
 _GRID = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
-START: Spreads = dict.fromkeys(LEVELS, 0.5)
+_GIVEN = {
+    "version": 0.1,
+    "client": 0.5,
+    "client and model": 0.5,
+}  # nearly a level each for a source: docs/cost-model.md
+START: Spreads = dict.fromkeys(LEVELS, 0.5) | _GIVEN
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,12 @@ def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str]
 
 
 def likeliest(evidence: Evidence) -> dict[str, float]:
-    """The spreads of the levels under which what was taught is most probable, each in turn from a grid."""
+    """The spreads of the levels under which what was taught is most probable, each in turn from a grid.
+
+    Those of versions and clients are given: they would explain whatever sets one source apart from another.
+    """
     spreads = dict(evidence.spreads)
     for _ in range(2):
-        for level in spreads:
+        for level in [name for name in spreads if name not in _GIVEN]:
             spreads[level] = max(_GRID, key=lambda s: Evidence(evidence.taught, {**spreads, level: s}).log_evidence)
     return spreads
