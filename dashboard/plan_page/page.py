@@ -203,7 +203,7 @@ def _headline(answer: PlanDocument, best: Recommendation) -> None:
             band = _escaped(bands[name]) if name in bands else None
             help = helps.get(name)
             st.metric(_escaped(name), _escaped(value), band, "off", help=help, width="content", delta_arrow="off")
-    st.caption("Grey figures are 90 % bands: what the fleet needs or does when steps are fast or slow.")
+    st.caption("In grey are 90 % bands, from fast to slow steps; of the headroom, what is left of it.")
 
 
 def _plausible(best: Recommendation) -> str:

@@ -82,9 +82,7 @@ def show(runs: Path) -> None:
         mistake(error, runs)
         return
     if not own:
-        st.caption(
-            f"There is no validation report in `{runs}` yet. This one is **bundled**; `tokentwin demo` makes yours."
-        )
+        st.caption("There is no validation report here yet. This one is **bundled**; `tokentwin demo` makes yours.")
     _verdict(report)
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(of_report(report))

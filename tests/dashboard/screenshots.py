@@ -10,14 +10,14 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from tests.dashboard.browser import chromium, dashboard, settle
+from tests.dashboard.browser import PATIENCE, chromium, dashboard, settle
 
 OUT = Path(__file__).parents[2] / "docs" / "images"
 WIDTH = 1280
 SHOTS = {  # how many plots there are to wait for, and the height in pixels
     "plan": ("", 5, 1140),
     "policy-lab": ("policy-lab", 4, 1575),
-    "trust": ("trust", 3, 1330),
+    "trust": ("trust", 3, 985),
 }
 
 
@@ -27,6 +27,7 @@ def take(out: Path) -> None:
         (Path(elsewhere) / "runs").mkdir()
         with dashboard("runs", Path(elsewhere)) as address, chromium(playwright) as browser:
             page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
+            page.set_default_timeout(PATIENCE)
             for name, (path, plots, height) in SHOTS.items():
                 page.goto(f"{address}/{path}")
                 page.set_viewport_size({"width": WIDTH, "height": 3200})  # what is out of sight is not drawn
