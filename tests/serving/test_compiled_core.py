@@ -1,0 +1,37 @@
+"""A compiled core is used only if it was made from the very sources that are here, and nobody forbids it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving import compiled_core
+from serving.compiled_core import BY_CHOICE, COMPILED_CORE, DIGEST, SUFFIX, sources_digest
+
+
+def test_only_a_core_of_these_sources_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_core, "COMPILED", tmp_path)
+    monkeypatch.setattr(sys, "meta_path", finders := [])
+    monkeypatch.setenv("TOKENTWIN_PURE", "0")
+    assert "has not compiled" in compiled_core._use()
+    (tmp_path / DIGEST).write_text("of others")
+    assert "other sources" in compiled_core._use() and not finders
+    (tmp_path / DIGEST).write_text(sources_digest())
+    monkeypatch.setenv("TOKENTWIN_PURE", "1")
+    assert compiled_core._use() == BY_CHOICE and not finders
+    monkeypatch.setenv("TOKENTWIN_PURE", "0")
+    (module := tmp_path / "serving" / f"request{SUFFIX}").parent.mkdir()
+    module.touch()
+    assert compiled_core._use() == COMPILED_CORE
+    assert finders[0].find_spec("serving.request").origin == str(module)
+    assert finders[0].find_spec("serving.workload") is None
+
+
+def test_an_edited_source_has_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_core, "ROOT", tmp_path)
+    for package in ("serving", "sim"):
+        (tmp_path / package).mkdir()
+    (source := tmp_path / "sim" / "clock.py").write_text("NOW = 1\n")
+    before = sources_digest()
+    source.write_text("NOW = 2\n")
+    assert sources_digest() != before
