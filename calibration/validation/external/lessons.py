@@ -160,16 +160,8 @@ class _Priced:
         return whole / 1e6, by_number / whole[:, None]
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A measured run that cannot be represented, and why."""
-
-    run: str
-    why: str
-
-
-def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
-    """The runs of a case that can be predicted, and those that cannot. Raises UserError for a file that is wrong."""
+def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
+    """The runs that can be predicted, and why each of the others cannot. Raises UserError for a file that is wrong."""
     found, skipped = [], []
     if case.is_of_steps:
         return list(log_lessons(case, data)), []
@@ -177,12 +169,12 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[Skipped]]:
         if "fleet" in run.settings:
             continue  # they take long to simulate and teach nothing; where their table is read whole they are counted
         if run.skipped:
-            skipped.append(Skipped(run.name, run.skipped))
+            skipped.append(run.skipped)
             continue
         try:
             found.append(lesson_of(case, run))
         except UserError as error:
-            skipped.append(Skipped(run.name, str(error)))
+            skipped.append(str(error))
     return found, skipped
 
 

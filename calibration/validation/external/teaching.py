@@ -30,9 +30,8 @@ def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -
         taken, skipped = lessons(case, data)
         found += taken
         say(f"{case.name}: {len(taken)} runs")
-        reasons = [each.why for each in skipped]
-        for why in dict.fromkeys(reasons):
-            say(f"  {reasons.count(why)} left out: {why}")
+        for why in dict.fromkeys(skipped):
+            say(f"  {skipped.count(why)} left out: {why}")
     return found
 
 
