@@ -19,6 +19,7 @@ from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from planning.costs import priced
 from planning.plan.vllm_command import vllm_command
+from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, weight_bytes
@@ -47,7 +48,7 @@ def cost(speculative: SpeculativeConfig | None, model: str = TARGET, kernel_time
 
 def verifying(rows: int, context: int, drafts: int, prompts: tuple[tuple[int, int], ...] = ()) -> StepPlan:
     """A plan of `rows` that each verify `drafts`, and of prompts that end in it: (tokens, past)."""
-    plan = StepPlan(0, None, 0)  # type: ignore[arg-type]
+    plan = StepPlan(0, DecodeSet(16), 0)
     request = Request(WorkloadRequest(0, 0, (("", 1),), 1))
     for _ in range(rows):
         plan.add(Row(request, context, 1 + drafts, True, drafts))
@@ -159,7 +160,7 @@ def test_a_run_of_decode_steps_is_priced_as_one_by_one() -> None:
     made = cost(speculating(model=DRAFT))
     rows, context, squares, one_by_one = 4, 4000, 4 * 1000**2, []
     for _ in range(5):
-        plan = StepPlan(0, None, 0)  # type: ignore[arg-type]
+        plan = StepPlan(0, DecodeSet(16), 0)
         plan.add_decodes(rows, context, squares)
         one_by_one.append(made.cpu_ns(plan) + made.step_ns(plan))
         context, squares = context + rows, squares + 2 * context + rows

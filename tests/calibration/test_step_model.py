@@ -19,6 +19,7 @@ from calibration.steps.features import regimes
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.parts import step_parts
+from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, weight_bytes
@@ -57,7 +58,7 @@ def sizes_of(decodes: list[int], chunks: list[tuple[int, int]]) -> StepSizes:
 
 
 def plan_of(decodes: list[int], chunks: list[tuple[int, int]]) -> StepPlan:
-    plan = StepPlan(0, None, 0)  # type: ignore[arg-type]
+    plan = StepPlan(0, DecodeSet(16), 0)
     plan.add_decodes(len(decodes), sum(decodes), sum(c * c for c in decodes))
     for n, c in chunks:
         request = Request(WorkloadRequest(0, 0, (("", n + c),), 1))

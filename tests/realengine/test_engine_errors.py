@@ -21,6 +21,7 @@ from serving.deployments.config import Deployment  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
 from tests.realengine.test_engine_loop import OUTPUTS, engine_for, prompts, run  # noqa: E402
+from tests.stand_in import StandIn  # noqa: E402
 
 pytestmark = pytest.mark.engine
 NGRAM = {"speculative": {"method": "ngram", "num_speculative_tokens": 3}}
@@ -70,7 +71,7 @@ def break_callback(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def break_policy(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.scheduler, "schedule", broken)
+    patch.setattr(engine, "_policy", StandIn(engine._policy, schedule=broken))
 
 
 @pytest.mark.parametrize("scheduler", [{}, {"async_scheduling": True}, {"async_scheduling": True, **NGRAM}])
