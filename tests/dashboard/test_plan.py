@@ -709,10 +709,15 @@ def test_every_headline_figure_that_step_times_decide_carries_its_band() -> None
     assert (
         high is not None and bands["$ per Mtok output"] == f"${usd * low / best.gpus:.2f}–${usd * high / best.gpus:.2f}"
     )
-    assert bands["headroom"].startswith("none if slow, about ")
     chosen = best.choices.recommended
-    sure = best.choices.model_copy(update={"whole_interval": chosen})
-    calm = answer.model_copy(update={"recommendation": best.model_copy(update={"choices": sure})})
+
+    def needing(replicas: int) -> PlanDocument:
+        whole = chosen.model_copy(update={"replicas": replicas})
+        choices = best.choices.model_copy(update={"whole_interval": whole})
+        return answer.model_copy(update={"recommendation": best.model_copy(update={"choices": choices})})
+
+    assert words.headline_bands(needing(chosen.replicas + 1))["headroom"].startswith("none if slow, about ")
+    calm = needing(chosen.replicas)
     assert words.headline_bands(calm)["headroom"].startswith("about ")
     busy = calm.model_copy(update={"requests": 1_000_000})
     assert "headroom" not in words.headline_bands(busy)  # the curve is of the busiest stretch alone
