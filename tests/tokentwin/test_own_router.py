@@ -35,7 +35,8 @@ class Nothing(Later):
 
 class Elsewhere(Later):
     def then(self, request, replicas):
-        other = object.__new__(type(replicas[0]))
+        kind = type(replicas[0])
+        other = kind.__new__(kind)
         other.index = 7
         return other
 
