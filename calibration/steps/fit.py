@@ -186,13 +186,14 @@ def _prices(features: Floats, times: Floats) -> Floats:
     from scipy.optimize import nnls  # imports slowly, as scipy.stats does
 
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)
-    expected, weights = times, np.ones_like(times)
+    least = np.maximum(_LEAST_EXPECTED * times, 1.0)  # a step that drafts nothing has a time of 0
+    expected, weights = np.maximum(times, 1.0), np.ones_like(times)
     prices = np.zeros(features.shape[1])
     for _ in range(_ROUNDS):
         w = weights / expected
         solution, _ = nnls(features / scale * w[:, None], times * w)
         prices = solution / scale
-        expected = np.maximum(features @ prices, _LEAST_EXPECTED * times)
+        expected = np.maximum(features @ prices, least)
         error = (times - features @ prices) / expected
         spread = 1.4826 * np.median(np.abs(error - np.median(error))) + 1e-9
         weights = np.sqrt(np.minimum(1.0, _HUBER * spread / np.maximum(np.abs(error), 1e-12)))

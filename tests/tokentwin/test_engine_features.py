@@ -1,0 +1,79 @@
+"""What the engine can do through the whole loop: recorded, calibrated, decided again, simulated, and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+pytest.importorskip("transformers", reason="tiny models are made with it; install the dev extra")
+
+from realengine.engine import Engine
+from realengine.replay import record
+from realengine.weights import load_model_files
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.kv_tiers import KvTier, KvTiersConfig
+from serving.workload import Workload, WorkloadRequest
+from tests.realengine import tiny_models
+from tests.realengine.test_structured_output import folder  # noqa: F401
+from tokentwin import api
+from traces.recording import Recording
+
+pytestmark = pytest.mark.engine
+
+REQUESTS = 28
+DRAFTS = {"speculative": {"model": "random:qwen3", "num_speculative_tokens": 3}}
+HOST = KvTiersConfig(tiers=(KvTier(name="cpu", capacity_gib=0.01, read_gb_s=10, write_gb_s=10),))
+
+
+@pytest.mark.parametrize(
+    ("feature", "column"),
+    [
+        ("windows", None),
+        ("draft model", "draft_tokens"),
+        ("KV in host memory", "kv_transfers"),
+        ("structured output", "masked_rows"),
+    ],
+)
+def test_a_feature_is_recorded_calibrated_simulated_and_validated(
+    feature: str,
+    column: str | None,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    model, kv_tiers, settings = "random:llama", None, {}
+    if feature == "windows":
+        model = str(tmp_path / "model")
+        tiny_models.save("mistral", tmp_path / "model", {"sliding_window": 9})
+    elif feature == "structured output":
+        model = str(request.getfixturevalue("folder"))
+    elif feature == "draft model":
+        settings = DRAFTS
+    else:
+        kv_tiers, settings = HOST, {"num_blocks": 40, "scheduler_reserve_full_isl": False}
+    usual: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 128, "num_blocks": 120}
+    config = SchedulerConfig(**{**usual, "block_size": 4, **settings})
+    deployment = Deployment(model=model, dtype="float32", scheduler=config, kv_tiers=kv_tiers)
+    draft = load_model_files("random:qwen3", Path()) if feature == "draft model" else None
+    engine = Engine(deployment, load_model_files(model, Path()), draft)
+    structured = feature == "structured output"
+    for run in ("before", "real"):
+        asked = [
+            WorkloadRequest(
+                n, n * 10**7, (("system", 8), (f"u{n % 5}", 5 + 4 * (n % 5))), 20 + n, structured=structured
+            )
+            for n in range(REQUESTS)
+        ]
+        record(Workload(asked, feature), engine, tmp_path / run)
+    if column is not None:
+        assert Recording.load(tmp_path / "real").filled("steps", [column])
+    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "before"])
+    report = api.validate([tmp_path / "real"], tmp_path / "calibration", tmp_path / "report")
+    assert report.rungs.replay is not None and report.rungs.replay.exact
+    assert {row.metric for row in report.rungs.run.rows} >= {"ttft_ms", "tpot_ms", "e2e_ms"}
+    simulated = Recording.load(tmp_path / "report" / "simulated")
+    assert sorted(simulated.requests["output_tokens"].to_pylist()) == [20 + n for n in range(REQUESTS)]
+    if column in ("draft_tokens", "masked_rows"):
+        assert simulated.filled("steps", [column])
