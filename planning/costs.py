@@ -167,4 +167,6 @@ def base_deployment(calibration: str | None) -> Deployment:
         return served()
     if names_own_cost(calibration):
         return Deployment()
-    return _parsed(calibration_in(calibration).deployment)
+    known = _parsed(calibration_in(calibration).deployment)
+    unsaid = known.model_copy(update={"engine": None})  # what a calibration was learnt on, nobody stated
+    return unsaid if unsaid.engine_name.name == known.engine_name.name else known

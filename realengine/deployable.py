@@ -12,6 +12,7 @@ from serving.errors import UserError
 
 _SIMULATED = (
     "pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node", "fusion",
+    "engine",
 )  # fmt: skip
 
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Settings(BaseModel):
     """The base of every group of settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class TerseSettings(Settings):
+    """Some are written only where they are not as by default: recordings made before those were there stay the same."""
+
+    seldom_set: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = dump(self)
+        for name in self.seldom_set:
+            if name in data and getattr(self, name) == type(self).model_fields[name].default:
+                del data[name]
+        return data

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from serving.errors import UserError
 from serving.request import Request
-from serving.settings import Settings
+from serving.settings import Settings, TerseSettings
 
 _COIN = 1 << 64
 _NGRAM = 5  # tokens: vLLM's default
@@ -29,7 +29,7 @@ class DraftRates(Settings):
     synthetic_acceptance_rates: tuple[float, ...] = Field(description="as of all steps, of these")
 
 
-class SpeculativeConfig(Settings):
+class SpeculativeConfig(TerseSettings):
     """What drafts, how far ahead, how well and at what cost; names are those of vLLM's `--speculative-config`.
 
     Acceptance and costs are for the simulator: on the real engine they are what they turn out to be. On a GPU that was
@@ -37,6 +37,8 @@ class SpeculativeConfig(Settings):
     prediction. What else drafts has a stated cost per pass: `eagle` (a head on the target's last layer) makes a pass
     for each draft token, `ngram` one a step.
     """
+
+    seldom_set = ("rates_after",)
 
     method: Literal["draft_model", "eagle", "mtp", "ngram"] = Field(
         "draft_model", description="what proposes the draft tokens"
@@ -108,14 +110,6 @@ class SpeculativeConfig(Settings):
         if shortest > longest:
             raise ValueError("prompt_lookup_min must be at most prompt_lookup_max")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_rates_after(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Where there are none they are not written: recordings stay as they were."""
-        data: dict[str, Any] = dump(self)
-        if self.rates_after is None:
-            data.pop("rates_after", None)
-        return data
 
     @property
     def states_acceptance(self) -> bool:

@@ -10,7 +10,6 @@ predictions without a source, a GPU, an engine or a model need no further simula
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -77,17 +76,6 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """Levels, and the kernel families whose numbers they let deviate."""
 
-ENGINES = ("vllm", "sglang", "trtllm")
-_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
-
-
-def engine_and_version(stated: str) -> tuple[str, str]:
-    """Of `vLLM 0.19.0` vllm, and its release with its name; empty where none is stated, or a nightly build."""
-    name = stated.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
-    engine = name if name in ENGINES else "vllm"
-    release = None if "nightly" in stated else _VERSION.search(stated)
-    return engine, f"{engine} {release[0]}" if release else ""
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -110,17 +98,9 @@ class Origin:
     client: str = ""
 
     @classmethod
-    def of(
-        cls,
-        model: ModelSpec,
-        gpu: GpuSpec,
-        deployment: Deployment,
-        engine: str = "vllm",
-        source: str = "",
-        client: str = "",
-    ) -> Origin:
-        """That of `deployment` under an `engine`, whose version may be stated with its name."""
-        name, version = engine_and_version(engine)
+    def of(cls, model: ModelSpec, gpu: GpuSpec, deployment: Deployment, source: str = "", client: str = "") -> Origin:
+        """That of `deployment`, which says what engine it is of."""
+        name, version = deployment.engine_name
         gemm = _bits(stored(model, deployment, "attention out", model.num_layers)[0].dtype)
         experts = _bits(weights_dtype(model, deployment)) if model.num_experts else ""
         return cls(name, gpu.name, gpu.generation, model.name, gemm, experts, source, version, client)

@@ -6,7 +6,6 @@ deviations as sources left out in turn needed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import log, sqrt
@@ -21,7 +20,7 @@ from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, factors_of, widened
 from calibration.steps.operation_cost import HostTimes
 from calibration.steps.parts import step_parts
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
@@ -86,17 +85,16 @@ def transferred(
 ) -> ExternalCalibration:
     """A calibration as it may be used for `deployment` on `gpu`: as it is where it was learnt, of which it is sure.
 
-    At another parallel split, precision or loop its numbers are those that are known blind `here`, times by how much it
-    differed from what was known blind `there`, where it was learnt. Its interval is then no narrower than the blind
-    one. Raises UserError on another GPU and for another model, whose kernels are others.
+    At another parallel split, precision, loop, engine or release its numbers are those that are known blind `here`,
+    times by how much it differed from what was known blind `there`, where it was learnt. Its interval is then no
+    narrower than the blind one. Raises UserError on another GPU and for another model, whose kernels are others.
     """
-    then = parse(Deployment, json.loads(learnt.deployment), where="calibration.deployment")
-    for field, was, now in (("gpu", learnt.gpu, gpu.name), ("model", then.model, deployment.model)):
+    for field, was, now in (("gpu", learnt.gpu, gpu.name), ("model", learnt.learnt_as.model, deployment.model)):
         if was != now:
             remedy = f"is not what the calibration was learnt on ({was}); calibrate on it, or leave the calibration out"
             raise UserError(field, now, remedy)
-    longest = deployment.scheduler.max_model_len  # which changes no time
-    if then.rescheduled(max_model_len=longest).timing() == deployment.timing():
+    differs = learnt.differs(deployment)
+    if not differs:
         return learnt
 
     def moved(which: Callable[[ExternalCalibration], Mapping[str, float]]) -> dict[str, float]:
@@ -118,15 +116,7 @@ def transferred(
         for mine, blind in zip(learnt.step_interval, here.step_interval, strict=True)
     )
     decode, prompts = intervals
-    untaught = f"it was learnt as {_differing(then, deployment)}"
+    untaught = f"it was learnt as {differs}"
     return replace(
         learnt, correction=correction, host=host, interval=decode, prompt_interval=prompts, untaught=untaught
     )
-
-
-def _differing(then: Deployment, now: Deployment) -> str:
-    """The first setting that decides over times and is another now, as it was."""
-    before, after = then.model_dump(), now.model_dump()
-    names = (name for name in before if name != "scheduler" and before[name] != after[name])
-    name = next(names, "scheduler")
-    return f"{name} {before[name]}" if name != "scheduler" else "an engine of another loop"

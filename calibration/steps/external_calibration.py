@@ -31,7 +31,7 @@ _FORMAT = 1
 class ExternalCalibration:
     """What is known of one engine on one GPU.
 
-    gpu, deployment     the catalogued GPU, and the deployment it was learnt with, as JSON
+    gpu, deployment     the catalogued GPU, and the deployment it was learnt with, as JSON, with the engine if known
     correction, host    what whole steps taught; the CPU time between them
     interval            factors of the predicted time between which 9 of 10 runs lie
     prompt_interval     the same of what prompts add to a step, where it is known apart
@@ -107,10 +107,30 @@ class ExternalCalibration:
         parse(Deployment, deployment, where=f"{where}.deployment")
         return loaded
 
+    @property
+    def learnt_as(self) -> Deployment:
+        """`deployment`, read."""
+        return parse(Deployment, json.loads(self.deployment), where="calibration.deployment")
+
+    def differs(self, deployment: Deployment) -> str:
+        """What it was learnt with that decides over times and is otherwise in `deployment`; empty for nothing.
+
+        A release that `deployment` does not state is taken to be the one of which it was learnt.
+        """
+        then, now = self.learnt_as, deployment.engine_name
+        if now.name != then.engine_name.name or now.version not in ("", then.engine_name.version):
+            return f"engine {then.engine_name}"
+        longest = deployment.scheduler.max_model_len  # which changes no time
+        before, after = (
+            each.rescheduled(max_model_len=longest).timing().model_dump(exclude={"engine"})
+            for each in (then, deployment)
+        )
+        name = next((name for name in before if before[name] != after.get(name)), "")
+        return "an engine of another loop" if name == "scheduler" else name and f"{name} {before[name]}"
+
     def cost(self, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
         """The cost model of `deployment`; if it is another than the one it was learnt with, nothing is validated."""
-        learnt = parse(Deployment, json.loads(self.deployment), where="calibration.deployment")
-        same = learnt.timing() == deployment.timing() and self.gpu == kernels.gpu.name
+        same = self.gpu == kernels.gpu.name and not self.differs(deployment)
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
         return kind(model, deployment, kernels, correction, self.host, self.step_interval, self.untaught)

@@ -28,7 +28,7 @@ def predicted_cost(gpu: str, deployment: Deployment, calibration: ExternalCalibr
     """
     known = blind(gpu, deployment)
     if calibration is not None:
-        then = Deployment.model_validate_json(calibration.deployment)
+        then = calibration.learnt_as
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
         there = blind(gpu, then) if same else known
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
@@ -53,17 +53,16 @@ def kernels(gpu: str) -> KernelTimes:
 def blind(
     gpu: str,
     deployment: Deployment,
-    engine: str = "vllm",
     without: Callable[[Origin], bool] | None = None,
     client: str = "",
 ) -> ExternalCalibration:
-    """What measured runs of other engines teach about `engine` on `gpu`, of which no run is known.
+    """What measured runs of engines teach about that of `deployment` on `gpu`, of which no run is known.
 
     `without` picks the origins that must have taught it nothing.
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = bundled_evidence()
-    origin = Origin.of(model, spec, deployment, engine, client=client)
+    origin = Origin.of(model, spec, deployment, client=client)
     left = known if without is None else known.without(without)
     return of_belief(left, origin, deployment, step_shares(model, deployment, kernels(gpu)))
 

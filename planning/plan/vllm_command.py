@@ -30,6 +30,8 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
     if deployment.policy != "vllm":
         remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
         raise UserError("policy", deployment.policy, remedy)
+    if deployment.engine_name.name != "vllm":
+        raise UserError("engine", deployment.engine, "is not vLLM, and only vLLM's command is known; leave it out")
     if deployment.quantization in _STORED and deployment.quantization != _stored(deployment):
         remedy = "is not made of 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
         raise UserError("quantization", deployment.quantization, remedy)

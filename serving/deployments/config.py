@@ -14,32 +14,32 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import (
     BaseModel,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
+from serving.deployments.engine_name import EngineName, check_engine
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.plugins import located
 from serving.remedies import remedy
-from serving.settings import Settings
+from serving.settings import TerseSettings
 from serving.speculative import SpeculativeConfig
 from serving.yaml_file import read_mapping
 
 Model = TypeVar("Model", bound=BaseModel)
-_SELDOM_SET = (
-    "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
-    "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
-)  # fmt: skip
 
 
-class SchedulerConfig(Settings):
+class SchedulerConfig(TerseSettings):
     """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
+
+    seldom_set = (
+        "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
+        "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+    )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
     max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="most tokens scheduled in one step")
@@ -152,15 +152,6 @@ class SchedulerConfig(Settings):
             raise ValueError(f"prefix_cache_retention_interval must be a multiple of block_size {self.block_size}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Some settings are not written where they are as by default: recordings without them stay as they were."""
-        data: dict[str, Any] = dump(self)
-        for name in _SELDOM_SET:
-            if name in data and getattr(self, name) == type(self).model_fields[name].default:
-                del data[name]
-        return data
-
     @model_validator(mode="after")
     def _bounds_are_positive(self) -> SchedulerConfig:
         for slo_class, bound in self.edf_ttft_ms.items():
@@ -169,8 +160,10 @@ class SchedulerConfig(Settings):
         return self
 
 
-class Deployment(Settings):
+class Deployment(TerseSettings):
     """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
+
+    seldom_set = ("engine", "inter_node", "all2all_backend", "fusion")
 
     model: str = Field("smollm2", description="model: `smollm2`, a Hugging Face folder, or `random:FAMILY`")
     device: Literal["cpu", "cuda"] = Field("cpu", description="device of the real engine")
@@ -226,6 +219,11 @@ class Deployment(Settings):
         description="derive scheduler.num_blocks from this share of the device's memory; null: use num_blocks",
     )
     policy: str = Field("vllm", description="scheduling policy: a name, path/to/file.py:Class or package.module:Class")
+    engine: str | None = Field(
+        None,
+        description="the serving engine whose measured runs price the steps: vllm, sglang or trtllm, with or without a "
+        "release (sglang 0.5.6); null: that of the policy's name, else vllm; simulator only",
+    )
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV (docs/kv-tiers.md)")
@@ -237,6 +235,8 @@ class Deployment(Settings):
     @classmethod
     def _is_found_from_anywhere(cls, name: str) -> str:
         return located(name)
+
+    _engine_is_known = field_validator("engine")(check_engine)
 
     @model_validator(mode="after")
     def _tiers_find_prefixes(self) -> Deployment:
@@ -304,14 +304,10 @@ class Deployment(Settings):
                 raise UserError("all2all_backend", self.all2all_backend, remedy)
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_seldom_set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What few engines have a use for is written only where it is stated: recordings stay as they were."""
-        data: dict[str, Any] = dump(self)
-        for name, default in (("inter_node", None), ("all2all_backend", "allgather_reducescatter"), ("fusion", True)):
-            if getattr(self, name) == default:
-                data.pop(name, None)
-        return data
+    @property
+    def engine_name(self) -> EngineName:
+        """The engine that measured runs are asked about."""
+        return EngineName.read(self.engine or self.policy)
 
     @property
     def gpus(self) -> int:

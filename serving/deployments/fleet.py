@@ -12,18 +12,16 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from serving.plugins import located
-from serving.settings import Settings
+from serving.settings import TerseSettings
 
 
-class _Settings(Settings, allow_inf_nan=False):
+class _Settings(TerseSettings, allow_inf_nan=False):
     pass
 
 
@@ -59,6 +57,8 @@ class RouterConfig(_Settings):
 class LinksConfig(_Settings):
     """What carries KV from prefill to decode replicas. GB are 10^9 bytes."""
 
+    seldom_set = ("shares_inter_node",)
+
     nic_gb_s: float = Field(50.0, gt=0, le=1e9, description="most GB/s that a replica sends, and most that it receives")
     fabric_gb_s: float | None = Field(None, gt=0, le=1e9, description="GB/s of all transfers together; null: no limit")
     latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer starts")
@@ -72,14 +72,6 @@ class LinksConfig(_Settings):
         le=10**9,
         description="KV bytes of one token over all layers and devices; null: from the model's shapes",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_sharing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written only where it is stated: recordings stay as they were."""
-        data: dict[str, Any] = dump(self)
-        if not self.shares_inter_node:
-            data.pop("shares_inter_node", None)
-        return data
 
 
 class Patience(_Settings):

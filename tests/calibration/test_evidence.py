@@ -21,7 +21,6 @@ from calibration.steps.evidence import (
     Missed,
     Origin,
     Taught,
-    engine_and_version,
     reach_of,
 )
 from calibration.steps.evidence_calibration import transferred
@@ -37,7 +36,8 @@ from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.external_results import covered, load_external
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, parse
+from serving.deployments.engine_name import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
@@ -98,7 +98,7 @@ def test_a_level_that_taught_narrows_the_band_and_one_that_did_not_widens_it(see
     ],
 )
 def test_an_engine_is_named_with_its_version(stated: str, found: tuple[str, str]) -> None:
-    assert engine_and_version(stated) == found
+    assert EngineName.read(stated) == found
 
 
 @pytest.mark.parametrize(("level", "seen"), [("version", "vllm 0.19.0"), ("client", "one client")])
@@ -257,6 +257,30 @@ def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     for gpu, model in (("B200", "Llama-3.1-8B"), ("H100", "Qwen3-8B")):
         with pytest.raises(UserError, match="is not what the calibration was learnt on"):
             transferred(learnt, find_gpu(gpu), deployment(model=model), learnt, learnt)
+
+
+def test_an_engine_is_priced_by_what_its_own_runs_taught() -> None:
+    """Said by the policy or by `engine`, with a release or without; a calibration of another is widened."""
+    plan = StepPlan.of(decode_rows=8, decode_context=8000, decode_squares=8_000_000, sampled_rows=8)
+    asked = {
+        "": {}, "said": {"engine": "vllm"}, "policy": {"policy": "sglang"}, "engine": {"engine": "sglang"},
+        "order": {"engine": "vllm", "policy": "sglang"}, "release": {"engine": "sglang 0.5.9"},
+    }  # fmt: skip
+    found = {name: predicted_cost("B200", deployment(**over)) for name, over in asked.items()}
+    ns = {name: cost.step_ns(plan) for name, cost in found.items()}
+    assert ns[""] == ns["said"] == ns["order"] != ns["policy"] == ns["engine"] != ns["release"]
+    widths = {name: high / low for name, cost in found.items() for low, high in [cost.known_interval.decode]}
+    assert widths["release"] < widths["engine"]
+    learnt = replace(blind("B200", deployment(engine="vllm 0.19.0")), gpu="B200", interval=(0.97, 1.03))
+    for over, differs in ({}, ""), ({"engine": "vllm 0.19.0"}, ""), ({"engine": "vllm 0.18.0"}, "engine vllm 0.19.0"):
+        assert learnt.differs(deployment(**over)) == differs
+    moved = predicted_cost("B200", deployment(policy="sglang"), learnt)
+    assert moved.untaught == "it was learnt as engine vllm 0.19.0"
+    assert moved.step_ns(plan) == pytest.approx(ns["policy"], rel=1e-3)
+    assert moved.known_interval.decode[0] < found["policy"].known_interval.decode[0]
+    assert "engine" not in deployment(policy="sglang").model_dump()
+    with pytest.raises(UserError, match="engine: 'orca': must be vllm, sglang or trtllm, with or without a release"):
+        parse(Deployment, {"engine": "orca"}, where="deployment")
 
 
 @given(st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 1))

@@ -58,7 +58,7 @@ class Sure:
 
 
 def predictor(cost: CostModel, interval: tuple[float, float] = (1.0, 1.0), client_ms: float = 0.0) -> Predictor:
-    return lambda case, gpu, deployment: Prediction(Sure(cost, interval), 500, (0.0, 0.0, client_ms))
+    return lambda case, run, deployment: Prediction(Sure(cost, interval), 500, (0.0, 0.0, client_ms))
 
 
 def case_data(**over: Any) -> dict[str, Any]:
@@ -463,7 +463,7 @@ ROOFLINES = {
 def test_a_measured_run_is_roughly_what_a_roofline_says(name: str) -> None:
     (found,) = [c for c in load_cases() if c.name == name]
     cost = Sure(ROOFLINES[name])
-    result = score(found, SHARED, lambda case, gpu, deployment: Prediction(cost, 20_000))
+    result = score(found, SHARED, lambda case, run, deployment: Prediction(cost, 20_000))
     shown = {"codellama-34b-h100": "e2e_ms.mean", "llama-3.1-8b-h100": "request_throughput"}
     figure = shown.get(name, "makespan_s")
     errors = [abs(row.error_pct() or 0.0) for row in result.rows if row.figure == figure]

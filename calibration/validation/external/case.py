@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from calibration.steps.evidence import Origin, engine_and_version
+from calibration.steps.evidence import Origin
 from serving.deployments.config import Deployment, parse
+from serving.deployments.engine_name import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
@@ -93,28 +94,23 @@ class Case(Settings):
     def deployment_of(self, run: MeasuredRun) -> tuple[Deployment, bool]:
         """The deployment of a run, and whether its number of KV blocks is stated rather than still to be estimated.
 
-        What the measurement states overrides the case file.
+        What the measurement states overrides the case file; `engine` of the case is what its steps are priced as.
         """
-        stated = merged({"device": "cuda", **self.deployment}, dict(run.settings))
+        engine = EngineName.read(run.engine or self.engine)
+        stated = merged({"device": "cuda", **self.deployment, "engine": str(engine)}, dict(run.settings))
         deployment = parse(Deployment, stated, where=f"{self.name}.deployment")
         return deployment, "num_blocks" in deployment.scheduler.model_fields_set
 
 
-def of_run(case: Case, run: MeasuredRun) -> Case:
-    """The case with the engine, its version and the client that the measurement of `run` states, where it does."""
-    stated = {"engine": run.engine, "client": run.client}
-    return case.model_copy(update={name: value for name, value in stated.items() if value})
-
-
-def origin_of(case: Case, gpu: str, deployment: Deployment) -> Origin:
+def origin_of(case: Case, run: MeasuredRun, deployment: Deployment) -> Origin:
     """Where runs stand among what is measured. Raises UserError for a GPU or a model that is not known.
 
     Logs of one model on one GPU are one source, however it is divided.
     """
-    known, engine = find_gpu(gpu), engine_and_version(case.engine)[0]
+    known = find_gpu(run.gpu or case.gpu)
     measured_as = case.measured["format"] if case.is_of_steps else case.name
-    source = f"{measured_as}/{deployment.model}/{known.name}/{engine}"
-    return Origin.of(find_model(deployment.model), known, deployment, case.engine, source, case.client)
+    source = f"{measured_as}/{deployment.model}/{known.name}/{deployment.engine_name.name}"
+    return Origin.of(find_model(deployment.model), known, deployment, source, run.client or case.client)
 
 
 def case_of_recordings(
@@ -145,7 +141,8 @@ def case_of_recordings(
         name="own-server",
         title=f"Your server at {about.get('url', 'an unknown address')}",
         source="recorded by tokentwin bench",
-        engine=f"version {about.get('server') or 'unknown'}",
+        engine=said.pop("engine", None)
+        or f"{EngineName.read(said.get('policy', ''))} {about.get('server') or ''}".strip(),
         gpu=gpu,
         deployment=said,
         replicas=replicas,

@@ -29,7 +29,7 @@ def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
         raise UserError(f"{case.name}.anchor", None, remedy)
     deployment, _ = case.deployment_of(result.runs[0])
     gpu = result.runs[0].gpu or case.gpu
-    start = blind(gpu, deployment, case.engine)
+    start = blind(gpu, deployment)
     return replace(
         start,
         gpu=find_gpu(gpu).name,

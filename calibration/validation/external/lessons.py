@@ -22,7 +22,7 @@ from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts
 from calibration.steps.predict import kernels
-from calibration.validation.external.case import Case, of_run, origin_of
+from calibration.validation.external.case import Case, origin_of
 from calibration.validation.external.schedule import SIZES, Schedule, is_plain_loop, kinds_of, schedule
 from calibration.validation.external.scoring import simulated_figures
 from serving.deployments.config import Deployment, parse
@@ -197,7 +197,7 @@ def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
             {figure: float(np.median(log.measured_ns[mine])) / 1e6},
         )
         steps = Schedule(StepSizes(**mean, draft_tokens=np.zeros(1)), dense[mine].mean(keepdims=True), one, one)
-        yield Lesson(origin_of(case, case.gpu, deployment), case, run, case.gpu, deployment, steps)
+        yield Lesson(origin_of(case, run, deployment), case, run, case.gpu, deployment, steps)
 
 
 def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
@@ -212,7 +212,7 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         capacity = kv_capacity(model, find_gpu(gpu), deployment)
         capacity.check(deployment)
         deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
-    lesson = Lesson(origin_of(of_run(case, run), gpu, deployment), case, run, gpu, deployment)
+    lesson = Lesson(origin_of(case, run, deployment), case, run, gpu, deployment)
     if lesson._is_summed:
         _ = lesson._summed  # what is refused is refused here
     return lesson

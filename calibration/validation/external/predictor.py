@@ -18,6 +18,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
+from traces.measured.run import MeasuredRun
 
 
 class Prediction(NamedTuple):
@@ -31,30 +32,30 @@ class Prediction(NamedTuple):
     request_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
-Predictor = Callable[[Case, str, Deployment], Prediction]
-"""Prices steps of engines that were never measured here: a case, for its engine and for leaving out what its own runs
-taught, and a GPU.
+Predictor = Callable[[Case, MeasuredRun, Deployment], Prediction]
+"""Prices steps of engines that were never measured here: a run of a case, so that what such runs taught is left out.
 
 Raises UserError for an unknown GPU or model.
 """
 
 
-def blind(case: Case, gpu: str, deployment: Deployment) -> Prediction:
+def blind(case: Case, run: MeasuredRun, deployment: Deployment) -> Prediction:
     """See `Predictor`. Raises UserError, too, when the engine could not have started for want of memory."""
+    gpu = run.gpu or case.gpu
     capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
     capacity.check(deployment)
-    source = origin_of(case, gpu, deployment).source
-    cost, request_ms = _blind(source, gpu, deployment.model_dump_json(), case.engine, case.client)
+    origin = origin_of(case, run, deployment)
+    cost, request_ms = _blind(origin.source, gpu, deployment.model_dump_json(), origin.client)
     return Prediction(observed(cost), capacity.num_blocks, request_ms)
 
 
 @cache
 def _blind(
-    source: str, gpu: str, deployment_json: str, engine: str, client: str
+    source: str, gpu: str, deployment_json: str, client: str
 ) -> tuple[OperationCost, tuple[float, float, float]]:
     """Tables take time to make, and many runs are of one deployment."""
     deployment = Deployment.model_validate_json(deployment_json)
-    known = blind_calibration(gpu, deployment, engine, lambda origin: origin.source == source, client)
+    known = blind_calibration(gpu, deployment, lambda origin: origin.source == source, client)
     low, high = known.request_interval
     cost = known.cost(find_model(deployment.model), deployment, kernels(gpu))
     return cost, (known.request_ms * low, known.request_ms, known.request_ms * high)

@@ -15,7 +15,7 @@ from statistics import median
 
 from calibration.kernels.times import Coverage
 from calibration.validation.bands import run_metrics
-from calibration.validation.external.case import Case, Target, of_run
+from calibration.validation.external.case import Case, Target
 from calibration.validation.external.correction import Corrected, Correction, fit_correction
 from calibration.validation.external.predictor import Prediction, Predictor
 from serving.cost_model import CostModel
@@ -177,7 +177,7 @@ def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
         raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
     stated, has_blocks = case.deployment_of(run)
     deployment = with_known_states(stated)
-    prediction = predictor(of_run(case, run), run.gpu or case.gpu, deployment)
+    prediction = predictor(case, run, deployment)
     if not has_blocks:
         deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)
     return _Ready(case, run, deployment, prediction)

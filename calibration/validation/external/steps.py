@@ -20,9 +20,11 @@ from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.predict import blind, kernels
 from calibration.validation.external.case import Case, Target, origin_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.workload import Workload
+from traces.measured.run import MeasuredRun
 
 _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "p50_ms": lambda ns: float(np.percentile(ns, 50)) / 1e6,
@@ -33,12 +35,13 @@ _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
 
 def score_steps(case: Case, data: Path) -> CaseResult:
     """Score a log under `data`. Raises UserError when it cannot be read, or a target is about no regime in it."""
-    deployment = parse(Deployment, {"device": "cuda", **case.deployment}, where=f"{case.name}.deployment")
+    run = MeasuredRun(case.name, Workload([]), {})
+    deployment, _ = case.deployment_of(run)
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
     priced = PricedLog(log, find_model(deployment.model), deployment, kernels(case.gpu))
     middle = middle_third(log)
-    mine = origin_of(case, case.gpu, deployment).source
-    known = blind(case.gpu, deployment, case.engine, lambda origin: origin.source == mine)
+    mine = origin_of(case, run, deployment).source
+    known = blind(case.gpu, deployment, lambda origin: origin.source == mine)
     taught = priced.fit(~middle, f"{case.name}, first and last third")
     columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
     errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}
