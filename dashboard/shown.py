@@ -44,7 +44,7 @@ def when(iso: str) -> str:
         return iso
 
 
-_OBJECTIVE = re.compile(r"\b(\w+) (p[\d.]+)<=(\d+(?:\.\d+)?)")
+_OBJECTIVE = re.compile(r"\b(\w+?)(?:_ms)?( p[\d.]+)? ?<= ?(\d+(?:\.\d+)?(?:e\d+)?)|\battainment ?>= ?(\d+(?:\.\d+)?)")
 _TIMES = re.compile(r"(?<=\d)( replicas?)? x (?=\S)")
 
 
@@ -74,8 +74,8 @@ def sentence(clause: str) -> str:
 
 
 def _objective(match: re.Match[str]) -> str:
-    name, percentile, bound = match.groups()
-    if name not in METRICS:
-        return match[0]
-    known = METRICS[name]
-    return f"{known.label} {percentile} ≤ {float(bound):,.10g} {known.unit}".rstrip()
+    name, percentile, bound, share = match.groups()
+    if share:
+        return f"attainment ≥ {100 * float(share):.10g} %"
+    known = METRICS.get(f"{name}_ms")
+    return f"{known.label}{percentile or ''} ≤ {float(bound):,.10g} ms" if known else match[0]

@@ -208,15 +208,20 @@ def choose_many(
     otherwise: Sequence[str],
     show: Callable[[str], str] = str,
     help: str | None = None,
+    more: bool = False,
 ) -> list[str]:
-    """A choice of any number of options, in the URL as a line of CSV; names of no option are passed over."""
+    """A choice of any number of options, in the URL as a line of CSV.
+
+    Names of no option are passed over, unless `more` may be typed, which whoever calls must check.
+    """
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
-    wanted, key = list(dict.fromkeys(name for name in names if name in options)), _key(parameter)
-    unknown = [name for name in names if name not in options]
+    wanted, key = list(dict.fromkeys(name for name in names if more or name in options)), _key(parameter)
+    unknown = [name for name in names if name not in wanted]
     if unknown and key not in st.session_state:
         _refused(label, _line(unknown), "it is left out")
-    chosen: list[str] = st.multiselect(label, options, wanted, show, key, help)
+    known = dict.fromkeys([*options, *wanted])
+    chosen: list[str] = st.multiselect(label, known, wanted, show, key, help, accept_new_options=more)
     keep(parameter, _line(chosen), _line(otherwise))
     return chosen
 

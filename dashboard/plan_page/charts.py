@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,12 +13,11 @@ from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, fini
 from dashboard.plan_page.words import carriers
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
+from planning.plan.objectives import parse_objectives
 from serving.metrics import metric
 
 HEIGHT = 300
-_BOUND = re.compile(r"(\w+) (p[\d.]+)<=(\S+)")
 _TALL = 390  # as what stands beside it
-Bound = tuple[str, float]  # a percentile and its bound in milliseconds
 
 
 def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
@@ -40,8 +38,10 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
     return finish(figure, _TALL)
 
 
-def latency(points: Sequence[LoadPoint], name: str, planned: float, knee: float, bounds: Sequence[Bound]) -> go.Figure:
-    """The 99th percentile of a metric against the rate, its bounds, the planned rate, and the knee.
+def latency(
+    points: Sequence[LoadPoint], name: str, planned: float, knee: float, bounds: Mapping[float, str]
+) -> go.Figure:
+    """The 99th percentile of a metric against the rate, its named bounds (ms), the planned rate, and the knee.
 
     `knee` is the highest rate, in requests a second, at which every objective is met.
     """
@@ -52,15 +52,15 @@ def latency(points: Sequence[LoadPoint], name: str, planned: float, knee: float,
     hover = "%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>"
     line(figure, x, y, "p99", SIMULATED, hover, mode="lines+markers", marker=marker)
     known = [value for value in y if value]
-    highest = max([*known, *(bound for _, bound in bounds)], default=1.0)
+    highest = max([*known, *bounds], default=1.0)
     steep = bool(known) and highest > 20 * min(known)
-    for percentile, bound in bounds:
+    for bound, told in bounds.items():
         figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
         figure.add_annotation(
             x=0,
             xref="paper",
             y=math.log10(bound) if steep else bound,  # of annotations Plotly takes no logarithm
-            text=f"SLO {percentile}",
+            text=told,
             font_color=ALARM,
             showarrow=False,
             xanchor="left",
@@ -87,11 +87,11 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
     if planned is None or best is None or not answer.by_rate:
         return {}
     knee = planned * (1 + best.headroom_percent / 100)
-    bounds: dict[str, list[Bound]] = {"ttft_ms": [], "tpot_ms": []}
-    for text in answer.objectives:
-        match = _BOUND.fullmatch(text)
-        if match and match[1] in bounds:
-            bounds[match[1]].append((match[2], float(match[3])))
+    bounds: dict[str, dict[float, str]] = {"ttft_ms": {}, "tpot_ms": {}}
+    for each in parse_objectives(answer.objectives).each:
+        for name, bound in each.bounds:
+            told = "SLO" if each.attainment else f"SLO p{100 * float(each.share):g}"
+            bounds.get(name, {}).setdefault(bound, told)
     return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
 
 

@@ -5,23 +5,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import streamlit as st
+from pydantic import BaseModel
 
 from calibration.steps.step_cost import Calibration
 from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
 from dashboard.library import OWN_CALIBRATION, calibrations
-from dashboard.plan_page.slo_rows import slo_rows
 from dashboard.shapes import TPOT_MS, Shape, shapes
-from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, quantity, text, usual_first
+from dashboard.url import (
+    amount,
+    choose,
+    choose_many,
+    fresh_key,
+    keep,
+    keep_all,
+    named,
+    named_all,
+    number,
+    pick,
+    quantity,
+    text,
+    usual_first,
+)
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
 from planning.settings import named_values
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
-from serving.deployments.config import SchedulerConfig, parse
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -30,6 +46,11 @@ from sim.router import ROUTERS
 
 MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
+_SLOS = (
+    "One on each line, as `tokentwin plan --slo` takes them. `ttft_ms p99<=500`: 99 % of the requests stay within it. "
+    "`tpot_ms<=50` with `attainment>=0.99`: that share of the requests keeps every bound. Latencies in milliseconds "
+    "are ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
+)
 RATE = 20.0
 _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
@@ -62,26 +83,23 @@ _FORMATS = {  # of weights and of KV: where they are in the URL, and each value 
 _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
 _ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
-_VARIED = "pipeline_parallel_size=1,2; enable_chunked_prefill=true,false"
+_VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
 _VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
-_COMBINATIONS = 64  # of these: the page prices each candidate while one types
+_COMBINATIONS, _CANDIDATES = 64, 4096  # of these, and of all: the page prices each candidate while one types
 _TABLES = "kernel tables"
 _TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
 _REST_HELP = "The model, tensor parallel size and policy that the deployment states are not asked for here."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
-_SPLITS = {"none": "undivided"} | {split: split for split in ("1:1", "1:2", "1:3", "2:1", "3:1")}
-_SPLIT = "The plan tries each one. With 1:2 a replica has one engine for prefill and two for decode."
-_APPETITES = {
-    "0.9": "90 % of cases",
-    "0.5": "50 %",
-    "0.75": "75 %",
-    "0.95": "95 %",
-    "0.99": "99 %",
-}  # the usual one first
-_APPETITE = (
-    "In how many cases the SLOs must hold, over what steps may take and other draws of the traffic. 50 % plans as if "
-    "predictions were exact."
+_SPLITS = {"none": "undivided", "search": "every ratio of up to five engines"} | {
+    split: split for split in ("1:1", "1:2", "1:3", "2:1", "3:1")
+}
+_SPLIT = (
+    "The plan tries each one. With 1:2 a replica has one engine for prefill and two for decode. Type any other ratio."
+)
+_HOLD = (
+    "In how many percent of the cases the SLOs must hold, over what steps may take and other draws of the traffic. "
+    "50 plans as if predictions were exact."
 )
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
@@ -112,10 +130,10 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     with engine:
         vary, more = _engine()
     above = st.container()
-    slos = slo_rows(SLOS)
+    slos = _slos()
     with above:
         traffic = _traffic(runs, _slowest_tpot_ms(slos))
-    risk = 1 - float(choose("Must hold in", list(_APPETITES), "hold", _APPETITES.__getitem__, _APPETITE))
+    hold = amount("Must hold in (% of cases)", "hold", 50, 99, 90, 1, help=_HOLD)
     spares = number("Spare replicas", "spares", 0, 100, 0, help="Replicas that you pay for and that carry no traffic.")
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     if isinstance(model := served.get("model"), Incomplete):
@@ -130,9 +148,12 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
             return Incomplete(f"Choose at least one {what}.")
     vary |= _varied(more, vary)
     inputs = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
-    inputs["risk"] = round(risk, 6)
+    inputs["risk"] = round(1 - hold / 100, 6)
     inputs["deployment"] = deployment
-    return parse(PlanRequest, inputs, where="plan")
+    request = parse(PlanRequest, inputs, where="plan")
+    if request.combinations > _CANDIDATES:
+        raise UserError("candidates", f"{request.combinations:,}", f"are too many; {_CANDIDATES:,} are allowed")
+    return request
 
 
 def _deployment(runs: Path) -> dict[str, Any] | Incomplete | None:
@@ -153,7 +174,7 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
     )
     if "tensor_parallel_size" not in stated:
         sizes = choose_many(
-            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="How many GPUs share each layer."
+            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="How many GPUs share each layer.", more=True
         )
         served["tensor_parallel_sizes"] = sizes
     return served
@@ -173,7 +194,15 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
         policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each one.")
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
-    splits = choose_many("Prefill to decode engines", list(_SPLITS), "splits", ["none"], _SPLITS.__getitem__, _SPLIT)
+    splits = choose_many(
+        "Prefill to decode engines",
+        list(_SPLITS),
+        "splits",
+        ["none"],
+        lambda it: _SPLITS.get(it, it),
+        _SPLIT,
+        more=True,
+    )
     if splits != ["none"]:
         fleet["splits"] = splits
     usual = PlanRequest.model_fields
@@ -215,22 +244,57 @@ def _engine() -> tuple[dict[str, list[Any]], str]:
 
 
 def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
-    """Numbers of any other setting than those of `vary`. Raises UserError for what the page does not take."""
+    """Values of any other setting than those of `vary`. Raises UserError for what the page does not take.
+
+    Any other text than the words of a setting may name a file, or code.
+    """
     found = named_values("vary", [part.strip() for part in more.split(";") if part.strip()])
     for name, values in found.items():
         if name in vary:
             raise UserError("vary", name, "is set above; clear one of the two")
-        if not all(isinstance(value, bool | int | float) for value in values):  # a text may name a file, or code
-            raise UserError("vary", f"{name}={values[0]}", "takes numbers, true and false on this page")
+        for value in values:
+            word = isinstance(value, str) and (name.rpartition(".")[2], value) in _words(Deployment)
+            if not word and not isinstance(value, bool | int | float):
+                raise UserError("vary", f"{name}={value}", "is neither a number nor a word that the setting knows")
     if (combinations := prod(map(len, found.values()))) > _COMBINATIONS:
         raise UserError("vary", f"{combinations:,} combinations", f"are too many; {_COMBINATIONS} are allowed")
     return found
 
 
+@cache
+def _words(settings: type[BaseModel]) -> frozenset[tuple[str, str]]:
+    """The names of settings that may be words, each with such a word, and those of the settings inside."""
+    found: set[tuple[str, str]] = set()
+    for name, field in settings.model_fields.items():
+        for part in _parts(field.annotation):
+            if isinstance(part, str):
+                found.add((name, part))
+            elif isinstance(part, type) and issubclass(part, BaseModel):
+                found |= _words(part)
+    return frozenset(found)
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """The words and types that a type is made of."""
+    inside = get_args(annotation)
+    return [part for each in inside for part in _parts(each)] if inside else [annotation]
+
+
+def _slos() -> list[str]:
+    """What was typed, each once; whether it is an SLO is for `parse_objectives` to say."""
+    typed: str = st.text_area(
+        "SLOs", "\n".join(named_all("slo") or SLOS), 100, 1000, fresh_key("url_slo", "slo"), help=_SLOS
+    )
+    slos = list(dict.fromkeys(filter(None, (" ".join(line.split()) for line in typed.splitlines()))))
+    keep_all("slo", slos, SLOS)
+    return slos
+
+
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:
-    """The loosest bound on TPOT among the SLOs."""
-    bounds = [bound for text in slos for metric, bound in parse_objectives([text]).bounds if metric == "tpot_ms"]
-    return max(bounds, default=TPOT_MS)
+    """The loosest bound on TPOT among the SLOs; as usual while they are no SLOs."""
+    with suppress(UserError):
+        return dict(parse_objectives(slos).bounds).get("tpot_ms", TPOT_MS)
+    return TPOT_MS
 
 
 def _traffic(runs: Path, tpot_ms: float) -> dict[str, Any] | Incomplete:

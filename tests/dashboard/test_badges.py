@@ -184,7 +184,7 @@ def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
     drawn = frontier_charts.frontier([curve.model_copy(update={"points": tuple(points)})], None)
     assert sum(symbol.endswith("-open") for symbol in drawn.data[0].marker.symbol) == beyond(points) > 0
     assert hollow(plan_charts.attainment(replicas, 3)) == beyond(replicas) > 0
-    assert hollow(plan_charts.latency(rates, "ttft_ms", 20, 22, [])) == beyond(rates) > 0
+    assert hollow(plan_charts.latency(rates, "ttft_ms", 20, 22, {})) == beyond(rates) > 0
 
 
 # Colours

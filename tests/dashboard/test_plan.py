@@ -39,6 +39,7 @@ from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from planning.plan.objectives import parse_objectives
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from serving.deployments.config import parse
@@ -51,6 +52,7 @@ from tests.tokentwin.test_plan_command import arrival_rate
 from traces import synth
 
 pytestmark = pytest.mark.usefixtures("read_here")
+_RATIOS = ",".join(f"{prefill}:{decode}" for prefill in range(1, 9) for decode in range(1, 9))
 
 
 @pytest.fixture
@@ -154,20 +156,29 @@ def test_what_is_changed_is_in_the_link_and_a_link_is_the_same_question(tmp_path
     assert asked(plan(tmp_path, **link), started) == first
 
 
-def test_slos_are_added_and_taken_away(tmp_path: Path, started: list[Job]) -> None:
+def test_slos_are_what_the_command_line_takes(tmp_path: Path, started: list[Job]) -> None:
     app = plan(tmp_path)
-    app.button(key="slo_add").click().run()
-    assert asked(app, started)["slos"] == ["ttft_ms p99<=1000", "tpot_ms p99<=50", "e2e_ms p99<=30000"]
-    rows = [box.key.removeprefix("slo_of_") for box in app.selectbox if box.key.startswith("slo_of_")]
-    app.button(key=f"slo_drop_{rows[0]}").click().run()
-    app.selectbox(key=f"slo_of_{rows[1]}").set_value("tpot_ms p90")
-    app.number_input(key=f"slo_bound_{rows[1]}").set_value(35.5)
-    app.run()
-    assert asked(app, started)["slos"] == ["tpot_ms p90<=35.5", "e2e_ms p99<=30000"]
-    assert app.query_params["slo"] == ["tpot_ms p90<=35.5", "e2e_ms p99<=30000"]
-    for row in rows[1:]:
-        app.button(key=f"slo_drop_{row}").click().run()
+    slos = ["tpot_ms<=50", "ttft p97.5<=35.5", "attainment>=0.995"]
+    app.text_area(key="url_slo").set_value("tpot_ms<=50\n\n ttft  p97.5<=35.5\ntpot_ms<=50\nattainment>=0.995").run()
+    assert asked(app, started)["slos"] == slos == app.query_params["slo"]
+    assert asked(plan(tmp_path, slo=slos), started)["slos"] == slos
+    for typed in ("ttft_ms", "tpot_ms<=50", "attainment>=0.9", "nonsense_ms p99<=1"):
+        with pytest.raises(UserError) as refused:
+            parse_objectives([typed])
+        app.text_area(key="url_slo").set_value(typed).run()
+        assert refused.value.remedy in one_line(app).replace("\\", "") and app.number_input(key="url_rate").value == 20
+    app.text_area(key="url_slo").set_value(" ").run()
     assert "Choose at least one SLO." in shown(app)
+
+
+def test_any_risk_and_any_ratio_of_engines_can_be_asked_for(tmp_path: Path, started: list[Job]) -> None:
+    settings = asked(plan(tmp_path, hold="97.5", splits="search,7:3", tp="3"), started)
+    assert (settings["risk"], settings["splits"]) == (0.025, ["search", "7:3"])
+    assert settings["tensor_parallel_sizes"] == [3]
+    said = dict(pairwise(shlex.split(plan_command(settings)[0])))
+    assert (said["--risk"], said["--split"], said["--tp"]) == ("0.025", "search,7:3", "3")
+    for link in ({"splits": "nine"}, {"tp": "x"}, {"tp": ",".join(map(str, range(1, 65))), "splits": _RATIOS}):
+        assert one_line(plan(tmp_path, **link))
 
 
 def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
@@ -299,14 +310,13 @@ def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
         ({"traffic": "trace"}, "Upload a trace."),
         ({"traffic": "trace", "trace": "../../etc/passwd"}, "of this link is not on this server"),
         ({"gpus": ""}, "Choose at least one GPU."),
-        ({"tp": "3"}, "Choose at least one tensor-parallel size."),
+        ({"tp": ""}, "Choose at least one tensor-parallel size."),
         ({"model": "a config.json of your own"}, "Paste the model's config.json."),
         (
             {"model": "a config.json of your own", "config": "/etc"},
             "The config.json of this link is not on this server",
         ),
         ({"model": "nonsense"}, "There is no model 'nonsense' here"),
-        ({"slo": "cost<=3"}, "does not know the SLO 'cost<=3'"),
     ],
 )
 def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], says: str) -> None:
@@ -626,7 +636,7 @@ def test_a_bound_is_named_where_its_line_is(most: float) -> None:
     points = [
         LoadPoint(requests_per_s=at, ttft_p99_ms=value, tpot_p99_ms=None) for at, value in enumerate((100, most), 1)
     ]
-    layout = plan_charts.latency(points, "ttft_ms", 2, 3, [("p99", 300)]).layout
+    layout = plan_charts.latency(points, "ttft_ms", 2, 3, {300: "SLO p99"}).layout
     (line,) = [shape for shape in layout.shapes if shape.y0 == shape.y1]
     (name,) = [note for note in layout.annotations if note.text == "SLO p99"]
     assert line.y0 == 300
@@ -647,7 +657,7 @@ def test_lengths_have_ticks_however_little_they_differ(low: int, high: int) -> N
 def test_the_axis_is_logarithmic_only_where_latency_explodes() -> None:
     def axis(*values: float | None) -> str:
         points = [LoadPoint(requests_per_s=at, ttft_p99_ms=v, tpot_p99_ms=None) for at, v in enumerate(values, 1)]
-        return plan_charts.latency(points, "ttft_ms", 2, 3, [("p99", 300)]).layout.yaxis.type
+        return plan_charts.latency(points, "ttft_ms", 2, 3, {300: "SLO p99"}).layout.yaxis.type
 
     assert axis(100, 200, 400) == "linear"
     assert axis(100, 200, 40_000) == "log"
@@ -723,11 +733,17 @@ def test_every_headline_figure_that_step_times_decide_carries_its_band() -> None
     assert "headroom" not in words.headline_bands(busy)  # the curve is of the busiest stretch alone
 
 
-def test_any_other_setting_can_be_varied_by_numbers(tmp_path: Path, started: list[Job]) -> None:
-    settings = asked(plan(tmp_path, vary="pipeline_parallel_size=1,2; enable_chunked_prefill=true,false"), started)
-    assert settings["vary"] == {"pipeline_parallel_size": [1, 2], "enable_chunked_prefill": [True, False]}
+def test_any_other_setting_can_be_varied(tmp_path: Path, started: list[Job]) -> None:
+    """Words may name what is bundled, and nothing else: a link is anybody's."""
+    link = {"vary": "enable_chunked_prefill=true,false; dtype=bfloat16,float16"}
+    settings = asked(plan(tmp_path, **link), started)
+    assert settings["vary"] == {"enable_chunked_prefill": [True, False], "dtype": ["bfloat16", "float16"]}
     for link, told in (
-        ({"vary": "policy=mine.py:Policy"}, "vary"),
+        ({"vary": "policy=mine.py:Policy"}, "neither a number nor a word"),
+        ({"vary": "fleet.router.name=mine.py:Router"}, "neither a number nor a word"),
+        ({"vary": "dtype=int3"}, "neither a number nor a word"),
+        ({"vary": "scheduler={a: 1}"}, "neither a number nor a word"),
+        ({"vary": "scheduler.speculative.model=/etc"}, "neither a number nor a word"),
         ({"vary": "max_num_seqs=64,128", "seqs": "32"}, "is set above"),
         ({"vary": "max_num_seqs=" + ",".join(map(str, range(1, 100)))}, "99 combinations"),
     ):

@@ -35,9 +35,9 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     page.get_by_text("600 requests in").wait_for()
     page.wait_for_url(lambda url: "office_hours.csv" in url)  # written when the page is complete
     settle(page)
-    bound = page.get_by_role("spinbutton", name="Bound (ms)").first
-    bound.fill("2000")
-    bound.press("Enter")
+    slos = page.get_by_role("textbox", name="SLOs")
+    slos.fill("ttft_ms p99<=2000\ntpot_ms p99<=50")
+    slos.press("Control+Enter")
     page.wait_for_url(lambda url: "slo=ttft_ms" in url)
     click("button", "Find the fleet")
     page.get_by_text("This first answer is optimistic").wait_for()
