@@ -46,16 +46,17 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
     """`config` with the proposals and acceptances of `runs`, for the simulator, in place of its own.
 
     Every place of a draft then yields as many tokens as it did, on average: its share of acceptances is that of the
-    drafts that were long enough. A text that repeats itself goes on doing so, and so the rates are also counted apart
-    for steps after steps that accepted no, some and all drafts. Raises UserError where nothing was drafted.
+    drafts that were long enough. A text that repeats itself goes on doing so, and some never do, and so the rates are
+    also counted apart before the first accepted draft, and after steps that accepted no, some and all of them. Raises
+    UserError where nothing was drafted.
     """
     drafted = _Drafted(*np.concatenate([_Drafted.of(run) for run in runs], axis=1))
     places = config.num_speculative_tokens
     if not drafted.proposed.any():
         remedy = "has no drafts of the real engine; record a run with scheduler.speculative"
         raise UserError("recording", runs[0].run["run_id"], remedy)
-    sort = np.where(drafted.before == places, 2, np.minimum(drafted.before, 1))
-    after = [drafted.take(sort == number) for number in range(3)]
+    sort = np.where(drafted.before == places, 3, 1 + np.minimum(drafted.before, 1))
+    after = [drafted.take(sort == number) for number in range(4)]
     stated = {
         **drafted.rates(places),
         "acceptance_rate": None,
@@ -89,12 +90,14 @@ def as_accepted(deployment: Deployment, runs: Sequence[Recording]) -> Deployment
 class _Drafted(NamedTuple):
     """Drafts, one for each step that sampled for a request that went on.
 
+    The overlapped loop computes one step more of a request that has ended; it verifies nothing.
+
     request   whose
     place     output tokens it then had
     proposed  tokens of the draft; 0 where there was none
-    verified  of those, how many its next step verified
+    verified  of those, how many its next step verified, as far as the output went
     accepted  of those, how many were accepted
-    before    tokens of the draft before that were accepted
+    before    tokens of the draft before that were accepted; -1 while none of any draft was
     """
 
     request: Numbers
@@ -113,10 +116,14 @@ class _Drafted(NamedTuple):
         outputs = np.cumsum(accepted + 1)
         first = np.searchsorted(ids, ids)
         place = outputs - (outputs - accepted - 1)[first]
-        goes_on = np.flatnonzero(ids[:-1] == ids[1:])
+        taken = np.cumsum(accepted)
+        before = np.where(taken > (taken - accepted)[first], accepted, -1)
+        left = _output_tokens(run, ids) - place
+        goes_on = np.flatnonzero((ids[:-1] == ids[1:]) & (left[:-1] > 0))
         after, proposed = goes_on + 1, proposed[goes_on]
-        verified = np.minimum(tokens[after] - 1, proposed)  # the overlapped loop pads its rows
-        return cls(ids[goes_on], place[goes_on], proposed, verified, accepted[after], accepted[goes_on])
+        verified = np.minimum(np.minimum(tokens[after], left[goes_on]) - 1, proposed)  # the overlapped loop pads rows
+        kept = np.minimum(accepted[after], verified)
+        return cls(ids[goes_on], place[goes_on], proposed, verified, kept, before[goes_on])
 
     def take(self, rows: np.ndarray[Any, Any]) -> _Drafted:
         return _Drafted(*(column[rows] for column in self))
@@ -130,6 +137,13 @@ class _Drafted(NamedTuple):
             "proposal_rates": tuple(np.round(found, 6).tolist()),
             "synthetic_acceptance_rates": tuple(np.round(np.minimum.accumulate(kept), 6).tolist()),
         }
+
+
+def _output_tokens(run: Recording, ids: Numbers) -> Numbers:
+    """Length of the output of each of `ids`, the requests."""
+    requests = run.table("requests", ("request_id", "output_tokens")).sort_by("request_id")
+    places = np.searchsorted(requests["request_id"].to_numpy(), ids)
+    return requests["output_tokens"].to_numpy()[places]
 
 
 def _flat(steps: pa.Table, name: str) -> Numbers:

@@ -49,7 +49,7 @@ class Request:
     stale         of those, the ones scheduled before a preemption
     cached        tokens found in the prefix cache, or loaded, at the last admission
     proposed      draft tokens that its next step can verify
-    accepted_last how many its last step accepted
+    accepted_last how many its last step accepted; -1 while none of its drafts was accepted
     decoding      whether its last step sampled for it; kept with drafts alone
     """
 
@@ -95,7 +95,7 @@ class Request:
         self.drafts = 0  # steps that verified draft tokens of it
         self.draft_tokens = 0  # those, of which
         self.accepted_tokens = 0
-        self.accepted_last = 0
+        self.accepted_last = -1
         self.sampled_in: list[tuple[int, int]] = []  # (first step, how many steps in a row) that sampled for it
 
     @property

@@ -56,10 +56,10 @@ class SpeculativeConfig(TerseSettings):
         None,
         description="the share of steps in which a decoding request has a draft that reaches each position; null: all",
     )
-    rates_after: tuple[DraftRates, DraftRates, DraftRates] | None = Field(
+    rates_after: tuple[DraftRates, DraftRates, DraftRates, DraftRates] | None = Field(
         None,
-        description="rates, as they were recorded, of a request whose step before accepted none, some or all of "
-        "num_speculative_tokens; null: all steps are alike",
+        description="rates, as they were recorded, of a request that has had no draft accepted yet, and of one whose "
+        "step before accepted none, some or all of num_speculative_tokens; null: all steps are alike",
     )
     seed: int = Field(0, description="seed of the acceptances")
     model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
@@ -201,7 +201,7 @@ class Coins:
         if self._overlaps:
             return self._most
         if not request.proposed:
-            request.accepted_last = 0
+            request.accepted_last = min(request.accepted_last, 0)
         return self._found(request, request.max_len - request.unscheduled)
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
@@ -209,7 +209,7 @@ class Coins:
         if self._overlaps:
             drafts = min(drafts, self._found(request, known))
         accepted = self.tossed(request, drafts)
-        request.accepted_last = accepted
+        request.accepted_last = accepted or min(request.accepted_last, 0)
         if not self._overlaps and (len(self._below) > 1 or request.arrived.drafted is not None):
             request.proposed = self._found(request, known + accepted + 1)  # planning took all for accepted
         return accepted
@@ -219,7 +219,7 @@ class Coins:
         if len(self._below) == 1:
             return self._below[0]
         last = request.accepted_last
-        return self._below[3 if last == self._most else 2 if last else 1]
+        return self._below[4 if last == self._most else 2 + min(last, 1)]
 
     def _found(self, request: Request, tokens: int) -> int:
         """How many draft tokens are found when the request has so many tokens."""

@@ -373,8 +373,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(
         found.append([sum(sink.requests[name].to_pylist()) for name in ("drafts", "draft_tokens", "accepted_tokens")])
     requests = recording.table("requests", ["drafts", "draft_tokens", "accepted_tokens"])
     real = [pc.sum(column).as_py() for column in requests.columns]
-    near = 0.2 if overlapped else 0.12  # there more is verified beyond an output's end, which the simulator accepts
-    assert real[2] and np.mean(found, axis=0) == pytest.approx(real, rel=near)
+    assert real[2] and np.mean(found, axis=0) == pytest.approx(real, rel=0.1)
 
 
 @pytest.mark.parametrize(
