@@ -75,6 +75,10 @@ class Told(NamedTuple):
     sampled: tuple[int, ...] = ()
 
 
+class Ready(NamedTuple):
+    """From a process, first of a run: it waits for the moment that times count from, on `perf_counter_ns`."""
+
+
 class Ran(NamedTuple):
     """From a process, last of a run."""
 
@@ -244,11 +248,12 @@ class _Served:
     def canary(self) -> int:
         return canary(self._engine)
 
-    def replay(self, started_ns: int) -> Ran:
-        """Run what comes until `End`, telling of it; times count from `started_ns` on `perf_counter_ns`."""
+    def replay(self) -> Ran:
+        """Run what comes until `End`, telling of it, once it is `Ready` and was told when the run starts."""
         engine = self._engine
-        clients = _SentRequests(engine, self.inbox, self._pipe, started_ns)
         with engine.watch.on(), no_cycle_search():
+            self._pipe.send(Ready())
+            clients = _SentRequests(engine, self.inbox, self._pipe, self.inbox.next())
             drive(engine, clients, clients.recorder, lambda: clients.over)
         clients.close()
         return Ran(clients.recorder.launching_share)

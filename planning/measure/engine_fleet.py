@@ -170,14 +170,19 @@ class _RoutedRun:
 
     def run(self, stopped: Callable[[], bool]) -> tuple[str, int]:
         """Its status, and how long it took in ns."""
+        engines = list(self._engines.values())
+        for engine in engines:
+            engine.begin("replay")
+        for engine in engines:
+            engine.heard()  # that it is ready, which takes a search for reference cycles
         self._started_ns = perf_counter_ns()
-        for engine in self._engines.values():
-            engine.begin("replay", self._started_ns)
+        for engine in engines:
+            engine.send(self._started_ns)
         while self._busy and not stopped():
             self._send()
             self._listen()
         status = "interrupted" if stopped() and self._busy else "complete"
-        for engine in self._engines.values():
+        for engine in engines:
             engine.send(End())
         while len(self.ran) < len(self._engines):
             self._listen()

@@ -29,6 +29,7 @@ from serving.errors import UserError
 from serving.workload import Workload
 from tests.planning.sweep_samples import calibrated
 from tests.serving.test_clients import conversations
+from tokentwin import api
 from tokentwin.commands.bench import bench
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
@@ -91,6 +92,18 @@ def test_every_decision_is_made_again(
     assert replay.identical_routes == replay.routes == 60
     other = deployed(router=RouterConfig(name="random"))
     assert replay_routes(recording, other).first_difference is not None
+
+
+def test_a_fleet_is_calibrated_simulated_and_compared(fleet: EngineFleet, tmp_path: Path) -> None:
+    for run in ("before", "real"):
+        fleet.record(traffic(80), tmp_path / run)
+    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "before"])
+    report = api.validate([tmp_path / "real"], tmp_path / "calibration", tmp_path / "report")
+    assert report.rungs.replay is not None and report.rungs.replay.exact
+    assert report.rungs.replay.identical_routes == 80
+    assert {row.metric for row in report.rungs.run.rows} >= {"ttft_ms", "tpot_ms", "e2e_ms"}
+    simulated = Recording.load(tmp_path / "report" / "simulated").requests
+    assert set(simulated["replica"].to_pylist()) == {0, 1}
 
 
 @pytest.mark.parametrize("router", ["round-robin", "session-sticky"])
