@@ -30,22 +30,18 @@ class Attention(Protocol):
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
         """`tile_row` and `tile_first` of `Batch` for prefill rows `(row, query tokens, context)`; on the host."""
-        ...
 
     def prepare(self, batch: Batch, captured: bool) -> None:
         """Called for every step before its model runs, outside of what a graph captures; `batch.host` has the step's
         content. If it runs as a graph (`captured`), what `attend` then reads must lie where it lay at the capture."""
-        ...
 
     def plan(self, batch: Batch, window: int = 0) -> Any:
         """What is the same for all layers of a group in a step. In a graph, captured with the layers; `batch.host` is
         None. A query sees `window` tokens, its own the last; 0 is all."""
-        ...
 
     def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
         """Causal attention of `queries` `[T, heads, head_dim]` over each row's own context; same shape out. This
         step's keys and values of the layer are in `kv` by then. Tokens of no row must come out finite."""
-        ...
 
 
 class Span(NamedTuple):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 
 from realengine.attention import Attention
 from realengine.attention_names import ATTENTION
 from realengine.device import Device
-from realengine.kv_cache import LayerKv
-from realengine.step_input import Batch, Ints
+from realengine.step_input import Batch
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError, raised
@@ -31,26 +29,15 @@ class OwnAttention:
         if self.capturable not in _CAPTURABLE:
             raise UserError("attention", name, f"capturable must be {', '.join(_CAPTURABLE)}, not {self.capturable!r}")
 
-    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
-        with self._told("tiles"):
-            return self._backend.tiles(rows)
-
-    def prepare(self, batch: Batch, captured: bool) -> None:
-        with self._told("prepare"):
-            self._backend.prepare(batch, captured)
-
     def plan(self, batch: Batch, window: int = 0) -> Any:
-        with self._told("plan"):
-            return self._backend.plan(batch)
+        return self._called("plan", batch)  # no such backend is found for a model with windows
 
-    def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
-        with self._told("attend"):
-            return self._backend.attend(queries, plan, kv)
+    def __getattr__(self, call: str) -> Any:
+        return partial(self._called, call)
 
-    @contextmanager
-    def _told(self, call: str) -> Iterator[None]:
+    def _called(self, call: str, *arguments: Any) -> Any:
         try:
-            yield
+            return getattr(self._backend, call)(*arguments)
         except (UserError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -73,4 +60,4 @@ def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> A
             "attention", name, f"is not asked for sliding windows, which {spec.name} has; use torch or triton"
         )
     backend: Attention = make("attention", name, find("attention", name, ATTENTION, _CALLS), spec, deployment, device)
-    return backend if name in ATTENTION else OwnAttention(name, backend)
+    return backend if name in ATTENTION else cast(Attention, OwnAttention(name, backend))

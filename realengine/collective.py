@@ -17,11 +17,9 @@ class Collective(Protocol):
 
     def sum(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
         """`x` summed over the ranks, the same to the bit on each of them."""
-        ...
 
     def join(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
         """The ranks' `x` `[n, m]` side by side, `[n, size * m]`."""
-        ...
 
 
 class Alone:

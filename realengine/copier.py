@@ -11,14 +11,12 @@ import torch
 
 
 class Copy(Protocol):
-    """A copy on its way: whether it has ended, and then when it began and ended on `perf_counter_ns`."""
+    """A copy on its way."""
 
     def done(self) -> bool: ...
-    def wait(self) -> None: ...
-    @property
-    def began_ns(self) -> int: ...
-    @property
-    def ended_ns(self) -> int: ...
+
+    def times_ns(self) -> tuple[int, int]:
+        """When it began and ended on `perf_counter_ns`; waits for its end."""
 
 
 class Copier(Protocol):
@@ -32,21 +30,7 @@ class Copier(Protocol):
 
 class _ThreadCopy:
     def __init__(self, future: Future[tuple[int, int]]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def wait(self) -> None:
-        self._future.result()
-
-    @property
-    def began_ns(self) -> int:
-        return self._future.result()[0]
-
-    @property
-    def ended_ns(self) -> int:
-        return self._future.result()[1]
+        self.done, self.times_ns = future.done, future.result
 
 
 class ThreadCopier:
@@ -77,27 +61,15 @@ class _StreamCopy:
         self._seen_ns: int | None = None
 
     def done(self) -> bool:
-        return self._seen_ns is not None or (self._ended.query() and self._see())
+        if self._seen_ns is None and self._ended.query():
+            self._seen_ns = perf_counter_ns()
+        return self._seen_ns is not None
 
-    def _see(self) -> bool:
-        self._seen_ns = perf_counter_ns()
-        return True
-
-    def wait(self) -> None:
+    def times_ns(self) -> tuple[int, int]:
+        """It ended when it was seen to have, which is between two steps."""
         self._ended.synchronize()
-        if self._seen_ns is None:
-            self._see()
-
-    @property
-    def began_ns(self) -> int:
-        return self.ended_ns - round(self._began.elapsed_time(self._ended) * 1e6)
-
-    @property
-    def ended_ns(self) -> int:
-        """When it was seen to have ended, which is between two steps."""
-        self.wait()
-        assert self._seen_ns is not None
-        return self._seen_ns
+        self._seen_ns = self._seen_ns or perf_counter_ns()
+        return self._seen_ns - round(self._began.elapsed_time(self._ended) * 1e6), self._seen_ns
 
 
 class StreamCopier:

@@ -22,6 +22,6 @@ class DenseMlp:
         with times("gate_up"):
             gate_up = self._gate_up(x)
         with times("silu_mul"):
-            product = (ops.silu_mul_fp8 if self._down.fp8 else ops.silu_mul)(gate_up)
+            product = ops.silu_mul(gate_up, self._down.fp8)
         with times("down"):
             return self._down(product)

@@ -35,7 +35,6 @@ class Mark(Protocol):
 
     def ns(self) -> int:
         """When the device passed it, on `perf_counter_ns`. Only after the work it belongs to was waited for."""
-        ...
 
 
 class Pending(Protocol):
@@ -43,11 +42,9 @@ class Pending(Protocol):
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        ...
 
     def wait(self) -> None:
         """Block until it is done; raises what the work raised, or what the device's `watch` raises meanwhile."""
-        ...
 
 
 class Device(Protocol):
@@ -67,47 +64,37 @@ class Device(Protocol):
 
     def current(self) -> AbstractContextManager[object]:
         """Within it, what this thread makes and computes is in order with what is submitted."""
-        ...
 
     def submit(self, work: Callable[[], None]) -> Pending: ...
 
     def mark(self) -> Mark:
         """A mark at this point of the work; called from within it."""
-        ...
 
     def speed(self, work: Callable[[], object]) -> Speed:
         """How fast the device is; `work`, a fixed piece of what steps do, may be run to find out."""
-        ...
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """`work` as a graph: calling it runs the same kernels on the same memory, with what is there by then.
 
         Both this and the graph are called from within submitted work.
         """
-        ...
 
     def release_graphs(self) -> None:
         """Give back every graph at once, whoever still holds it; none may be called afterwards. Waits for nothing."""
-        ...
 
     def host_buffer(self, size: int) -> torch.Tensor:
         """int32 host memory `[size]` that can be copied to and from the device without waiting."""
-        ...
 
     def memory(self) -> Memory: ...
 
     def held_bytes(self) -> int:
         """Memory that is taken, without what can be given back. Where others share it, this process's alone."""
-        ...
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
         """The most memory that `work` needed at once, beyond what was in use before it."""
-        ...
 
     def synchronize(self) -> None:
         """Wait for everything submitted."""
-        ...
 
     def close(self) -> None:
         """Give back threads and graphs; nothing may be submitted afterwards. Waits for nothing; may be called again."""
-        ...

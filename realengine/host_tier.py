@@ -78,7 +78,6 @@ class Memory(Protocol):
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         """Blocks and slots: from the slots into the blocks, or the other way."""
-        ...
 
 
 class HostTier(TieredBlocks):
@@ -151,9 +150,9 @@ class HostTier(TieredBlocks):
         came = []
         while self._under_way and self._under_way[0].copy.done():
             copy, reads, size_bytes, submitted_ns, request = self._under_way.popleft()
-            copy.wait()  # raises what went wrong
+            times_ns = copy.times_ns()  # raises what went wrong
             self._ended += 1
-            self._events.transfers.append(Transfer(reads, size_bytes, submitted_ns, copy.began_ns, copy.ended_ns))
+            self._events.transfers.append(Transfer(reads, size_bytes, submitted_ns, *times_ns))
             if request is not None:
                 came.append(request)
         for request in came:
@@ -194,7 +193,7 @@ class HostTier(TieredBlocks):
     def settle(self) -> None:
         """Wait for all copies, so that a step may write to any block."""
         for one in self._under_way:
-            one.copy.wait()
+            one.copy.times_ns()
 
     def step_ended(self) -> None:
         """The oldest step under way has ended, and its tokens are known: copy out what it has filled."""

@@ -44,38 +44,25 @@ class LayerOps(Protocol):
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
         """Linear layers with packed integers, for activations of `dtype`."""
-        ...
 
     def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> Any:
         """The same linear layers of `count` experts, stored alike, as `experts` takes them; activations are `dtype`."""
-        ...
 
     def rotation(self, rope: Rope, batch: Batch) -> Any:
         """What rotating this step's tokens needs, the same for every layer."""
-        ...
 
     def rope_store(
         self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
     ) -> torch.Tensor:
         """Normalise and rotate the heads of `qkv` `[T, (heads + 2 * kv_heads) * head_dim]`; keys and values go into
         `kv` at the batch's slots, the queries `[T, heads, head_dim]` are returned."""
-        ...
 
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm of `x`, or of `residual + x`, which replaces what was in `residual`; all `[T, hidden]`."""
-        ...
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
+        """RMSNorm of `x`, or of `residual + x`, which replaces what was in `residual`; all `[T, hidden]`. With `fp8`,
+        what `Fp8Rows.of` makes of it."""
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """SwiGLU's product: `[T, 2 * n]` to `[T, n]`."""
-        ...
-
-    def add_norm_fp8(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Fp8Rows:
-        """`add_norm`, and what `Fp8Rows.of` makes of it."""
-        ...
-
-    def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
-        """`silu_mul`, and what `Fp8Rows.of` makes of it."""
-        ...
+    def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
+        """SwiGLU's product: `[T, 2 * n]` to `[T, n]`. With `fp8`, what `Fp8Rows.of` makes of it."""
 
     def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
         """`x` `[T, hidden]` through the experts that `routing` says, weighed and summed by token.
@@ -83,15 +70,12 @@ class LayerOps(Protocol):
         gate_up  `expert_weights` of layers `[2 * n, hidden]`
         down     of layers `[hidden, n]`
         """
-        ...
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
         """Make the logits `[S, vocab]` of tokens -inf, in place, that a sample may not be; see `TokenMasks`."""
-        ...
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
         """A token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
-        ...
 
 
 class TorchOps:
@@ -123,18 +107,13 @@ class TorchOps:
         write(kv, slots, rope.rotate(keys, cos, sin), values)
         return rope.rotate(queries, cos, sin)
 
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        return self._normalise(x if residual is None else residual.add_(x), weight)
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
+        normed = self._normalise(x if residual is None else residual.add_(x), weight)
+        return Fp8Rows.of(normed) if fp8 else normed
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
         gate, up = gate_up.chunk(2, dim=-1)
-        return silu(gate) * up
-
-    def add_norm_fp8(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Fp8Rows:
-        return Fp8Rows.of(self.add_norm(x, residual, weight))
-
-    def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
-        return Fp8Rows.of(self.silu_mul(gate_up))
+        return Fp8Rows.of(silu(gate) * up) if fp8 else silu(gate) * up
 
     def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
         out, shares = torch.zeros_like(x), routing.shares.to(x.dtype).flatten()

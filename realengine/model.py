@@ -133,9 +133,8 @@ class Model:
         for index, layer in enumerate(self._layers):
             cache, kind = kv.layer(index), kv.kind_of[index]
             with times("norm"):
-                first = mlp is None
-                add_norm = ops.add_norm_fp8 if layer.qkv.fp8 else ops.add_norm
-                normed = add_norm(hidden if first else mlp, None if first else hidden, layer.attention_norm)
+                streams = (hidden, None) if mlp is None else (mlp, hidden)
+                normed = ops.add_norm(*streams, layer.attention_norm, layer.qkv.fp8)
             with times("qkv"):
                 qkv = layer.qkv(normed)
             with times("rope_store"):
@@ -146,8 +145,7 @@ class Model:
                 attended = layer.out(attended.flatten(1))
             attended = join.sum(attended, times)
             with times("norm"):
-                add_norm = ops.add_norm_fp8 if layer.mlp.fp8 else ops.add_norm
-                normed = add_norm(attended, hidden, layer.mlp_norm)
+                normed = ops.add_norm(attended, hidden, layer.mlp_norm, layer.mlp.fp8)
             mlp = join.sum(layer.mlp(normed, ops, times), times)
         if self.expert_tokens is not None:
             with times("expert_tokens"):

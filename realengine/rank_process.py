@@ -101,7 +101,7 @@ def _obey(runner: ModelRunner, pipe: Connection) -> None:
         if name == "await_copies":
             (until,) = arguments
             for _ in range(until - copies_ended):
-                copies.popleft().wait()
+                copies.popleft().times_ns()
             copies_ended = until
             continue
         if name == "copy":

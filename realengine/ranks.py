@@ -259,20 +259,13 @@ class _SeenCopy:
             self._see()
         return done
 
-    def wait(self) -> None:
-        self._copy.wait()
+    def times_ns(self) -> tuple[int, int]:
+        times_ns = self._copy.times_ns()
         self._see()
+        return times_ns
 
     def _see(self) -> None:
         self._ranks._copies_ended = max(self._ranks._copies_ended, self._number)
-
-    @property
-    def began_ns(self) -> int:
-        return self._copy.began_ns
-
-    @property
-    def ended_ns(self) -> int:
-        return self._copy.ended_ns
 
 
 def _first(errors: list[Exception]) -> Exception:

@@ -111,7 +111,7 @@ class ReplicaProcess:
         theirs.close()
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Have it begin a `_Served` call, of which `heard` gives the answer."""
+        """Have it begin a call of `_Served` or its engine, of which `heard` gives the answer."""
         self.send((call, arguments))
 
     def ask(self, call: str, *arguments: object) -> Any:
@@ -164,7 +164,7 @@ def _serve(
             served = _Served(engine, pipe)
             while True:
                 name, arguments = served.inbox.next()
-                pipe.send(getattr(served, name)(*arguments))
+                pipe.send(getattr(served if hasattr(served, name) else engine, name)(*arguments))
         finally:
             engine.close()
     except (EOFError, OSError):
@@ -220,7 +220,7 @@ class _Inbox:
 
 
 class _Served:
-    """What an engine process can be asked. Each call gives its answer."""
+    """What an engine process can be asked beside an engine's own calls. Each gives its answer."""
 
     def __init__(self, engine: Engine, pipe: Connection) -> None:
         self.inbox = _Inbox(pipe)
@@ -231,15 +231,6 @@ class _Served:
         engine = self._engine
         hardware, blocks = describe(engine.deployment.device), engine.scheduler.pool.total
         return About(engine.deployment, hardware, engine.spec.vocab_size, blocks, engine.notes, engine.memory_report)
-
-    def warm_up(self) -> None:
-        self._engine.warm_up()
-
-    def time_operations(self) -> None:
-        self._engine.time_operations()
-
-    def run_dummy(self, sizes: list[int]) -> int:
-        return self._engine.run_dummy(sizes)
 
     def reset(self) -> None:
         self._engine.reset()

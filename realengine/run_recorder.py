@@ -16,6 +16,8 @@ from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 from serving.workload import STOPPED
 
+_AS_THEY_ARE = ("prepare_ns", "launch_ns", "host_ns", "graph", "thread_ns", "speed", "draft_ns")  # columns of a step
+
 
 class RowSink(Protocol):
     """Takes rows of the datasets `requests` and `steps`; a column not given is null."""
@@ -126,20 +128,13 @@ class RunRecorder:
             "end_ns": step.end_ns - origin,
             **dict(zip(AGGREGATES, aggregates_of(plan), strict=True)),
             "draft_tokens": plan.draft_tokens or None,
-            "running": step.load.running,
-            "waiting": step.load.waiting,
-            "used_blocks": step.load.used_blocks,
-            "longest_free_blocks": step.load.longest_free_blocks,
-            "waiting_blocks": step.load.waiting_blocks,
+            **step.load._asdict(),
             "preempted": len(plan.preempted),
             "schedule_ns": step.scheduled_ns - step.plan_ns,
             "in_flight": plan.lag,
-            "prepare_ns": step.prepare_ns,
-            "launch_ns": step.launch_ns,
-            "host_ns": step.host_ns,
             "forward_ns": step.computed_ns - step.start_ns,
             "sample_ns": step.end_ns - step.computed_ns,
-            "graph": step.graph,
+            **{name: getattr(step, name) for name in _AS_THEY_ARE},
             "op_ns": None if step.op_ns is None else list(step.op_ns.items()),
             "row_ids": [row.request.id for row in step.rows],
             "row_tokens": [row.tokens for row in step.rows],
@@ -147,11 +142,8 @@ class RunRecorder:
             "stopped_ids": step.stopped,
             "masked_rows": plan.masked_rows or None,
             "mask_ns": step.mask_ns or None,
-            "thread_ns": step.thread_ns,
-            "speed": step.speed,
             **_tier_columns(step.tier, origin),
             **({} if step.expert_tokens is None else _load(step.expert_tokens)),
-            "draft_ns": step.draft_ns,
             **_row_drafts(step),
         }
 
@@ -248,16 +240,8 @@ def _request_drafts(request: Request) -> dict[str, Any]:
 def _tier_columns(tier: TierEvents | None, origin_ns: int) -> dict[str, Any]:
     if tier is None:
         return {}
-    transfers = [
-        {
-            "reads": one.reads,
-            "size_bytes": one.size_bytes,
-            "submitted_ns": one.submitted_ns - origin_ns,
-            "began_ns": one.began_ns - origin_ns,
-            "ended_ns": one.ended_ns - origin_ns,
-        }
-        for one in tier.transfers
-    ]
+    times = ("submitted_ns", "began_ns", "ended_ns")
+    transfers = [one._asdict() | {name: getattr(one, name) - origin_ns for name in times} for one in tier.transfers]
     attempts = [
         {"plan_ns": one.plan_ns - origin_ns, "loaded_ids": one.loaded, "released_ids": one.released}
         for one in tier.attempts

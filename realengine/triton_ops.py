@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -48,17 +49,13 @@ class TritonOps:
         turn = (batch.positions, batch.slots, rotation.cos, rotation.sin, query_norm, key_norm)
         return rope_store(qkv, *turn, self._eps, rotation.interleaved, *kv)
 
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
+        if fp8:
+            return Fp8Rows(*add_rms_norm_fp8(x, residual, weight, self._eps), x.dtype)
         return add_rms_norm(x, residual, weight, self._eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_mul(gate_up)
-
-    def add_norm_fp8(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Fp8Rows:
-        return Fp8Rows(*add_rms_norm_fp8(x, residual, weight, self._eps), x.dtype)
-
-    def silu_mul_fp8(self, gate_up: torch.Tensor) -> Fp8Rows:
-        return Fp8Rows(*silu_mul_fp8(gate_up), gate_up.dtype)
+    def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
+        return Fp8Rows(*silu_mul_fp8(gate_up), gate_up.dtype) if fp8 else silu_mul(gate_up)
 
     def experts(self, x: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights, routing: Routing) -> torch.Tensor:
         return grouped_mlp(x, gate_up, down, *routing)

@@ -46,22 +46,6 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "dense_at": (0,),
     },
     "qwen3-moe": {"qk_norm": True, **_SIXTEEN_EXPERTS},
-    "smollm2": {
-        "family": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "num_layers": 30,
-        "num_heads": 9,
-        "num_kv_heads": 3,
-        "head_dim": 64,
-        "intermediate_size": 1536,
-        "max_positions": 8192,
-        "rope_theta": 100000.0,
-        "tied_embeddings": True,
-        "norm_eps": 1e-5,
-        "bos_id": 1,
-        "eos_ids": (2,),
-    },
 }
 RANDOM = {
     **{
@@ -72,6 +56,9 @@ RANDOM = {
         name: find_model(name).model_copy(update={"name": f"random:{name}", "bos_id": None, "eos_ids": ()})
         for name in ("llama-3.1-8b", "qwen3-0.6b")
     },
+    "smollm2": find_model("SmolLM2-135M").model_copy(
+        update={"name": "random:smollm2", "bos_id": 1, "eos_ids": (2,)}  # as instructed
+    ),
 }
 
 

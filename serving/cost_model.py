@@ -26,11 +26,9 @@ class CostModel(Protocol):
 
         Of pure decode steps it depends on the number of rows alone.
         """
-        ...
 
     def step_ns(self, plan: StepPlan) -> int:
         """Execution of the step, from its start until its tokens are there."""
-        ...
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         """`cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
@@ -38,7 +36,6 @@ class CostModel(Protocol):
         `context` and `squares` are the sums of computed tokens, and of their squares, before the first; each step adds
         `rows` to the one, and leaves the variance as it is.
         """
-        ...
 
 
 @runtime_checkable
@@ -47,11 +44,9 @@ class PipelinedCost(CostModel, Protocol):
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
         """Execution of the step on each stage, in order."""
-        ...
 
     def transfers_ns(self, plan: StepPlan) -> list[int]:
         """From the end of the step on each stage but the last until its activations are on the next."""
-        ...
 
 
 @runtime_checkable
@@ -60,7 +55,6 @@ class NetworkedCost(CostModel, Protocol):
 
     def network_ns(self, tokens: int) -> int:
         """For how long the collectives of a step of so many tokens keep a device's adapter busy."""
-        ...
 
 
 def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:

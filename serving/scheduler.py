@@ -57,22 +57,18 @@ class Scheduler(Protocol):
 
     def add(self, arrived: WorkloadRequest) -> Request:
         """Queue a request. One that can never fit comes back with status REJECTED and the reason."""
-        ...
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan with no tokens is not run and not committed."""
-        ...
 
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
         """`plan`, the oldest in flight, has ended; the requests that finished with it.
 
         `stopped` names those whose sampled token ended them early (EOS, a stop string).
         """
-        ...
 
     def abort(self, id: int) -> Request | None:
         """Drop a request at once, wherever it is; None when it has ended already."""
-        ...
 
     def steady_steps(self) -> int:
         """How many coming plans are certain to be the decode set and nothing else, if nothing arrives.
@@ -80,14 +76,12 @@ class Scheduler(Protocol):
         Only the last of them may be somebody's last; in the overlapped loop, where the step in flight is such a plan,
         too, none is. A policy that cannot tell returns 0.
         """
-        ...
 
     def skip(self, steps: int) -> list[Request]:
         """Plan `steps` such plans and commit as many, at once; the requests that finished with the last.
 
         A step that was in flight makes way for the last of them.
         """
-        ...
 
 
 def find_policy(name: str) -> Callable[..., Scheduler]:

@@ -169,11 +169,9 @@ class Acceptance(Protocol):
 
         Who knows only when the step has ended sets `Request.proposed` then.
         """
-        ...
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
         """How many of `drafts` tokens that the step verified for `request` are accepted, from the first on."""
-        ...
 
 
 class Coins:

@@ -17,11 +17,9 @@ class WaitingQueue(Protocol):
     def __iter__(self) -> Iterator[Request]: ...
     def add(self, request: Request) -> None:
         """A new arrival."""
-        ...
 
     def put_back(self, request: Request) -> None:
         """A preempted request returns."""
-        ...
 
     def remove(self, request: Request) -> None: ...
     def steps_at_head(self, head: Request, steps: int) -> int:
@@ -29,7 +27,6 @@ class WaitingQueue(Protocol):
 
         Used to skip steps; 0 is always right.
         """
-        ...
 
 
 class FcfsQueue(deque[Request]):

@@ -26,11 +26,9 @@ class Exportable(Protocol):
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables that it has, the default first."""
-        ...
 
     def table(self, name: str) -> pa.Table:
         """One of them. Raises UserError, one line, if it is damaged."""
-        ...
 
 
 def open_exportable(path: Path) -> Exportable:

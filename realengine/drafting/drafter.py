@@ -20,30 +20,23 @@ class Drafter(Protocol):
         """The drafts of those `going_on`, by id: requests that the step, whose rows these are, has sampled for and that
         do not end with it. What it sampled is in their `sequences`. A request without a draft decodes plainly.
         """
-        ...
 
     def leave(self, id: int) -> None:
         """The request has ended, or lost its place."""
-        ...
 
     def reset(self) -> None:
         """Forget every request."""
-        ...
 
     # What a drafter that computes needs of the device
 
     def budget(self, target: KvBudget) -> KvBudget:
         """The target's, with what drafting takes."""
-        ...
 
     def allocate(self, num_blocks: int) -> None:
         """Make room for the KV of so many blocks. Raises UserError when the memory does not suffice."""
-        ...
 
     def warm_up(self) -> None:
         """Run once what drafting is made of."""
-        ...
 
     def close(self) -> None:
         """Give back threads and graphs; nothing may be drafted afterwards."""
-        ...

@@ -179,8 +179,7 @@ def norm_case(
 
         def run() -> Outputs:
             kept = residual.clone()
-            norm = ops.add_norm_fp8 if fp8 else ops.add_norm
-            return *_parts(norm(x.clone(), kept if add else None, weight)), kept if add else x
+            return *_parts(ops.add_norm(x.clone(), kept if add else None, weight, fp8)), kept if add else x
 
         def error_of(out: Outputs) -> float:
             summed = (x.double() + residual.double()).to(dtype) if add else x
@@ -206,8 +205,7 @@ def silu_case(
             gate, up = gate_up.double().chunk(2, dim=1)
             return relative_error(_whole(out), gate / (1 + (-gate).exp()) * up)
 
-        product = ops.silu_mul_fp8 if fp8 else ops.silu_mul
-        return lambda: _parts(product(gate_up)), error_of
+        return lambda: _parts(ops.silu_mul(gate_up, fp8)), error_of
 
     what = f"{tokens} x {size}{', to fp8' if fp8 else ''}"
     return Case("silu_mul", what, dtype, LIMIT[_FP8 if fp8 else dtype], prepare)

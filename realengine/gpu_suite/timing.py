@@ -48,11 +48,9 @@ class Bench(Protocol):
 
     def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
         """One `call`, over sets of inputs of `input_bytes` each, the i-th made by `make_inputs(i)`."""
-        ...
 
     def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
         """One of `calls` calls in a row, each launched by the host."""
-        ...
 
 
 def find_bench(device: str) -> Bench:

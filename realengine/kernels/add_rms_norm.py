@@ -5,7 +5,6 @@ One program does a token's row, which it holds in registers from the first load 
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import TRITON_NAME, shaped
 from realengine.kernels.dependent_launch import dependent_launch
+from realengine.kernels.specialisation import Specialisation
 from realengine.kernels.to_fp8 import to_fp8
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
 
 _ELEMENTS_PER_THREAD = 8  # one 16-byte load of a 16-bit dtype
 
@@ -77,10 +74,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8:
     return normed, scales
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
-    from realengine.kernels.aot import Specialisation
-
     cases = [(size, True, torch.bfloat16, False) for size in (576, 1024, 4096, 8192)]
     cases += [(4096, False, torch.bfloat16, False), (4096, True, torch.float16, False)]
     cases += [(4096, True, torch.bfloat16, True), (8192, True, torch.bfloat16, True)]

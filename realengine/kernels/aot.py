@@ -24,6 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
+from realengine.kernels.specialisation import Specialisation
+
 MODULES = (
     "kv_splits",
     "paged_attention",
@@ -41,23 +43,6 @@ _BEGIN = "<!-- begin: made by python -m realengine.kernels.aot --write -->"
 _END = "<!-- end -->"
 _COUNTED = ("wgmma", "cp.async")
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-
-
-class Specialisation(NamedTuple):
-    """One kernel as it is launched.
-
-    launch            calls the kernel's launcher with tensors on torch's meta device, which are shapes and dtypes
-    register_ceiling  most registers a thread may use: more would mean fewer programs at once on a multiprocessor
-    expects           what its PTX must contain, as "wgmma" or "cp.async"
-    which             of the times that the launcher launches the kernel, from 0
-    """
-
-    name: str
-    kernel: JITFunction
-    launch: Callable[[], object]
-    register_ceiling: int
-    expects: tuple[str, ...]
-    which: int = 0
 
 
 class Resources(NamedTuple):

@@ -5,7 +5,6 @@ A split leaves its largest logit and where that stands; a second launch takes th
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -13,9 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import I32, TRITON_NAME, shaped
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 _BLOCK = 2048  # logits, one 16-byte load by each thread of 8 warps
 _PROGRAMS = 512  # some four for each multiprocessor of an H100
@@ -84,10 +81,8 @@ def _splits(rows: int, vocab: int) -> int:
     return splits
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For one row and for many."""
-    from realengine.kernels.aot import Specialisation
-
     for rows, dtype in [(1, torch.bfloat16), (64, torch.bfloat16), (1024, torch.bfloat16), (64, torch.float32)]:
         launch = partial(argmax, shaped(rows, 151_936, dtype=dtype), shaped(rows, dtype=I32))
         name = f"argmax {TRITON_NAME[dtype]}, {_splits(rows, 151_936)} splits"

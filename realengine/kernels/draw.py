@@ -8,7 +8,6 @@ bisection reads nothing else. After that the token is drawn in vocabulary order.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,9 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import F32, I32, TRITON_NAME, shaped
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 _GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is greedy too
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -249,10 +246,8 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
     return out
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For each dtype of logits."""
-    from realengine.kernels.aot import Specialisation
-
     number, integer = shaped(1, dtype=F32), shaped(1, dtype=I32)
     for dtype in _IDLE_BITS:
         launch = partial(draw, shaped(1, 151_936, dtype=dtype), number, integer, number, number, integer)

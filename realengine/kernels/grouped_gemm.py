@@ -10,7 +10,7 @@ is, too: weights are the left operand, tokens the right. A tile has rows of gate
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -21,9 +21,7 @@ from realengine.fp8_weight import FP8_BLOCK, Fp8Weight
 from realengine.kernels.attention_shapes import F32, I32, I64, U8, shaped
 from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 ExpertWeights = Tensor | Fp8Weight | KernelWeight  # of all experts, with a dimension for them in front
 
@@ -194,10 +192,8 @@ def _compiled_in(
     }
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For Mixtral 8x7B on two ranks and Qwen3-30B-A3B, in steps of both sizes."""
-    from realengine.kernels.aot import Specialisation
-
     small, large = (8, 4096, 7168, 2), (128, 2048, 768, 8)
     kinds = ("bf16", "fp8", "fp8 by block", "int4", "int4 with zeros", "int8")
     for model, kind in [("8x7B/2", "bf16"), *(("30B-A3B", kind) for kind in kinds)]:

@@ -12,7 +12,7 @@ unit's parts merges them, always in their order, so that a result does not depen
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,9 +21,7 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import F32, I32, shaped
 from realengine.kernels.attention_tile import LOWEST
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 _CHUNK = 1024  # units that the planning program looks at together
 _FIELDS = tl.constexpr(4)  # of an item
@@ -237,10 +235,8 @@ def plan_splits(
     return Splits(items, arrived, partial, log_sums)
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For Llama-3.1-8B."""
-    from realengine.kernels.aot import Specialisation
-
     row = shaped(1, dtype=I32)
     for name, most, tokens in (("decode", 0, 1), ("decode, batch-invariant", 16, 1), ("prefill", 0, 32)):
         tiles = (row, row) if name == "prefill" else None

@@ -9,7 +9,7 @@ many of, and tokens the right. Integers less their zero point are exact in 16 bi
 from collections.abc import Iterator
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,10 +18,8 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import I32, TRITON_NAME, U8, shaped
 from realengine.kernels.interpreting import compute_dtype
+from realengine.kernels.specialisation import Specialisation
 from realengine.packed_weight import PackedWeight
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
 _FEW = 16  # tokens, up to which one tile is enough: decode
@@ -188,10 +186,8 @@ def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For layers of Llama-3.1-8B and 70B, for few tokens and many."""
-    from realengine.kernels.aot import Specialisation
-
     for model, outputs, inputs, bits, zeros, tokens, splits, dtype in [
         ("Llama-3.1-8B qkv", 6144, 4096, 4, False, 1, 4, torch.bfloat16),
         ("Llama-3.1-8B down", 4096, 14336, 4, True, 1, 4, torch.bfloat16),

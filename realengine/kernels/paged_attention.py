@@ -11,7 +11,7 @@ last part of a tile merges the others. At FIXED_SPLITS a row's result does not d
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +33,7 @@ from realengine.kernels.kv_splits import (
     passed_steps,
     plan_splits,
 )
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 FIXED_SPLITS = 16  # of the batch-invariant mode: enough for one row of 8 KV heads to reach a program per multiprocessor
 _DECODE_RESIDENT = 3  # programs on one multiprocessor, by the registers and shared memory of `specialisations`
@@ -280,10 +278,8 @@ def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[
     return table[:, 1].copy(), table[:, 2].copy()
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For every shape."""
-    from realengine.kernels.aot import Specialisation
-
     row = shaped(1, dtype=I32)
     # A decode's programs share a multiprocessor. With the 8 warps of a prefill one stays there alone, whatever it has.
     for kind, tiles, ceiling, product in (

@@ -7,7 +7,6 @@ stored under a mask of its own.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -15,9 +14,7 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import F32, I32, SHAPES, shaped
 from realengine.kernels.dependent_launch import dependent_launch
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 _TILE_HEADS = 16
 _FP8_MAX = tl.constexpr(448.0)  # of e4m3, which has no infinity: what lies beyond is stored as this
@@ -151,10 +148,8 @@ def rope_store(
     return queries
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For every shape, with norms for Qwen3, interleaved for SmolLM2."""
-    from realengine.kernels.aot import Specialisation
-
     for shape in SHAPES:
         norm = shaped(shape.dim, dtype=shape.dtype) if shape.model.startswith("Qwen3") else None
         cache = shaped(1, shape.kv_heads, shape.page, shape.dim, dtype=shape.cached)

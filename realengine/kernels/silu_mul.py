@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -11,17 +10,15 @@ from torch import Tensor
 
 from realengine.kernels.attention_shapes import TRITON_NAME, shaped
 from realengine.kernels.dependent_launch import dependent_launch
+from realengine.kernels.specialisation import Specialisation
 from realengine.kernels.to_fp8 import to_fp8
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
 
 _ELEMENTS_PER_THREAD = 16  # where a program does a whole row
 _BLOCK = 1024  # with 4 warps, one 16-byte load each of gate and up by a thread
 
 
 @triton.jit
-def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_mul(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -29,32 +26,16 @@ def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.con
     held = columns < SIZE
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=held, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=held, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
-    tl.store(out + row * SIZE + columns, product.to(out.dtype.element_ty), mask=held)
+    product = (gate * tl.sigmoid(gate) * up).to(gate_up.dtype.element_ty)
+    if FP8:
+        product, quantum = to_fp8(product)
+        tl.store(scales + row, quantum)
+    tl.store(out + row * SIZE + columns, product, mask=held)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu of the first half of each row times the second half (Shazeer 2020): [T, 2I] contiguous to [T, I]."""
-    tokens, both = gate_up.shape
-    size = both // 2
-    out = gate_up.new_empty(tokens, size)
-    grid = tokens, triton.cdiv(size, _BLOCK)
-    _silu_mul[grid](gate_up, out, size, _BLOCK, **dependent_launch(out.device), num_warps=4, num_stages=1)
-    return out
-
-
-@triton.jit
-def _silu_mul_fp8(gate_up, rows, scales, SIZE: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, triton.next_power_of_2(SIZE))
-    held = columns < SIZE
-    gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=held, other=0.0).to(tl.float32)
-    result, quantum = to_fp8((gate * tl.sigmoid(gate) * up).to(gate_up.dtype.element_ty))
-    tl.store(scales + row, quantum)
-    tl.store(rows + row * SIZE + columns, result, mask=held)
+    return _launch(gate_up, _BLOCK, 4, fp8=False)[0]
 
 
 def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,24 +43,26 @@ def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
     One program does a row, because its scale needs all of it.
     """
-    tokens, both = gate_up.shape
-    rows = gate_up.new_empty(tokens, both // 2, dtype=torch.float8_e4m3fn)
-    scales = gate_up.new_empty(tokens, 1, dtype=torch.float32)
-    warps = min(max(triton.next_power_of_2(both // 2) // (32 * _ELEMENTS_PER_THREAD), 1), 16)
-    _silu_mul_fp8[(tokens,)](
-        gate_up, rows, scales, both // 2, **dependent_launch(rows.device), num_warps=warps, num_stages=1
+    block = triton.next_power_of_2(gate_up.shape[1] // 2)
+    return _launch(gate_up, block, min(max(block // (32 * _ELEMENTS_PER_THREAD), 1), 16), fp8=True)
+
+
+def _launch(gate_up: Tensor, block: int, warps: int, fp8: bool) -> tuple[Tensor, Tensor]:
+    tokens, size = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(tokens, size, dtype=torch.float8_e4m3fn if fp8 else gate_up.dtype)
+    scales = gate_up.new_empty(tokens, 1, dtype=torch.float32) if fp8 else out
+    _silu_mul[tokens, triton.cdiv(size, block)](
+        gate_up, out, scales, size, block, fp8, **dependent_launch(out.device), num_warps=warps, num_stages=1
     )
-    return rows, scales
+    return out, scales
 
 
-def specialisations() -> Iterator["Specialisation"]:
+def specialisations() -> Iterator[Specialisation]:
     """For Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
-    from realengine.kernels.aot import Specialisation
-
     bf16, expects = torch.bfloat16, ("ld.global.v4.b32", "griddepcontrol")
     for size, dtype in [(1536, bf16), (3072, bf16), (14336, bf16), (14336, torch.float16)]:
         launch = partial(silu_mul, shaped(1, 2 * size, dtype=dtype))
         yield Specialisation(f"silu_mul {size} {TRITON_NAME[dtype]}", _silu_mul, launch, 64, expects)
     for size in (14336, 28672):
         launch8 = partial(silu_mul_fp8, shaped(1, 2 * size))
-        yield Specialisation(f"silu_mul {size} bf16, to fp8", _silu_mul_fp8, launch8, 128, expects)
+        yield Specialisation(f"silu_mul {size} bf16, to fp8", _silu_mul, launch8, 128, expects)

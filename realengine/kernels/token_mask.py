@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.attention_shapes import I32, shaped
-
-if TYPE_CHECKING:
-    from realengine.kernels.aot import Specialisation
+from realengine.kernels.specialisation import Specialisation
 
 _BLOCK = 1024  # tokens of a program: it reads 32 words of the mask and writes only what is forbidden
 
@@ -35,8 +32,6 @@ def token_mask(logits: Tensor, samples: Tensor, bits: Tensor) -> None:
     _token_mask[grid](logits, logits.stride(0), samples, bits, words, vocab, _BLOCK, num_warps=4, num_stages=1)
 
 
-def specialisations() -> Iterator["Specialisation"]:
-    from realengine.kernels.aot import Specialisation
-
+def specialisations() -> Iterator[Specialisation]:
     launch = partial(token_mask, shaped(1, 151_936), shaped(1, dtype=I32), shaped(1, 4748, dtype=I32))
     yield Specialisation("token_mask bf16", _token_mask, launch, 64, ("st.global",))

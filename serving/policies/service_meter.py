@@ -12,8 +12,6 @@ class ServiceMeter(Protocol):
 
     def admitted(self, request: Request) -> None:
         """`request` runs for the first time: its whole prompt will be computed, or was found."""
-        ...
 
     def sampled(self, request: Request, tokens: int) -> None:
         """`request` gets `tokens` output tokens outside the decode set; negative if they are taken back."""
-        ...

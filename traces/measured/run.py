@@ -66,7 +66,6 @@ class MeasuredFormat(Protocol):
 
     def read(self, data: Path) -> list[MeasuredRun]:
         """The runs in the files, which lie under `data`. Raises UserError that names the file and the field."""
-        ...
 
 
 @dataclass(frozen=True)
