@@ -10,8 +10,8 @@ requests; everything else stays in the denominator of SLO attainment.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,8 @@ class RunMetrics:
     """The metrics of one run.
 
     `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all. `gpus` is how many
-    were provisioned, `work` what their steps compute. What the tables cannot tell is None (scalars) or empty
-    (distributions).
+    were provisioned, `work` what their steps compute; times of tokens that the tables lack are read from `recording`.
+    What cannot be told is None (scalars) or empty (distributions).
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class RunMetrics:
         run: Mapping[str, Any] | None = None,
         slo: Mapping[str, float] | None = None,
         gpus: int | None = None,
-        token_times: Callable[[], pa.ChunkedArray] | None = None,
         work: StepWork | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self._requests = requests
         self._run = dict(run or {})
@@ -82,7 +82,8 @@ class RunMetrics:
         self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
         self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
-        self._token_times = token_times
+        self._recording = recording
+        self._tiered = has_value(requests, "tier_hit_tokens")
         self.slo = check_slo(slo or {})
         self._columns: dict[str, Floats] = {}
         self._distributions: dict[str, Distribution] = {}
@@ -98,8 +99,7 @@ class RunMetrics:
         columns = [*_REQUEST_COLUMNS, *recording.filled("requests", _SERVED_COLUMNS)]
         requests = recording.table("requests", columns)
         steps = recording.table("steps", [*COLUMNS, *recording.filled("steps", RARE_COLUMNS)])
-        times, work = partial(_token_times, recording), StepWork.of(recording.run, peak)
-        return cls(requests, steps, recording.run, slo, None, times, work)
+        return cls(requests, steps, recording.run, slo, None, StepWork.of(recording.run, peak), recording)
 
     # Requests
 
@@ -159,8 +159,8 @@ class RunMetrics:
         """Every gap between consecutive tokens of finished requests, in milliseconds."""
         if "token_times_ns" in self._requests.column_names:
             times = self._requests.column("token_times_ns")
-        elif self._token_times is not None:
-            times = self._token_times()
+        elif self._recording is not None:
+            times = self._recording.table("requests", ["token_times_ns"]).column(0)
         else:
             return np.empty(0)
         return gaps_ms(times.filter(pa.array(self.finished)).drop_null())
@@ -222,16 +222,16 @@ class RunMetrics:
         prompt_tokens, output_tokens = float(np.nansum(prompts[done])), float(np.nansum(outputs[done]))
         good = int(self.meets_slo().sum()) if self.slo else None
         count = self._requests.num_rows
-        input_rate, output_rate = over(prompt_tokens, seconds), over(output_tokens, seconds)
-        total_rate = over(prompt_tokens + output_tokens, seconds)
+        tokens = {"out": output_tokens, "in": prompt_tokens, "total": prompt_tokens + output_tokens}
+        rates = {of: over(count, seconds) for of, count in tokens.items()}
         usd_per_hour = over(self._cost_usd, self._duration_ns / 3.6e12)
         concurrency, concurrency_peak = self.concurrency()
         return {
             "request_throughput": over(int(done.sum()), seconds),
-            "input_throughput": input_rate,
-            "output_throughput": output_rate,
-            "total_throughput": total_rate,
-            "tok_s_gpu": over(output_rate, self._gpus),
+            "input_throughput": rates["in"],
+            "output_throughput": rates["out"],
+            "total_throughput": rates["total"],
+            "tok_s_gpu": over(rates["out"], self._gpus),
             "request_goodput": over(good, seconds),
             "slo_attainment": over(good, count),
             "jain_fairness": self.jain_fairness(),
@@ -245,9 +245,7 @@ class RunMetrics:
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "cost_usd": self._cost_usd,
             "usd_per_hour": usd_per_hour,
-            "usd_per_mtok_out": _per_mtok(usd_per_hour, output_rate),
-            "usd_per_mtok_in": _per_mtok(usd_per_hour, input_rate),
-            "usd_per_mtok_total": _per_mtok(usd_per_hour, total_rate),
+            **{f"usd_per_mtok_{of}": over(usd_per_hour, rate and rate * 3600 / 1e6) for of, rate in rates.items()},
             "kv_usage": self.step_mean("kv_usage"),
             "kv_usage_peak": self._peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
@@ -305,13 +303,13 @@ class RunMetrics:
         return np.isfinite(self._request("scheduled_ns"))
 
     @property
-    def _looked_up(self) -> float:
+    def looked_up_tokens(self) -> float:
         """Prompt tokens of every request that was admitted."""
         return float(np.nansum(self._request("prompt_tokens")[self._admitted]))
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
-        return over(float(np.nansum(self._request("prefix_hit_tokens")[self._admitted])), self._looked_up)
+        return over(float(np.nansum(self._request("prefix_hit_tokens")[self._admitted])), self.looked_up_tokens)
 
     def speculation(self) -> dict[str, Any]:
         """What drafts were good for, None where no draft token was verified; every request counts, finished or not."""
@@ -330,11 +328,7 @@ class RunMetrics:
             return {}
         hits = self._requests.column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
         found = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
-        return {row["tier"]: row["tokens_sum"] / self._looked_up for row in found.sort_by("tier").to_pylist()}
-
-    @property
-    def _tiered(self) -> bool:
-        return has_value(self._requests, "tier_hit_tokens")
+        return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in found.sort_by("tier").to_pylist()}
 
     def _peak(self, name: str) -> float | None:
         values = self.values(name)
@@ -403,11 +397,3 @@ class RunMetrics:
         if self._lives and self._duration_ns:
             return serving_ns(self._lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)
-
-
-def _token_times(recording: Recording) -> pa.ChunkedArray:
-    return recording.table("requests", ["token_times_ns"]).column(0)
-
-
-def _per_mtok(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
-    return over(usd_per_hour, tokens_per_s and tokens_per_s * 3600 / 1e6)

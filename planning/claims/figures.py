@@ -27,7 +27,7 @@ from serving.deployments.config import parse
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_bytes import kv_dtype
-from serving.deployments.kv_capacity import kv_capacity, weight_bytes
+from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.metrics import metric
@@ -234,11 +234,6 @@ def _heads_a_kv_head(side: Experiment) -> float:
     return model.num_heads / model.num_kv_heads
 
 
-def _weights_gb(side: Experiment) -> float:
-    served = side.serves
-    return weight_bytes(find_model(served.model), served) * served.tensor_parallel_size / 1e9
-
-
 def _gpus(side: Experiment) -> float:
     """The fewest GPUs, a power of two, that hold the weights and one sequence of `tokens`."""
     size = 1
@@ -259,7 +254,6 @@ _OF_SHAPES: dict[str, Callable[[Experiment], float]] = {
     "activations_mb": _activations_mb,
     "kv_gb": _kv_gb,
     "heads_a_kv_head": _heads_a_kv_head,
-    "weights_gb": _weights_gb,
     "gpus": _gpus,
 }
 _HIGHER = ("request_rate",)

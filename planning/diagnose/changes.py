@@ -52,6 +52,16 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             if isinstance(smaller_blocks, PricedScenario):
                 held = smaller_blocks.deployment.scheduler
                 yield {"block_size": held.block_size, "num_blocks": held.num_blocks}
+        case "paged KV memory":
+            yield {"kv_reservation": "paged"} | (
+                {"kv_reserved_max_tokens": 0} if scheduler.kv_reserved_max_tokens else {}
+            )
+        case "instant KV transfers":
+            yield narrow_kv
+            yield {"fleet": {"pools": [{"replicas": scenario.engines}], "router": scenario.routes_by}}
+        case "instant KV tiers":
+            yield {"kv_tiers": None}
+            yield narrow_kv
         case "infinite KV memory" | "half the KV to read":
             yield narrow_kv
             yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}

@@ -30,7 +30,8 @@ from planning.diagnose.lifted_costs import (
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
 from serving.cost_model import CostModel, PipelinedCost
-from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig, LinksConfig
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.priced_pool import PricedPool
@@ -48,6 +49,7 @@ QUESTIONS = {
 _MOST_BLOCKS = 10_000_000  # of a SchedulerConfig
 _PLACES = 8  # times as many
 _CHUNKS = 8  # times as small
+_FASTEST = 1e9  # GB/s that a link may have
 _BLOCK = 16  # tokens: smaller blocks waste little
 _BLIND_ROUTERS = ("round-robin", "random")
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
@@ -103,6 +105,36 @@ def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
     return rescheduled(scenario, block_size=_BLOCK, num_blocks=min(blocks, _MOST_BLOCKS))
 
 
+def paged(scenario: PricedScenario) -> PricedScenario | str:
+    """Blocks are given out as they fill, wherever they lie."""
+    if scenario.deployment.scheduler.kv_reservation == "paged":
+        return "KV is paged already"
+    return rescheduled(scenario, kv_reservation="paged", kv_reserved_max_tokens=0)
+
+
+def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
+    """KV is on the decode replica as soon as there are blocks for it."""
+    fleet = scenario.deployment.fleet
+    if fleet is None or not fleet.prefills_apart:
+        return "prefill and decode are not apart"
+    own = fleet.links or LinksConfig()
+    fast = own.model_copy(update={"nic_gb_s": _FASTEST, "fabric_gb_s": None, "latency_us": 0.0})
+    return _with_fleet(scenario, fleet, links=fast)
+
+
+def instant_tiers(scenario: PricedScenario) -> PricedScenario | str:
+    """KV is loaded and written in no time."""
+    if all(pool.deployment.kv_tiers is None for pool in scenario.all_pools):
+        return "there are no KV tiers"
+
+    def fast(deployment: Deployment) -> Deployment:
+        own, rates = deployment.kv_tiers, {"read_gb_s": _FASTEST, "write_gb_s": _FASTEST, "latency_us": 0.0}
+        tiers = own and own.model_copy(update={"tiers": tuple(tier.model_copy(update=rates) for tier in own.tiers)})
+        return deployment.model_copy(update={"kv_tiers": tiers})
+
+    return _remade(scenario, fast)
+
+
 def no_communication(scenario: PricedScenario) -> PricedScenario | str:
     """What devices send each other takes no time."""
     if all(pool.gpus == 1 for pool in scenario.all_pools):
@@ -112,7 +144,7 @@ def no_communication(scenario: PricedScenario) -> PricedScenario | str:
 
 def no_bubbles(scenario: PricedScenario) -> PricedScenario | str:
     """All stages of a pipeline work all the time, on one step after the other."""
-    if scenario.deployment.pipeline_parallel_size == 1:
+    if all(pool.deployment.pipeline_parallel_size == 1 for pool in scenario.all_pools):
         return "there is no pipeline"
     lifted = _recosted(scenario, lambda cost: StagesAtOnce(cost) if isinstance(cost, PipelinedCost) else cost)
     return lifted if isinstance(lifted, str) else _redeployed(lifted, pipeline_parallel_size=1)
@@ -122,9 +154,7 @@ def even_experts(scenario: PricedScenario) -> PricedScenario | str:
     """Every device has as many tokens for its experts as the others."""
     if all(pool.deployment.expert_imbalance == 1.0 for pool in scenario.all_pools):
         return "experts are even already, or there are none"
-    even = {"expert_imbalance": 1.0}
-    lifted = _recosted(scenario, lambda cost: repriced(cost, scenario.deployment.model_copy(update=even)))
-    return lifted if isinstance(lifted, str) else _redeployed(lifted, **even)
+    return _remade(scenario, lambda deployment: deployment.model_copy(update={"expert_imbalance": 1.0}))
 
 
 def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
@@ -240,12 +270,17 @@ def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
 def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
     """With other settings of the scheduler, on every engine."""
 
-    def repriced_pool(pool: PricedPool) -> PricedPool:
-        deployment = pool.deployment.rescheduled(**changes)
+    return _remade(scenario, lambda deployment: deployment.rescheduled(**changes))
+
+
+def _remade(scenario: PricedScenario, change: Callable[[Deployment], Deployment]) -> PricedScenario:
+    """With another deployment on every engine, priced for it."""
+
+    def remade(pool: PricedPool) -> PricedPool:
+        deployment = change(pool.deployment)
         return replace(pool, deployment=deployment, cost=repriced(pool.cost, deployment))
 
-    pools = tuple(map(repriced_pool, scenario.all_pools))
-    return replace(scenario, deployment=scenario.deployment.rescheduled(**changes), pools=pools)
+    return replace(scenario, deployment=change(scenario.deployment), pools=tuple(map(remade, scenario.all_pools)))
 
 
 def _recosted(
@@ -273,21 +308,24 @@ def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[Pric
     return partial(_recosted, lifted=lifted)
 
 
-PREFIXES, FREE_PREFILL, REPLICA, ADMISSION, CHUNKS, BUBBLES = (
+PREFIXES, FREE_PREFILL, REPLICA, ADMISSION, CHUNKS, BUBBLES, KV_MEMORY, TIER_READS = (
     "perfect prefix reuse", "free prefill", "one more replica", "no admission limits", "smaller chunks",
-    "no pipeline bubbles",
+    "no pipeline bubbles", "infinite KV memory", "instant KV tiers",
 )  # fmt: skip
 _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
     "no failures": no_failures,
     PREFIXES: perfect_prefix_reuse,
     "small KV blocks": small_blocks,
+    "paged KV memory": paged,
     "more running requests": more_places,
     CHUNKS: smaller_chunks,
     "prompts in one piece": whole_prompts,
     "routing by load": better_routing,
     ADMISSION: everyone_admitted,
-    "infinite KV memory": infinite_kv,
+    KV_MEMORY: infinite_kv,
+    "instant KV transfers": instant_transfers,
+    TIER_READS: instant_tiers,
     "free communication": no_communication,
     BUBBLES: no_bubbles,
     "even experts": even_experts,

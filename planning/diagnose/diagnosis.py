@@ -28,27 +28,33 @@ from planning.diagnose.constraint_lifts import (
     BUBBLES,
     CHUNKS,
     FREE_PREFILL,
+    KV_MEMORY,
     LIFTS,
     PREFIXES,
     QUESTIONS,
     REPLICA,
     RESOURCES,
+    TIER_READS,
     TIERS,
     Lift,
     offered,
-    one_more_replica,
-    twice_the_gpus,
 )
 from planning.diagnose.device_symptoms import LOW_UTILISATION
 from planning.diagnose.document import (
     FINISHED,
+    OVERLOAD,
     Counterfactual,
     DiagnosisDocument,
-    Found,
     Question,
     Symptom,
     Trust,
     shown_ms,
+)
+from planning.diagnose.simulated_symptoms import (
+    GOOD_BENCHMARK,
+    good_benchmark,
+    more_gpus_do_not_help,
+    scaling_efficiency,
 )
 from planning.priced_scenario import PricedScenario
 from planning.repricing import Source
@@ -61,7 +67,7 @@ from traces.saturation import FEWEST
 _LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NEARLY = 0.8  # of what the best lift buys
 _OF_MORE = 0.65  # the same of what less work or more GPUs would buy, which make healthy runs faster, too
-_SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
+_NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK)  # of this run: symptoms that nobody waits for
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,8 @@ class Diagnosis:
 
     @property
     def troubled(self) -> bool:
-        """Whether something is wrong: enough requests to tell, and a symptom other than idleness."""
-        return self.requests >= FEWEST and any(symptom.name != LOW_UTILISATION for symptom in self.symptoms)
+        """Whether something is wrong: enough requests to tell, and a symptom that somebody waits for."""
+        return self.requests >= FEWEST and any(symptom.name not in _NO_TROUBLE for symptom in self.symptoms)
 
     @property
     def kind(self) -> str | None:
@@ -177,7 +183,8 @@ class Diagnosis:
         would = f"what would still {'let more finish' if self.metric == FINISHED else 'lower the p99'}"
         if self.requests < FEWEST:
             return f"too few requests for a verdict ({self.requests} of at least {FEWEST}); {would}"
-        return f"no symptom {f'but {LOW_UTILISATION}' if self.symptoms else 'found'}; {would}"
+        only = " and ".join(symptom.name for symptom in self.symptoms)
+        return f"no symptom {f'but {only}' if only else 'found'}; {would}"
 
     def _no_cause(self) -> str:
         if self.metric == FINISHED:
@@ -232,15 +239,18 @@ def diagnose(
     scenario = replace(scenario, workload=offered(scenario.workload))
     tell("simulating the run as it was", 0.0)
     base = Baseline(scenario, names)
+    found = [*found, *good_benchmark(scenario, base.requests)]
     if base.sheds:
         name = FINISHED
     elif name not in base.p99:
         if judged:
             raise UserError("metric", judged, "has no value in this run; choose another latency")
         name = "e2e_ms"  # an output of one token has no TPOT
-    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, scenario)
+    overloaded = any(symptom.name == OVERLOAD for symptom in found)
+    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, scenario, overloaded)
     known = replace(
         known,
+        symptoms=found,
         metric=name,
         recorded_p99={m: by_metric[m] for m in base.p99},
         simulated_p99=base.p99,
@@ -252,9 +262,8 @@ def diagnose(
     )
     if known.troubled:
         tell("simulating changes", 0.95)
-        scaling = _scaling(scenario)
-        symptoms = [*found, *_no_help(tried, name, scaling)]
-        known = replace(known, symptoms=symptoms, scaling=scaling)
+        scaling = scaling_efficiency(scenario)
+        known = replace(known, symptoms=[*found, *more_gpus_do_not_help(tried, name, scaling)], scaling=scaling)
     if known.cause is not None:
         known = replace(known, changes=_changes(scenario, base, known, source))
     return known
@@ -299,8 +308,13 @@ def _changes(scenario: PricedScenario, base: Baseline, known: Diagnosis, source:
     return sorted(found, key=lambda c: (c.gain(known.metric) < _NEARLY * most, c.gpus or 0, -c.gain(known.metric)))
 
 
-def _by_blame(tried: Sequence[Counterfactual], judged: str, scenario: PricedScenario) -> list[Counterfactual]:
-    """The most likely cause first, what was skipped last."""
+def _by_blame(
+    tried: Sequence[Counterfactual], judged: str, scenario: PricedScenario, overloaded: bool
+) -> list[Counterfactual]:
+    """The most likely cause first, what was skipped last.
+
+    Where more arrives than can be served, it is no longer the work itself that is blamed before more replicas.
+    """
     blame = {c.name: _blame(c, judged) for c in tried if not c.skipped}
     if PREFIXES in blame:  # it keeps all KV, too; what it does for prefixes it does by sparing prefill
         blame[PREFIXES] = min(blame[PREFIXES], blame[FREE_PREFILL])
@@ -311,6 +325,13 @@ def _by_blame(tried: Sequence[Counterfactual], judged: str, scenario: PricedScen
     alike = [name for name in RESOURCES if blame.get(name, 0.0) >= max(_NEARLY * most, _LEAST)]
     if len(alike) > 1:
         blame |= {name: most * sooner for name, sooner in _sooner(scenario, alike).items()}
+    gains = {c.name: c.gain(judged) for c in tried}
+    if TIER_READS in blame and gains[TIER_READS] >= _NEARLY * gains[KV_MEMORY]:  # which spares loads from tiers, too
+        blame[TIER_READS] = max(blame[TIER_READS], blame[KV_MEMORY])
+        blame[KV_MEMORY] = blame[TIER_READS] - 1e-9
+    work = {lift.name for tier in TIERS[2:] for lift in tier} & blame.keys() - {REPLICA}
+    if overloaded and blame.get(REPLICA, 0.0) >= _OF_MORE * max(blame[name] for name in work):
+        blame |= {name: min(blame[name], _OF_MORE * blame[REPLICA] - 1e-9) for name in work}
     best = 0.0  # of the tiers before
     for tier in TIERS:
         names = [lift.name for lift in tier if lift.name in blame]
@@ -345,39 +366,3 @@ def _blame(c: Counterfactual, name: str) -> float:
     if c.name == ADMISSION and lost < -1:
         return c.gain(name) / (1 - lost)
     return c.gain(name) + (lost if lost < -_LEAST and name != FINISHED else 0.0)
-
-
-def _scaling(scenario: PricedScenario) -> float | None:
-    """Throughput of twice the GPUs, by twice the GPUs an engine or else one more replica, over that of as many engines.
-
-    None where arrivals depend on answers, or nothing can be doubled.
-    """
-    more = twice_the_gpus(scenario)
-    more = one_more_replica(scenario) if isinstance(more, str) else more
-    before = Baseline.drained_ns(scenario)
-    after = None if isinstance(more, str) else Baseline.drained_ns(more)
-    if not before or not after or isinstance(more, str):
-        return None
-    grown = more.gpus / scenario.gpus
-    return before / after / grown
-
-
-def _no_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
-    """What only a counterfactual can show of a troubled run."""
-    replica = next(c for c in tried if c.name == REPLICA)
-    helps_little = not replica.skipped and -math.inf < replica.gain(name) < _LEAST
-    if not helps_little and (scaling is None or scaling >= _SCALES):
-        return
-    told = []
-    if helps_little:
-        percent = round(100 * replica.gain(name))
-        if name == FINISHED:
-            lets = f"{percent} %" if percent > 0 else "none"
-            told.append(f"one more replica lets {lets} of the unfinished requests finish")
-        else:
-            takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
-            does = takes if percent >= 0 else f"adds {-percent} % to"
-            told.append(f"one more replica {does} the p99 of {metric(name).label}")
-    if scaling is not None and scaling < _SCALES:
-        told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
-    yield Symptom.of("more GPUs do not help", Found(0.5, "; ".join(told), "" if name == FINISHED else name))

@@ -24,6 +24,7 @@ from traces.document_table import table_of
 
 FINISHED = "finished"  # what is judged where requests come to nothing
 RECORDING = "the recording"
+OVERLOAD = "overload"  # a symptom
 AS_IT_WAS = "simulated again as it was"
 
 

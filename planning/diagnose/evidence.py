@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from calibration.expert_routing import busiest_over_mean
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.run_explanation import MEASURED_COLUMNS, PREDICTED_COLUMNS, explain_run, measured_parts
+from calibration.steps.run_explanation import (
+    MEASURED_COLUMNS,
+    PREDICTED_COLUMNS,
+    PartTimes,
+    explain_run,
+    measured_parts,
+)
 from calibration.validation.decision_replay import recorded_deployment
 from planning.priced_scenario import PricedScenario
 from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.kv_bytes import kv_bytes_per_token
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.client_view import as_clients_saw
@@ -63,19 +73,28 @@ class Evidence:
     def explain_by(self, scenario: PricedScenario) -> None:
         """Fill `parts`: of the steps' time, the share of each part, as an engine timed it or else as a model explains.
 
-        It stays empty where neither is there, or pools are not alike.
+        It stays empty where neither is there. Steps of each pool are explained by its own model.
         """
         timed = measured_parts(self._recording.table("steps", [*MEASURED_COLUMNS]))
-        cost = pure(scenario.all_pools[0].cost)
-        alike = len({id(pool.cost) for pool in scenario.all_pools}) == 1
-        if timed is None and isinstance(cost, OperationCost) and alike and self.has_steps:
-            timed = explain_run(cost, self._recording.table("steps", [*PREDICTED_COLUMNS])).parts_ns
+        found = [timed] if timed else list(self._explained(scenario))
         totals: dict[str, float] = {}
-        for parts in (timed or {}).values():
+        for parts in (parts for regimes in found for parts in regimes.values()):
             for name, ns in parts.items():
                 totals[name] = totals.get(name, 0.0) + ns
         whole = sum(totals.values())
         self.parts = {name: ns / whole for name, ns in totals.items()} if whole else {}
+
+    def _explained(self, scenario: PricedScenario) -> Iterator[PartTimes]:
+        """The steps that each cost model prices; nothing of any if there is one that does not know of parts."""
+        costs = {pool.config.name: pure(pool.cost) for pool in scenario.all_pools}
+        steps = self._recording.table("steps", ["replica", *PREDICTED_COLUMNS])
+        pools, first = {life["replica"]: life["pool"] for life in self.run["replica_lives"] or []}, next(iter(costs))
+        whose = np.array([id(costs[pools.get(at, first)]) for at in steps["replica"].to_pylist()])
+        models = list({id(cost): cost for cost in costs.values()}.values())
+        for cost in models if all(isinstance(cost, OperationCost) for cost in models) else []:
+            mine = steps.filter(pa.array(whose == id(cost)))
+            if isinstance(cost, OperationCost) and mine.num_rows:
+                yield explain_run(cost, mine).parts_ns
 
     @cached_property
     def requests(self) -> list[WorkloadRequest]:
@@ -84,6 +103,20 @@ class Evidence:
             return list(self._recording.workload().requests)
         except UserError:
             return []
+
+    @cached_property
+    def tier_loads(self) -> tuple[float, float]:
+        """What loading from KV tiers takes at the least, by bytes over stated rates: ms of a simulated request on
+        average, and the share of the run of a replica.
+        """
+        tiers, admitted = self.deployment.kv_tiers, np.isfinite(self.metrics.values("queue_ms")).sum()
+        if tiers is None or not admitted or self.run["clock"] != "virtual":
+            return 0.0, 0.0
+        each = kv_bytes_per_token(self.deployment, tiers.kv_bytes_per_token, "kv_tiers.kv_bytes_per_token")
+        loaded = each * self.metrics.looked_up_tokens / admitted  # bytes, if all of a prompt were
+        rates = self.metrics.tier_hit_rates()
+        each_ns = sum(loaded * rates.get(tier.name, 0.0) / tier.read_gb_s for tier in tiers.tiers)
+        return each_ns / 1e6, each_ns * admitted / (self.run["duration_ns"] or 1) / (self.run["replicas"] or 1)
 
     @cached_property
     def step_ns(self) -> Floats:
@@ -117,13 +150,17 @@ class Evidence:
 
     @cached_property
     def expert_imbalance(self) -> float:
-        """Tokens on the busiest device over the mean: as recorded, or as the deployment says; 1 where neither does."""
+        """Tokens on the busiest device over the mean: as recorded, else as stated, of chance in a mean step."""
         devices, stated = self.deployment.expert_parallel_size, self.deployment.expert_imbalance
         found = [dict(held).get(devices) for held in self._recorded_imbalance if held]
         values = [value for value in found if value is not None]
         if values:
             return float(np.mean(values))
-        return 1.0 if isinstance(stated, str) else stated
+        tokens = self.metrics.step_mean("batch_tokens") if stated == "random" else None
+        if tokens is None:
+            return 1.0 if isinstance(stated, str) else stated
+        routed = tokens * self.deployment.data_parallel_size
+        return float(busiest_over_mean(find_model(self.deployment.model), self.deployment, routed))
 
     @cached_property
     def kv_usage(self) -> Floats:

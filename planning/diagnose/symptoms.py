@@ -14,7 +14,7 @@ import numpy as np
 
 from planning.diagnose.constraint_lifts import dispersion
 from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, SHARE, Look
-from planning.diagnose.document import Found, Symptom, shown_ms
+from planning.diagnose.document import OVERLOAD, Found, Symptom, shown_ms
 from planning.diagnose.evidence import Evidence
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
@@ -155,20 +155,40 @@ def _tail(e: Evidence) -> Found | None:
 
 
 def _fragmentation(e: Evidence) -> Found | None:
-    """The last block of a request is half empty on average."""
-    if not e.step_ns.sum():
+    """What of the KV memory that requests hold has no token, and whether what is free is in one piece."""
+    scattered = e.metrics.scalars()["kv_external_fragmentation"] or 0.0
+    running, empty = e.metrics.step_mean("running"), e.metrics.internal_fragmentation()
+    held = float(np.average(e.step("used_blocks"), weights=e.step_ns)) if e.step_ns.sum() else 0.0
+    if not running or not held:
         return None
-    running, used = e.metrics.step_mean("running"), float(np.average(e.step("used_blocks"), weights=e.step_ns))
-    if not running or not used:
+    config = e.deployment.scheduler
+    if empty is None:  # not every layer keeps every token: the last block of a request is half empty
+        empty = min(running / 2 / held, 1.0)
+    if max(empty, scattered) < SHARE:
         return None
-    wasted = min(running / 2 / used, 1.0)
-    if wasted < SHARE:
+    where = f"the empty end of blocks of {config.block_size} tokens"
+    if config.kv_reservation != "paged":
+        where = f"reserved for tokens that never come (kv_reservation {config.kv_reservation})"
+    pieces = f"; {100 * scattered:.0f} % of what is free is not in the longest piece" if scattered else ""
+    full = float((e.metrics.step_mean("kv_usage") or 0.0) > HALF)
+    return Found(empty * full, f"about {100 * empty:.0f} % of the KV memory that requests hold is {where}{pieces}")
+
+
+def _transfers(e: Evidence) -> Found | None:
+    transfer, whole = (e.metrics.distribution(name) for name in ("transfer_ms", "e2e_ms"))
+    share = transfer.mean / whole.mean if transfer.count else 0.0
+    told = f"KV is on its way from prefill to decode replicas for {shown_ms(transfer.mean)} ms on average"
+    return Found(share, f"{told}, {100 * share:.0f} % of E2E") if share >= SHARE else None
+
+
+def _tier_reads(e: Evidence) -> Found | None:
+    each_ms, link = e.tier_loads
+    share = each_ms / e.metrics.distribution("ttft_ms").mean if each_ms else 0.0
+    if share < SHARE and link < HALF:
         return None
-    size = e.deployment.scheduler.block_size
-    return Found(
-        wasted * float((e.metrics.step_mean("kv_usage") or 0.0) > HALF),
-        f"about {100 * wasted:.0f} % of the used KV memory is the empty end of blocks of {size} tokens",
-    )
+    told = f"loading KV from tiers takes a request {shown_ms(each_ms)} ms on average if none waits for another"
+    bad = min(max(share, link), 1.0)
+    return Found(bad, f"{told}, {100 * share:.0f} % of TTFT, and the tiers' links {100 * link:.0f} % of the time")
 
 
 def _admission(e: Evidence) -> Found | None:
@@ -218,7 +238,7 @@ def _missed_prefixes(e: Evidence) -> Found | None:
 
 
 _LOOKS: dict[str, Look] = {
-    "overload": _overload,
+    OVERLOAD: _overload,
     "unfinished requests": _turned_away,
     "admission limits": _admission,
     "replicas fail": _failures,
@@ -226,6 +246,8 @@ _LOOKS: dict[str, Look] = {
     **DEVICE_LOOKS,
     "full KV memory": _full_kv,
     "KV fragmentation": _fragmentation,
+    "slow KV transfers": _transfers,
+    "slow KV tiers": _tier_reads,
     "max_num_seqs reached": _no_places,
     "bursty arrivals": _bursts,
     "tail spikes": _tail,

@@ -40,11 +40,13 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Illness:
-    """What is wrong, the layer it is in, the lifts that take it away, and the deployment without and with it."""
+    """What is wrong, the layer it is in, the lifts that take it away, the symptom that it shows, and the deployment
+    without and with it."""
 
     kind: str
     layer: str
     lifts: tuple[str, ...]
+    symptom: str
     healthy: PricedScenario
     ill: PricedScenario
 
@@ -216,12 +218,17 @@ def at_unit(scenario: PricedScenario) -> PricedScenario:
 
 def heavy_weights(rng: Rng) -> Any:
     """A large model on one device for a handful of requests: each step reads it all for a few tokens."""
+    return _heavy(rng, 0.08, 0.15)
+
+
+def _heavy(rng: Rng, least: float, most: float) -> Any:
+    """At a load between these."""
     gpu = _any(rng, "H200", "B200", "MI300X")
     healthy = Case("Llama-3.1-8B", gpu, 60, int(rng.integers(100, 200)), 60, 0.02).scenario(rng)
     heavy = _any(rng, "Qwen3-32B", "Qwen2.5-32B", "Llama-3.1-70B")
     case = Case(heavy, gpu, settings={"quantization": "fp8"} if heavy == "Llama-3.1-70B" else None)
     ill = case.scenario(rng, 1.0)
-    rate = float(rng.uniform(0.08, 0.15)) * case.requests / ((Baseline.drained_ns(ill) or S) / S)
+    rate = float(rng.uniform(least, most)) * case.requests / ((Baseline.drained_ns(ill) or S) / S)
     return at_rate(at_unit(healthy), rate), replace(ill, workload=at_rate(at_unit(healthy), rate).workload)
 
 
@@ -334,33 +341,108 @@ def slow_front_door(rng: Rng) -> Any:
     return healthy, replace(healthy, front_door=door)
 
 
-PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Rng], Any]]] = {
-    "few places": ("request", ("more running requests",), few_places),
-    "prompts cut small": ("request", ("prompts in one piece",), small_chunks),
-    "long chunks": ("request", ("smaller chunks",), long_chunks),
-    "uneven routing": ("request", ("routing by load",), uneven_routing),
-    "admission limits": ("request", ("no admission limits",), admission),
-    "bursts": ("request", ("even arrivals",), bursts),
-    "failures": ("request", ("no failures",), failures),
-    "long prompts": ("compute", ("free prefill",), heavy_prompts),
-    "small batches": ("compute", ("half the weights to read",), heavy_weights),
-    "communication": ("compute", ("free communication",), communication),
-    "pipeline bubbles": ("compute", ("no pipeline bubbles",), bubbles),
-    "bubbles between tokens": ("compute", ("no pipeline bubbles",), bubbles_between_tokens),
-    "launches": ("compute", ("free launches",), launches),
-    "slow host": ("compute", ("no CPU time between steps",), slow_host),
-    "uneven experts": ("compute", ("even experts",), uneven_experts),
-    "slow front door": ("request", ("no front door",), slow_front_door),
-    "KV memory": ("memory", ("infinite KV memory",), starved_kv),
-    "KV reads": ("memory", ("half the KV to read",), long_contexts),
-    "fragmentation": ("memory", ("small KV blocks",), fragments),
-    "missed prefixes": ("memory", ("perfect prefix reuse",), missed_prefixes),
+def overload(rng: Rng) -> Any:
+    """Half as many requests again as one replica can serve."""
+    healthy = _one_gpu(rng, load=0.5).scenario(rng)
+    return healthy, at_rate(healthy, float(rng.uniform(2.8, 3.4)))
+
+
+def giving_up(rng: Rng) -> Any:
+    """Few requests run at once, and users leave who wait for their first token."""
+    patience = {"mean_s": float(rng.uniform(1, 3)), "until": "first-token"}
+    case = _one_gpu(rng, settings={"fleet": {"admission": {"patience": patience}}})
+    return _ill(rng, case, scheduler={"max_num_seqs": int(rng.integers(1, 4))})
+
+
+def rare_bursts(rng: Rng) -> Any:
+    """A calm stream of requests, and once in a while many at once."""
+    case = _one_gpu(rng, load=float(rng.uniform(0.1, 0.2)), requests=400, prompt=int(rng.integers(800, 1500)))
+    healthy = case.scenario(rng)
+    requests, burst = list(healthy.workload.requests), int(rng.integers(25, 35))
+    made = [
+        replace(r, arrival_ns=requests[r.id // 200 * 200].arrival_ns) if r.id % 200 < burst else r for r in requests
+    ]
+    return healthy, replace(healthy, workload=replace(healthy.workload, requests=made))
+
+
+def few_users(rng: Rng) -> Any:
+    """The same large model with hardly anything to do."""
+    return _heavy(rng, 0.005, 0.015)
+
+
+def needless_gpus(rng: Rng) -> Any:
+    """A small model on so many devices over PCIe that they mostly wait for one another."""
+    model, tp = _any(rng, ("Llama-3.2-1B", 8), ("Qwen3-0.6B", 8), ("Llama-3.2-3B", 8))
+    case = Case(model, "L40S", int(rng.integers(200, 600)), 100, load=0.5)
+    return _ill(rng, case, tensor_parallel_size=tp)
+
+
+def reserved_kv(rng: Rng) -> Any:
+    """Each request gets memory for the longest one there could be."""
+    case = _one_gpu(rng, prompt=int(rng.integers(100, 300)), load=float(rng.uniform(0.4, 0.6)))
+    plain = {"num_blocks": int(rng.integers(2000, 3500)), "max_model_len": 7600, "enable_prefix_caching": False}
+    return _ill(rng, replace(case, settings={"scheduler": plain}), scheduler={"kv_reservation": "max_model_len"})
+
+
+def slow_transfers(rng: Rng) -> Any:
+    """Prompts are computed on one replica and their KV goes to another, over a link that is too slow for it."""
+    case = _one_gpu(rng, prompt=int(rng.integers(1500, 2500)), output=60, load=float(rng.uniform(0.3, 0.5)))
+    pools = [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}]
+    fleet = {"pools": pools, "links": {"nic_gb_s": 50}}
+    slow = {"pools": pools, "links": {"nic_gb_s": float(rng.uniform(0.3, 0.8))}}
+    return _ill(rng, replace(case, settings={"fleet": fleet}), fleet=slow)
+
+
+def slow_tiers(rng: Rng) -> Any:
+    """Prefixes that the device has no room for are loaded from memory that is slow to read."""
+    case = _one_gpu(rng, prompt=40, output=20, shared=int(rng.integers(2000, 3000)), requests=240, load=0.3)
+    blocks = {"num_blocks": int(rng.integers(700, 900)), "max_model_len": 7600}
+
+    def tier(rate: float) -> dict[str, Any]:
+        return {"tiers": [{"name": "host", "capacity_gib": 64, "read_gb_s": rate, "write_gb_s": 50}]}
+
+    case = replace(case, settings={"scheduler": blocks, "kv_tiers": tier(50)})
+    return _ill(rng, case, kv_tiers=tier(float(rng.uniform(1.5, 3))))
+
+
+PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
+    "overload": ("request", ("one more replica",), "overload", overload),
+    "users give up": ("request", ("more running requests",), "unfinished requests", giving_up),
+    "few places": ("request", ("more running requests",), "max_num_seqs reached", few_places),
+    "prompts cut small": ("request", ("prompts in one piece",), "high TTFT", small_chunks),
+    "long chunks": ("request", ("smaller chunks",), "high ITL", long_chunks),
+    "uneven routing": ("request", ("routing by load",), "high TTFT", uneven_routing),
+    "admission limits": ("request", ("no admission limits",), "admission limits", admission),
+    "bursts": ("request", ("even arrivals",), "bursty arrivals", bursts),
+    "rare bursts": ("request", ("even arrivals",), "tail spikes", rare_bursts),
+    "failures": ("request", ("no failures",), "replicas fail", failures),
+    "slow front door": ("request", ("no front door",), "slow front door", slow_front_door),
+    "long prompts": ("compute", ("free prefill",), "prompts take the device", heavy_prompts),
+    "small batches": ("compute", ("half the weights to read",), "small batches", heavy_weights),
+    "few users": ("compute", ("half the weights to read",), "low utilisation", few_users),
+    "communication": ("compute", ("free communication",), "communication", communication),
+    "needless GPUs": ("compute", ("free communication",), "more GPUs do not help", needless_gpus),
+    "pipeline bubbles": ("compute", ("no pipeline bubbles",), "pipeline bubbles", bubbles),
+    "bubbles between tokens": ("compute", ("no pipeline bubbles",), "pipeline bubbles", bubbles_between_tokens),
+    "launches": ("compute", ("free launches",), "launch-bound steps", launches),
+    "slow host": ("compute", ("no CPU time between steps",), "time between steps", slow_host),
+    "uneven experts": ("compute", ("even experts",), "expert imbalance", uneven_experts),
+    "KV memory": ("memory", ("infinite KV memory",), "full KV memory", starved_kv),
+    "KV reads": ("memory", ("half the KV to read",), "high ITL", long_contexts),
+    "fragmentation": ("memory", ("small KV blocks",), "KV fragmentation", fragments),
+    "reserved KV": ("memory", ("paged KV memory",), "KV fragmentation", reserved_kv),
+    "missed prefixes": ("memory", ("perfect prefix reuse",), "missed prefixes", missed_prefixes),
+    "KV transfers": ("memory", ("instant KV transfers",), "slow KV transfers", slow_transfers),
+    "KV tiers": ("memory", ("instant KV tiers",), "slow KV tiers", slow_tiers),
 }
+
+
+SEEDS = 2 * len(PLANTED)  # that make the table of docs/compare-and-diagnose.md
 
 
 def planted(kind: str, seed: int) -> Illness:
     """An illness of a kind, drawn until it makes the deployment clearly worse."""
-    layer, lifts, make = PLANTED[kind]
+    layer, lifts, symptom, make = PLANTED[kind]
     for attempt in range(_TRIES):
         rng = np.random.default_rng([seed, attempt, *kind.encode()])
         try:
@@ -368,7 +450,7 @@ def planted(kind: str, seed: int) -> Illness:
         except UserError:
             continue  # this model does not fit on that GPU
         if worse(healthy, ill):
-            return Illness(kind, layer, lifts, healthy, ill)
+            return Illness(kind, layer, lifts, symptom, healthy, ill)
     raise AssertionError(f"{kind} with seed {seed} makes nothing worse")
 
 

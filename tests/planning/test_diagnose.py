@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.expert_routing import random_imbalance
 from calibration.operations import uniform_step
 from calibration.steps.coverage import stacked
 from calibration.steps.operation_cost import HostTimes, OperationCost
@@ -39,7 +40,7 @@ from planning.diagnose.lifted_costs import (
 )
 from planning.diagnose.simulated_again import another_run
 from planning.diagnose.symptoms import attainable_hit_rate, symptoms
-from planning.priced_scenario import PricedScenario
+from planning.priced_scenario import PricedScenario, price_scenario
 from serving.cost_model import CostModel, TokenCost
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -178,6 +179,22 @@ def test_what_nothing_that_is_tried_saves_stays_unexplained(tmp_path: Path) -> N
     found = diagnosed(replace(made, deployment=dep), tmp_path / "run")
     assert found.metric == FINISHED and found.recorded_finished < 0.9 and found.cause is None
     assert found.verdict.startswith("unexplained: lifting one constraint lets less than a tenth of the unfinished")
+
+
+# What only a simulation shows
+
+
+@pytest.mark.parametrize(("places", "hides"), [(1, True), (8, False)])
+def test_a_benchmark_that_hides_a_queue_is_told(places: int, hides: bool, tmp_path: Path) -> None:
+    """A user who waits for each answer never queues; as many requests a second that come by themselves need places."""
+    made = replace(requests(arrivals(100, 10), 60, 20), concurrency=1)
+    scheduler = SchedulerConfig(**runs.ROOMY | {"max_num_seqs": places})
+    found = diagnosed(
+        PricedScenario(made, Deployment(scheduler=scheduler), TokenCost(10 * MS, 1000, 0)), tmp_path / "run"
+    )
+    told = [symptom for symptom in found.symptoms if symptom.name == "good benchmark, poor product"]
+    assert len(told) == hides and all(symptom.lifecycle == "request" for symptom in told)
+    assert not found.troubled and found.kind is None
 
 
 # Failures
@@ -360,6 +377,34 @@ def test_infinite_kv_never_preempts() -> None:
     assert sum(infinite_kv(before).requests()["preemptions"].to_pylist()) == 0
 
 
+def test_uneven_experts_by_chance_are_those_of_a_mean_step(tmp_path: Path) -> None:
+    split = {"tensor_parallel_size": 8, "enable_expert_parallel": True, "expert_imbalance": "random"}
+    dep = Deployment.model_validate({**runs.calm().deployment.model_dump(), "model": "Qwen3-30B-A3B", **split})
+    evidence = Evidence(runs.recorded(replace(runs.calm(), deployment=dep), tmp_path / "run"))
+    tokens = evidence.metrics.step_mean("batch_tokens")
+    assert evidence.expert_imbalance == pytest.approx(random_imbalance(128, 8, 8, tokens)) and tokens
+    assert evidence.expert_imbalance > 1.1 and isinstance(
+        LIFTS["even experts"].apply(replace(runs.calm(), deployment=dep)), PricedScenario
+    )
+
+
+def test_each_pool_is_explained_by_its_own_model(tmp_path: Path) -> None:
+    """One device sends nothing to others, four of another GPU do: between what each would be alone."""
+    shares = {}
+    wide = {"name": "wide", "gpu": "L40S", "deployment": {"tensor_parallel_size": 4}}
+    for name, pools in {"both": [{"name": "one"}, wide], "one": [{"name": "one"}], "wide": [wide]}.items():
+        dep = Deployment.model_validate({"model": "Llama-3.1-8B", "device": "cuda", "fleet": {"pools": pools}})
+        made = price_scenario(requests(arrivals(40, 4), 300, 20), None, "H100", dep)
+        simulate_to(
+            tmp_path / name, made.workload, made.deployment, made.cost, fleet=made.routed_fleet, pools=made.pools
+        )
+        evidence = Evidence(Recording.load(tmp_path / name))
+        evidence.explain_by(made)
+        assert sum(evidence.parts.values()) == pytest.approx(1)
+        shares[name] = evidence.parts.get("collectives", 0.0)
+    assert shares["one"] == 0 < shares["both"] < shares["wide"]
+
+
 @pytest.mark.parametrize(("gib", "missed"), [(0.01, True), (10.0, False)])
 def test_prefixes_that_a_tier_kept_are_not_missed(gib: float, missed: bool, tmp_path: Path) -> None:
     made = runs.evicted_prefixes()
@@ -368,6 +413,8 @@ def test_prefixes_that_a_tier_kept_are_not_missed(gib: float, missed: bool, tmp_
     dep = Deployment.model_validate(made.deployment.model_dump() | {"kv_tiers": tiers})
     evidence = Evidence(runs.recorded(replace(made, deployment=dep), tmp_path / "run"))
     assert ("missed prefixes" in [symptom.name for symptom in symptoms(evidence)]) == missed
+    hits = [sum(dict(held or ()).values()) for held in evidence._recording.requests["tier_hit_tokens"].to_pylist()]
+    assert evidence.tier_loads[0] == pytest.approx(sum(hits) / len(hits) * 100_000 / 1000 / 1e6)
 
 
 def test_a_fleet_whose_prefills_are_apart_grows_by_one_of_each_role() -> None:

@@ -1,0 +1,79 @@
+"""Symptoms that no recording shows: how a run would go with more GPUs, or with users who do not wait for answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from planning.diagnose.baseline import Baseline
+from planning.diagnose.constraint_lifts import REPLICA, one_more_replica, twice_the_gpus
+from planning.diagnose.document import FINISHED, Counterfactual, Found, Symptom, shown_ms
+from planning.priced_scenario import PricedScenario
+from serving.metrics import metric
+from traces.client_view import as_clients_saw
+from traces.run_metrics import RunMetrics
+
+GOOD_BENCHMARK = "good benchmark, poor product"
+_LEAST = 0.1  # of the p99
+_SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
+_HIDDEN = 1.5  # times the median TTFT: what a benchmark may hide
+
+
+def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Symptom]:
+    """Of users who wait for their answers: as fast as they did, but each when it likes (Poisson, seed 0).
+
+    `requests` are those of `scenario` as it was.
+    """
+    benchmark = RunMetrics(as_clients_saw(requests))
+    rate, before = benchmark.scalars()["request_throughput"], benchmark.distribution("ttft_ms").p50
+    if scenario.workload.concurrency is None or not rate or not before > 0:
+        return
+    held = list(scenario.workload.requests)
+    at = np.cumsum(np.random.default_rng(0).exponential(1e9 / rate, len(held))).astype(np.int64).tolist()
+    free = [replace(request, arrival_ns=ns) for request, ns in zip(held, at, strict=True)]
+    product = replace(scenario, workload=replace(scenario.workload, requests=free, concurrency=None))
+    after = RunMetrics(as_clients_saw(product.requests())).distribution("ttft_ms").p50
+    if after > _HIDDEN * before:
+        told = f"{scenario.workload.concurrency:,} users wait for their answers; if {rate:.3g} requests/s came by "
+        told += f"themselves, the median TTFT would be {shown_ms(after)} ms instead of {shown_ms(before)}"
+        yield Symptom.of(GOOD_BENCHMARK, Found(0.5 * (1 - before / after), told))
+
+
+def scaling_efficiency(scenario: PricedScenario) -> float | None:
+    """Throughput of twice the GPUs, by twice the GPUs an engine or else one more replica, over that of as many engines.
+
+    None where arrivals depend on answers, or nothing can be doubled.
+    """
+    more = twice_the_gpus(scenario)
+    more = one_more_replica(scenario) if isinstance(more, str) else more
+    before = Baseline.drained_ns(scenario)
+    after = None if isinstance(more, str) else Baseline.drained_ns(more)
+    if not before or not after or isinstance(more, str):
+        return None
+    grown = more.gpus / scenario.gpus
+    return before / after / grown
+
+
+def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
+    """What only a counterfactual can show of a troubled run."""
+    replica = next(c for c in tried if c.name == REPLICA)
+    helps_little = not replica.skipped and -math.inf < replica.gain(name) < _LEAST
+    if not helps_little and (scaling is None or scaling >= _SCALES):
+        return
+    told = []
+    if helps_little:
+        percent = round(100 * replica.gain(name))
+        if name == FINISHED:
+            lets = f"{percent} %" if percent > 0 else "none"
+            told.append(f"one more replica lets {lets} of the unfinished requests finish")
+        else:
+            takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
+            does = takes if percent >= 0 else f"adds {-percent} % to"
+            told.append(f"one more replica {does} the p99 of {metric(name).label}")
+    if scaling is not None and scaling < _SCALES:
+        told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
+    yield Symptom.of("more GPUs do not help", Found(0.5, "; ".join(told), "" if name == FINISHED else name))
