@@ -7,6 +7,8 @@ STAMP  := $(VENV)/.installed
 # Hugging Face libraries must never reach for a hub; thread counts are set by the engine itself.
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
+# What a worker or a process of the tests has compiled, the next one finds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup core wheel demo check test test-pure test-long lint types format clean
 

@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = Path("/usr/bin/chromium")
+NEEDED = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
+]
 QUIET = [
     "--no-sandbox",
     "--disable-gpu",

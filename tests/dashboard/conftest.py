@@ -15,6 +15,14 @@ from dashboard import upload_process, uploads
 from planning.jobs.job import Job
 
 
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Toy runs and a report, which the tests of a file share."""
+    from tests.dashboard.samples import write_samples
+
+    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
+
+
 @pytest.fixture(autouse=True)
 def main_module():
     """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""

@@ -33,31 +33,31 @@ from planning.plan.document import PlanDocument
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.badges import badges, page_badges
+from tests.dashboard.pages import opened
 from tests.dashboard.samples import plan_example, report, toy_run
-from tests.dashboard.test_pages import open_page, step
 from traces.recording import Recording
 
 PAGES = {
-    "plan": ("plan_page", {}, 5),
-    "frontier": ("frontier_page", {}, 2),
-    "policy lab": ("policy_lab_page", {}, 4),
-    "recordings": ("policy_lab_page", {"compare": "recordings"}, 4),
-    "requests": ("run_page", {}, 6),
-    "steps": ("run_page", {"view": "steps"}, 7),
-    "diagnosis": ("run_page", {"view": "diagnosis"}, 5),
-    "metrics": ("run_page", {"view": "metrics"}, 5),
-    "trust": ("trust_page", {}, 3),
-    "what was measured": ("trust_page", {"view": "domain"}, 1),
-    "engines of others": ("trust_page", {"view": "engines"}, 1),
-    "kernel tables": ("calibration_page", {}, 3),
-    "sweeps": ("sweeps_page", {}, 1),
+    "plan": ("plan", {}, 5),
+    "frontier": ("frontier", {}, 2),
+    "policy lab": ("policy_lab", {}, 4),
+    "recordings": ("policy_lab", {"compare": "recordings"}, 4),
+    "requests": ("run", {}, 6),
+    "steps": ("run", {"view": "steps"}, 7),
+    "diagnosis": ("run", {"view": "diagnosis"}, 5),
+    "metrics": ("run", {"view": "metrics"}, 5),
+    "trust": ("trust", {}, 3),
+    "what was measured": ("trust", {"view": "domain"}, 1),
+    "engines of others": ("trust", {"view": "engines"}, 1),
+    "kernel tables": ("calibration", {}, 3),
+    "sweeps": ("sweeps", {}, 1),
 }
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_plot_has_a_badge(tmp_path, name):
-    module, url, least = PAGES[name]
-    app = open_page(f"dashboard.{module}.page", tmp_path, **url)
+    page, url, least = PAGES[name]
+    app = opened(page, tmp_path, **url)
     assert not app.exception and not app.error
     assert len(badges(app)) >= least
     assert len(page_badges(app)) == 1 and len(page_badges(app)[0].reason) > len(":gray[:small[]]")
@@ -65,10 +65,10 @@ def test_every_plot_has_a_badge(tmp_path, name):
 
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
     shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
-    assert [found.mark for found in badges(open_page("dashboard.calibration_page.page", tmp_path, of="Engines"))] == [
+    assert [found.mark for found in badges(opened("calibration", tmp_path, of="Engines"))] == [
         "validated",
     ]
-    assert len(badges(step())) == 2
+    assert len(badges(opened("step"))) == 2
 
 
 def test_a_plot_without_a_badge_is_found():
@@ -211,7 +211,7 @@ def test_a_run_on_a_machine_that_was_not_calm_says_so_and_no_other_does(tmp_path
         table = pq.read_table(path)
         place = table.column_names.index("notes")
         pq.write_table(table.set_column(place, table.schema.field("notes"), [[notes]]), path)
-        told = [warning.value for warning in open_page("dashboard.run_page.page", tmp_path, run=name).warning]
+        told = [warning.value for warning in opened("run", tmp_path, run=name).warning]
         assert ("31 % apart" in "".join(told)) == (name == "disturbed")
 
 

@@ -2,14 +2,9 @@
 
 import re
 
-import pytest
+from tests.dashboard.browser import NEEDED, drawn, fits, in_scheme, settle
 
-from tests.dashboard.browser import CHROMIUM, drawn, fits, in_scheme, settle
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 THEMES = ("light", "dark")
 
 # What is to be seen on a page, how many plots it has at least, and how many marks in them. Pages that open on the

@@ -1,7 +1,7 @@
 """The Calibration page: its figures against the kernel models, and every error path through AppTest."""
 
-import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from streamlit.testing.v1 import AppTest
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.shapes import estimate_at, measured_at, operation_at
@@ -26,27 +25,13 @@ from dashboard.calibration_page import charts as calibration_charts
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from tests.calibration.test_calibration import measured
+from tests.dashboard.pages import charts, opened
 from tests.dashboard.samples import one_line
 
 H100 = load_kernels(find_gpu("H100"))
 
 
-def page(runs, **url):
-    def script(runs):
-        from pathlib import Path
-
-        from dashboard.calibration_page import page as calibration_page
-
-        calibration_page.show(Path(runs))
-
-    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    return app.run()
-
-
-def charts(app):
-    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
+page = partial(opened, "calibration")
 
 
 # Shapes

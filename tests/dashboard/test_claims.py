@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,18 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from streamlit.testing.v1 import AppTest
-
 from dashboard.claims_page.page import CLAIMS
 from dashboard.claims_page.tasks import check_claim
 from planning.claims.claim import Claim, load_claims
 from planning.claims.document import ClaimsDocument
 from planning.jobs.job import Job
 from serving.deployments.config import parse
+from tests.dashboard.pages import opened
 
 DRAFTS = "deployment.scheduler.speculative"
 
 
-def opened(runs: Path, **link: str) -> AppTest:
-    def script(runs):
-        from pathlib import Path
-
-        from dashboard.claims_page.page import show
-
-        show(Path(runs))
-
-    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
-    for parameter, value in link.items():
-        app.query_params[parameter] = value
-    return app.run()
+page = partial(opened, "claims")
 
 
 def test_the_bundled_answer_is_of_the_bundled_claims() -> None:
@@ -48,7 +37,7 @@ def test_the_bundled_answer_is_of_the_bundled_claims() -> None:
 
 
 def test_every_claim_has_its_page(tmp_path: Path) -> None:
-    app = opened(tmp_path)
+    app = page(tmp_path)
     for name, claim in load_claims().items():
         app.selectbox[0].set_value(name).run()
         assert not app.exception, (name, app.exception[0].message)
@@ -60,7 +49,7 @@ def test_every_claim_has_its_page(tmp_path: Path) -> None:
 def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[dict[str, Any]] = []
     monkeypatch.setattr(Job, "start", lambda job: began.append(job.settings))
-    app = opened(tmp_path, claim="kv-of-a-70b")
+    app = page(tmp_path, claim="kv-of-a-70b")
     model = next(box for box in app.selectbox if box.label == "Model")
     model.set_value("Llama-3.1-8B").run()
     app.button[0].click().run()
@@ -82,7 +71,7 @@ def test_any_number_of_a_claim_can_be_moved(
 ) -> None:
     began: list[dict[str, Any]] = []
     monkeypatch.setattr(Job, "start", lambda job: began.append(job.settings))
-    app = opened(tmp_path, claim=name)
+    app = page(tmp_path, claim=name)
     number = next(box for box in app.number_input if box.label == label)
     value = number.value
     number.set_value(value / 2 if isinstance(value, float) else value + 1).run()

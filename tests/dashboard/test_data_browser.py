@@ -1,17 +1,12 @@
 """The Sweeps and Glossary pages in a real browser: a query, a download, a link to a metric."""
 
-import pytest
-
 from dashboard.html_reports.report import write_report
 from planning.exports.export import export
 from planning.plan.document import PlanDocument
-from tests.dashboard.browser import BACKGROUNDS, CHROMIUM, settle, without_plots
+from tests.dashboard.browser import BACKGROUNDS, NEEDED, settle, without_plots
 from tests.dashboard.samples import plan_example
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 def test_a_download_is_the_export_and_the_query_of_a_link_waits_for_a_click(server, page, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -22,41 +23,13 @@ from planning.sweep.results import SweepResults, axis_title
 from serving.errors import UserError
 from serving.metrics import METRICS
 from tests.dashboard.badges import badges
+from tests.dashboard.pages import charts, opened, parameter, text
 from tests.dashboard.samples import one_line, toy_run
 
 SAMPLES = Path(dashboard.__file__).with_name("samples")
 
 
-def open_page(module, *arguments, **url):
-    def script(module, *arguments):
-        from importlib import import_module
-        from pathlib import Path
-
-        import_module(module).show(*map(Path, arguments))
-
-    app = AppTest.from_function(script, args=(module, *map(str, arguments)), default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    return app.run()
-
-
-def sweeps(runs, **url):
-    return open_page("dashboard.sweeps_page.page", runs, **url)
-
-
-def text(app):
-    return "\n".join(
-        str(e.value) for kind in ("title", "markdown", "caption", "subheader", "header") for e in app.get(kind)
-    )
-
-
-def charts(app):
-    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-
-
-def parameter(app, name):
-    found = app.query_params[name]
-    return found if isinstance(found, str) else found[0]
+sweeps = partial(opened, "sweeps")
 
 
 @pytest.fixture
@@ -256,7 +229,7 @@ def test_a_run_has_a_download_of_every_format(tmp_path):
     ],
 )
 def test_every_page_of_answers_has_the_same_menu(tmp_path, page, labels):
-    app = open_page(f"dashboard.{page}_page.page", tmp_path)
+    app = opened(page, tmp_path)
     assert not app.exception
     assert [button.label for button in app.get("download_button")] == labels
     (menu,) = [block for block in app.get("popover") if block.proto.popover.label == "Download"]
@@ -267,7 +240,7 @@ def test_every_page_of_answers_has_the_same_menu(tmp_path, page, labels):
 
 
 def test_the_glossary_holds_every_metric_with_an_anchor():
-    app = open_page("dashboard.glossary_page.page")
+    app = opened("glossary")
     assert not app.exception
     assert {e.proto.anchor for e in app.get("subheader")} == set(METRICS)
     assert {e.value for e in app.get("subheader")} == {m.label for m in METRICS.values()}
@@ -275,7 +248,7 @@ def test_the_glossary_holds_every_metric_with_an_anchor():
 
 
 def test_a_search_finds_names_of_other_tools_and_says_when_there_is_none():
-    app = open_page("dashboard.glossary_page.page", q="num_requests_waiting")
+    app = opened("glossary", q="num_requests_waiting")
     assert [e.value for e in app.get("subheader")] == ["waiting"]
     app.text_input[0].set_value("no such *thing*").run()
     assert not app.exception and "No metric" in app.info[0].value and parameter(app, "q") == "no such *thing*"

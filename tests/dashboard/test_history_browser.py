@@ -4,13 +4,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, without_plots
+from tests.dashboard.browser import NEEDED, without_plots
 from tests.dashboard.samples import plan_example
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 @pytest.fixture

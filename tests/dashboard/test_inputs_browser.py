@@ -2,13 +2,10 @@
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, without_plots
+from tests.dashboard.browser import NEEDED, without_plots
 from tests.dashboard.test_uploads import CSV
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 @pytest.fixture

@@ -8,14 +8,11 @@ from contextlib import suppress
 import pytest
 
 from planning.jobs.files import read_json
-from tests.dashboard.browser import CHROMIUM, dashboard, without_plots
+from tests.dashboard.browser import NEEDED, dashboard, without_plots
 from tests.planning.test_jobs import until
 from tests.planning.test_plan_workers import group
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 HEAVY = "?preset=reasoning&gpus=H100,H200,B200&rate={}"
 LIGHT = "?model=Llama-3.1-8B&gpus=H100&tp=1&traffic=shape&prompt=200&output=4&rate=2&slo=ttft_ms+p99%3C%3D2000"
 ANSWER = "Why not fewer?"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.workload import PRIVATE
 from tests.budget import examples
+from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import one_line, toy_run
 from tests.dashboard.test_uploads import CSV
 from tests.planning.sweep_samples import SCHEDULER, calibrated
@@ -57,24 +59,7 @@ def told(stage: str, share: float) -> None:
     """Nobody listens."""
 
 
-def lab(runs: Path, **url: str) -> AppTest:
-    def script(runs):
-        from pathlib import Path
-
-        from dashboard.policy_lab_page import page as policy_lab_page
-
-        policy_lab_page.show(Path(runs))
-
-    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
-    for parameter, value in url.items():
-        app.query_params[parameter] = value
-    return app.run()
-
-
-def shown(app: AppTest) -> str:
-    assert not app.exception
-    kinds = ("title", "markdown", "caption", "subheader", "info", "error", "success", "warning", "code")
-    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
+lab = partial(opened, "policy_lab")
 
 
 def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
@@ -225,7 +210,8 @@ def test_every_setting_that_is_text_has_been_thought_of() -> None:
         return any(kind.get("type") == "string" and "enum" not in kind and "const" not in kind for kind in kinds)
 
     named = {"model", "policy", "gpu", "calibration"}
-    labels = {"attention", "name", "pool"}  # read by the real engine alone; of the router, checked; a pool's own
+    # Read by the real engine alone; of the router, checked; a pool's own; checked against a list of engines.
+    labels = {"attention", "name", "pool", "engine"}
     assert texts(Deployment.model_json_schema()) == named | labels
 
 

@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, settle, without_plots
+from tests.dashboard.browser import NEEDED, settle, without_plots
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 @pytest.fixture

@@ -16,46 +16,31 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from tests.dashboard.samples import write_samples
+from tests.dashboard.pages import opened
 
 PAGES: dict[str, tuple[str, dict[str, str]]] = {
-    "plan": ("plan_page", {}),
-    "plan, a shape": ("plan_page", {"traffic": "shape"}),
-    "policy lab": ("policy_lab_page", {}),
-    "policy lab, settings": ("policy_lab_page", {"a": "edf", "b": "sjf", "a_replicas": "2", "b_replicas": "3"}),
-    "policy lab, recordings": ("policy_lab_page", {"compare": "recordings"}),
-    "run": ("run_page", {}),
-    "run, steps": ("run_page", {"view": "steps"}),
-    "run, diagnosis": ("run_page", {"view": "diagnosis"}),
-    "step": ("step_page", {}),
-    "trust": ("trust_page", {}),
-    "trust, engines": ("trust_page", {"view": "engines"}),
-    "claims": ("claims_page", {"claim": "kv-of-a-70b"}),
-    "calibration": ("calibration_page", {}),
-    "sweeps": ("sweeps_page", {}),
-    "glossary": ("glossary_page", {}),
+    "plan": ("plan", {}),
+    "plan, a shape": ("plan", {"traffic": "shape"}),
+    "policy lab": ("policy_lab", {}),
+    "policy lab, settings": ("policy_lab", {"a": "edf", "b": "sjf", "a_replicas": "2", "b_replicas": "3"}),
+    "policy lab, recordings": ("policy_lab", {"compare": "recordings"}),
+    "run": ("run", {}),
+    "run, steps": ("run", {"view": "steps"}),
+    "run, diagnosis": ("run", {"view": "diagnosis"}),
+    "step": ("step", {}),
+    "trust": ("trust", {}),
+    "trust, engines": ("trust", {"view": "engines"}),
+    "claims": ("claims", {"claim": "kv-of-a-70b"}),
+    "calibration": ("calibration", {}),
+    "sweeps": ("sweeps", {}),
+    "glossary": ("glossary", {}),
 }
 _KINDS = ("selectbox", "multiselect", "number_input", "slider", "toggle", "text_input", "button_group")
 _ASK_FOR_MORE = {"a config.json of your own", "a deployment in YAML"}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_samples(tmp_path_factory.mktemp("links") / "samples")
-
-
-def opened(page: str, runs: Path, link: dict[str, Any]) -> AppTest:
-    def script(page, runs):
-        from importlib import import_module
-        from pathlib import Path
-
-        show = import_module(f"dashboard.{page}.page").show
-        show(*([] if page in ("step_page", "glossary_page") else [Path(runs)]))
-
-    app = AppTest.from_function(script, args=(page, str(runs)), default_timeout=300)
-    for parameter, value in link.items():
-        app.query_params[parameter] = value
-    app.run()
+def looked_at(page: str, runs: Path, link: dict[str, Any]) -> AppTest:
+    app = opened(page, *([] if page in ("step", "glossary") else [runs]), **link)
     assert not app.exception, app.exception[0].stack_trace
     return app
 
@@ -119,9 +104,9 @@ def held(widget: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_is_changed_is_in_the_link(name: str, runs: Path) -> None:
+def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
     page, link = PAGES[name]
-    app = opened(page, runs, link)
+    app = looked_at(page, samples, link)
     before = values(app)
     changed = set()
     for labels in (list(before)[::2], list(before)[1::2]):  # in two drawings: each of them costs as much as a page
@@ -133,7 +118,7 @@ def test_what_is_changed_is_in_the_link(name: str, runs: Path) -> None:
         changed |= {label for label in labels if values(app).get(label) != before[label]}
     assert changed, "nothing to change"
     assert name != "trust, engines" or app.query_params["prediction"] == "anchored"
-    again = opened(page, runs, dict(app.query_params))
+    again = looked_at(page, samples, dict(app.query_params))
     assert values(again) == values(app)
     again.run()  # of a drawing that is cut short the browser sees nothing: the next one must be enough to begin with
     for label, widget in widgets(again).items():
@@ -175,11 +160,11 @@ _links = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("page", sorted({page for page, _ in PAGES.values()} | {"frontier_page"}))
+@pytest.mark.parametrize("page", sorted({page for page, _ in PAGES.values()} | {"frontier"}))
 @settings(examples(0.02), phases=[Phase.generate])
 @given(link=_links)
-def test_no_link_breaks_a_page(page: str, runs: Path, link: dict[str, Any]) -> None:
-    app = opened(page, runs, link)
+def test_no_link_breaks_a_page(page: str, samples: Path, link: dict[str, Any]) -> None:
+    app = looked_at(page, samples, link)
     for kind in ("error", "warning", "info"):
         assert all("\n" not in element.value and "Traceback" not in element.value for element in app.get(kind))
 
@@ -187,32 +172,32 @@ def test_no_link_breaks_a_page(page: str, runs: Path, link: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("page", "link"),
     [
-        ("step_page", {"rows": "9" * 5000, "tp": "2,4"}),
-        ("plan_page", {"price": "H100:99999999999", "spares": "9" * 400}),
-        ("plan_page", {"price": f"H100:{'9' * 400}", "slo": ["ttft_ms p99<=0", "tpot_ms p99<=99999999999999"]}),
-        ("policy_lab_page", {"a": "edf", "a_deadlines": "x=" + "9" * 400}),
-        ("policy_lab_page", {"a": "edf", "a_deadlines": "x" * 600}),
-        ("glossary_page", {"q": "x" * 5000}),
-        ("sweeps_page", {"sql": "select 1 as a, 2 as a"}),
-        ("sweeps_page", {"sql": "select timestamp '294000-01-01' as a"}),
-        ("sweeps_page", {"sql": "select map {'a': 1} as a, interval 1 day as b, {'c': [1]} as d, '1'::bit as e"}),
-        ("sweeps_page", {"sql": "select 1e400::decimal(38, 0)"}),
-        ("run_page", {"window": "-1e9-nan"}),
-        ("run_page", {"window": "1.2.3-4"}),
+        ("step", {"rows": "9" * 5000, "tp": "2,4"}),
+        ("plan", {"price": "H100:99999999999", "spares": "9" * 400}),
+        ("plan", {"price": f"H100:{'9' * 400}", "slo": ["ttft_ms p99<=0", "tpot_ms p99<=99999999999999"]}),
+        ("policy_lab", {"a": "edf", "a_deadlines": "x=" + "9" * 400}),
+        ("policy_lab", {"a": "edf", "a_deadlines": "x" * 600}),
+        ("glossary", {"q": "x" * 5000}),
+        ("sweeps", {"sql": "select 1 as a, 2 as a"}),
+        ("sweeps", {"sql": "select timestamp '294000-01-01' as a"}),
+        ("sweeps", {"sql": "select map {'a': 1} as a, interval 1 day as b, {'c': [1]} as d, '1'::bit as e"}),
+        ("sweeps", {"sql": "select 1e400::decimal(38, 0)"}),
+        ("run", {"window": "-1e9-nan"}),
+        ("run", {"window": "1.2.3-4"}),
     ],
 )
-def test_odd_values_of_a_link(page: str, runs: Path, link: dict[str, Any]) -> None:
-    app = opened(page, runs, link)
+def test_odd_values_of_a_link(page: str, samples: Path, link: dict[str, Any]) -> None:
+    app = looked_at(page, samples, link)
     if "sql" in link:
         app.button[0].click().run()
         assert not app.exception
     assert all("\n" not in error.value for error in app.error)
 
 
-def test_what_a_link_says_is_shown_letter_by_letter(runs: Path) -> None:
+def test_what_a_link_says_is_shown_letter_by_letter(samples: Path) -> None:
     """An image in it would have every reader's browser ask somebody else's server for it."""
-    for page, parameter in (("run_page", "run"), ("trust_page", "report"), ("step_page", "model")):
-        app = opened(page, runs, {parameter: "![x](https://example.org/x.png)"})
+    for page, parameter in (("run", "run"), ("trust", "report"), ("step", "model")):
+        app = looked_at(page, samples, {parameter: "![x](https://example.org/x.png)"})
         said = [element.value for element in (*app.info, *app.error)]
         assert any("example.org" in text for text in said), page
         assert not any(re.search(r"(?<!\\)\]\(http", text) for text in said), said

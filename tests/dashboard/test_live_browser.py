@@ -2,15 +2,10 @@
 
 import re
 
-import pytest
-
 from tests.apiserver.served import TWIN, serving
-from tests.dashboard.browser import CHROMIUM
+from tests.dashboard.browser import NEEDED
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 def test_a_prompt_travels_through_a_twin_and_its_waterfall_is_drawn(server, page, tmp_path):

@@ -1,11 +1,11 @@
 """The dashboard's pages through Streamlit's AppTest, and its command line: what is shown, and every error path."""
 
-import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -16,43 +16,11 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard import library
 from serving.errors import UserError
-from tests.dashboard.samples import one_line, write_samples
+from tests.dashboard.pages import charts, opened, parameter, text
+from tests.dashboard.samples import one_line
 from tokentwin.commands.dashboard import dashboard
 
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory):
-    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
-
-
-def open_page(module, runs, **url):
-    def script(module, runs):
-        from importlib import import_module
-        from pathlib import Path
-
-        import_module(module).show(Path(runs))
-
-    app = AppTest.from_function(script, args=(module, str(runs)), default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    return app.run()
-
-
-def run(runs, **url):
-    return open_page("dashboard.run_page.page", runs, **url)
-
-
-def text(app):
-    return "\n".join(str(e.value) for kind in ("title", "markdown", "caption", "subheader") for e in app.get(kind))
-
-
-def charts(app):
-    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-
-
-def parameter(app, name):
-    value = app.query_params[name]
-    return value if isinstance(value, str) else value[0]  # a list in older Streamlits
+run, step = partial(opened, "run"), partial(opened, "step")
 
 
 # Run
@@ -176,18 +144,6 @@ def test_help_does_not_import_streamlit():
 
 
 # The Step page
-
-
-def step(**url):
-    def script():
-        from dashboard.step_page import page as step_page
-
-        step_page.show()
-
-    app = AppTest.from_function(script, default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    return app.run()
 
 
 def test_a_step_is_explained_by_its_parts():

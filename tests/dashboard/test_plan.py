@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from planning.plan.request import PlanRequest
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.scheduler import POLICIES
+from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import one_line, plan_example
 from tests.dashboard.test_uploads import CONFIG, CSV
 from tests.planning.sweep_samples import calibrated
@@ -75,27 +77,7 @@ def sleeper():
         process.wait()
 
 
-def page(name: str, runs: Path, **url: Any) -> AppTest:
-    def script(name, runs):
-        from importlib import import_module
-        from pathlib import Path
-
-        import_module(f"dashboard.{name}_page.page").show(Path(runs))
-
-    app = AppTest.from_function(script, args=(name, str(runs)), default_timeout=300)
-    for parameter, value in url.items():
-        app.query_params[parameter] = value
-    return app.run()
-
-
-def plan(runs: Path, **url: Any) -> AppTest:
-    return page("plan", runs, **url)
-
-
-def shown(app: AppTest) -> str:
-    assert not app.exception
-    kinds = ("title", "markdown", "caption", "subheader", "info", "error", "code")
-    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
+plan = partial(opened, "plan")
 
 
 def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
@@ -440,7 +422,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -
 
 
 def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
-    app = page("frontier", tmp_path)
+    app = opened("frontier", tmp_path)
     text, best = shown(app), plan_example()["answer"]["recommendation"]
     assert f"{len(plan_example()['answer']['points'])} fleets, each simulated" in text
     assert f"**{best['replicas']} × {best['engine']}** :blue-badge[meets the SLOs]" in text
@@ -450,7 +432,7 @@ def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
 
 def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]) -> None:
     point = next(point for point in plan_example()["answer"]["points"] if not point["met"])
-    app = page("frontier", tmp_path, fleet=f"{point['replicas']} x {point['engine']}")
+    app = opened("frontier", tmp_path, fleet=f"{point['replicas']} x {point['engine']}")
     assert "breaks the SLOs" in shown(app)
     app.button(key="simulate").click().run()
     (job,) = started
@@ -463,7 +445,7 @@ def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]
 
 def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
     leave(unanswered(tmp_path), result={**plan_example()["answer"], "requests": 4321})
-    app = page("frontier", tmp_path, fleet="99 x nothing")
+    app = opened("frontier", tmp_path, fleet="99 x nothing")
     assert "4,321 requests" in shown(app)
     assert app.selectbox(key="url_plan").value == unanswered(tmp_path).id
 
@@ -471,7 +453,7 @@ def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("result", [{}, 7, {**plan_example()["answer"], "points": [{}]}])
 def test_a_damaged_plan_is_one_line_beside_the_others(result: Any, tmp_path: Path) -> None:
     leave(unanswered(tmp_path), result=result)
-    app = page("frontier", tmp_path)
+    app = opened("frontier", tmp_path)
     assert one_line(app).startswith("plan: 'jobs/") and one_line(app).endswith("is damaged; delete it and plan again")
     assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
 
@@ -485,7 +467,7 @@ def test_a_plan_without_any_fleet_is_passed_over_and_says_so_when_chosen(tmp_pat
         "frontier_by_price": [],
     }
     leave(unanswered(tmp_path), result=nothing)
-    app = page("frontier", tmp_path)
+    app = opened("frontier", tmp_path)
     assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
     app.selectbox(key="url_plan").set_value(unanswered(tmp_path).id).run()
     assert "no candidate can serve" in shown(app)

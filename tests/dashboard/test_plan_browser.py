@@ -5,14 +5,9 @@ Plots stay empty here: that they are drawn on each of these pages is in `test_br
 import json
 import re
 
-import pytest
+from tests.dashboard.browser import NEEDED, settle, without_plots
 
-from tests.dashboard.browser import CHROMIUM, settle, without_plots
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 def test_from_an_upload_to_a_run_in_five_clicks(server, page):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-
-from streamlit.testing.v1 import AppTest
 
 from dashboard.bundled import RUN_SAMPLE
 from dashboard.plan_page.estimates import estimates
@@ -27,31 +24,11 @@ from planning.jobs.job import Job
 from planning.plan.document import PlanDocument
 from planning.plan.objectives import parse_objectives
 from serving.deployments.config import parse
+from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import plan_example
 from tests.dashboard.test_uploads import CSV
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
-
-
-def opened(page: str, runs: Path, session: dict[str, Any] | None = None, **url: str) -> AppTest:
-    def script(page, runs):
-        from importlib import import_module
-        from pathlib import Path
-
-        import_module(f"dashboard.{page}_page.page").show(Path(runs))
-
-    app = AppTest.from_function(script, args=(page, str(runs)), default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    for name, value in (session or {}).items():
-        app.session_state[name] = value
-    return app.run()
-
-
-def text(app: AppTest) -> str:
-    assert not app.exception
-    kinds = ("markdown", "info", "caption", "error")
-    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind)).replace("\\", "")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +41,8 @@ def test_policies_are_compared_on_the_planned_fleet_and_traffic_at_once(
 ) -> None:
     best = plan.answer.recommendation
     assert best is not None
-    app = opened("policy_lab", tmp_path, {TO_COMPARE: EXAMPLE}, plan=EXAMPLE, offered="plan")
-    assert f"{best.replicas} × {best.engine}" in text(app)
+    app = opened("policy_lab", tmp_path, session={TO_COMPARE: EXAMPLE}, plan=EXAMPLE, offered="plan")
+    assert f"{best.replicas} × {best.engine}" in shown(app)
     (job,) = started
     request = parse(CompareRequest, job.settings, where="lab")
     assert job.settings["traffic"] == plan.settings["traffic"]
@@ -103,9 +80,9 @@ def test_a_run_of_a_planned_fleet_is_held_against_the_slos_of_its_plan(tmp_path:
 
 def test_a_link_to_what_this_server_has_not_says_who_must_do_what(tmp_path: Path) -> None:
     digest = sha256(CSV).hexdigest()[:16]
-    told = text(opened("plan", tmp_path, traffic="trace", trace=f"{digest}:azure hour.csv"))
+    told = shown(opened("plan", tmp_path, traffic="trace", trace=f"{digest}:azure hour.csv"))
     assert "The trace azure_hour.csv of this link is not on this server" in told and digest in told
-    assert "is not on this server" in text(opened("policy_lab", tmp_path, plan="fedcba9876543210"))
+    assert "is not on this server" in shown(opened("policy_lab", tmp_path, plan="fedcba9876543210"))
 
 
 def test_a_trace_keeps_its_name_and_the_hash_of_its_file(tmp_path: Path, read_here: None) -> None:
@@ -137,6 +114,6 @@ def test_a_plan_that_was_made_here_is_found_by_its_name(tmp_path: Path, plan: Pl
     write_json(job.directory / "result.json", plan_example()["answer"])
     best = plan.answer.recommendation
     assert best is not None
-    assert f"{best.replicas} × {best.engine}" in text(opened("claims", tmp_path, plan=job.id))
+    assert f"{best.replicas} × {best.engine}" in shown(opened("claims", tmp_path, plan=job.id))
     write_json(job.directory / "result.json", {"answer": 3})
-    assert "is not on this server" in text(opened("claims", tmp_path, plan=job.id))
+    assert "is not on this server" in shown(opened("claims", tmp_path, plan=job.id))

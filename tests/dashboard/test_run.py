@@ -5,6 +5,7 @@ import json
 import math
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,6 @@ pytest.importorskip("streamlit")
 
 import streamlit
 from click.testing import CliRunner
-from streamlit.testing.v1 import AppTest
 
 from calibration.kernels.times import Coverage
 from calibration.steps.explanation import ExplainedOperation
@@ -38,8 +38,7 @@ from planning.request_endings import RequestEndings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.dashboard.badges import badges
-from tests.dashboard.samples import write_samples
-from tests.dashboard.test_pages import charts, parameter, text
+from tests.dashboard.pages import charts, opened, parameter, text
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.recording import Recording, RecordingWriter
@@ -56,44 +55,27 @@ SPEC = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The toy runs."""
-    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
-
-
-@pytest.fixture(scope="module")
-def timed(runs):
+def timed(samples):
     """Beside them, one that the kernel tables of an H100 timed, simulated by the command."""
     from tokentwin.cli import cli
 
-    trace = runs.parent / "trace.parquet"
+    trace = samples.parent / "trace.parquet"
     options = [f"--{name}={value}" for name, value in SPEC.items()]
     made = CliRunner().invoke(cli, ["trace", "synth", str(trace), *options])
     assert made.exit_code == 0, made.output
-    done = CliRunner().invoke(simulate, [str(trace), "--gpu", "H100", "--out", str(runs / "timed")])
+    done = CliRunner().invoke(simulate, [str(trace), "--gpu", "H100", "--out", str(samples / "timed")])
     assert done.exit_code == 0, done.output
-    return Recording.load(runs / "timed")
+    return Recording.load(samples / "timed")
 
 
-def page(runs, **url):
-    def script(runs):
-        from pathlib import Path
-
-        from dashboard.run_page import page as run_page
-
-        run_page.show(Path(runs))
-
-    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    return app.run()
+page = partial(opened, "run")
 
 
 # Provenance and bands
 
 
-def test_a_simulated_run_carries_its_standing_and_bands(runs, timed):
-    app = page(runs, run="timed")
+def test_a_simulated_run_carries_its_standing_and_bands(samples, timed):
+    app = page(samples, run="timed")
     assert not app.exception and not app.error
     notes = notes_of(timed.run)
     assert notes["gpu"] == "H100"
@@ -105,11 +87,11 @@ def test_a_simulated_run_carries_its_standing_and_bands(runs, timed):
     assert all("–" in delta for delta in deltas)
 
 
-def test_a_simulated_run_of_which_nothing_is_known_says_so(runs):
-    app = page(runs, run="simulated")
+def test_a_simulated_run_of_which_nothing_is_known_says_so(samples):
+    app = page(samples, run="simulated")
     assert {found.mark for found in badges(app)} == {"unknown"}
     assert not app.metric[0].delta
-    assert {found.mark for found in badges(page(runs, run="real-1"))} == {"measured"}
+    assert {found.mark for found in badges(page(samples, run="real-1"))} == {"measured"}
 
 
 def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
@@ -272,8 +254,8 @@ def test_measured_operations_are_summed_and_the_rest_is_said():
     assert measured_parts(steps.set_column(4, "forward_ns", pa.nulls(3, "int64"))) is None
 
 
-def test_the_step_view_shows_parts_and_roofline(runs, timed):
-    app = page(runs, run="timed", view="steps")
+def test_the_step_view_shows_parts_and_roofline(samples, timed):
+    app = page(samples, run="timed", view="steps")
     assert not app.exception and not app.error
     parts, roof = charts(app)[1:3]
     assert [trace["y"][0] for trace in parts["data"]] == ["all steps"] * len(parts["data"])
@@ -286,13 +268,13 @@ def test_the_step_view_shows_parts_and_roofline(runs, timed):
 @pytest.mark.parametrize(
     ("name", "line"), [("simulated", "toy) is neither bundled"), ("real-1", "did not time what is inside")]
 )
-def test_the_step_view_says_why_it_cannot_tell(runs, name, line):
-    app = page(runs, run=name, view="steps")
+def test_the_step_view_says_why_it_cannot_tell(samples, name, line):
+    app = page(samples, run=name, view="steps")
     assert not app.exception and not app.error
     assert line in app.info[0].value and "\n" not in app.info[0].value
 
 
-def test_small_parts_are_one(runs):
+def test_small_parts_are_one(samples):
     figure = part_times({"decode": {f"part {n}": 2.0**n for n in range(8)}}, "#3b7ddd")
     assert [trace.name for trace in figure.data] == ["part 7", "part 6", "part 5", "part 4", "other"]
     assert sum(trace.x[0] for trace in figure.data) == pytest.approx(255e-9)
@@ -303,17 +285,17 @@ def test_small_parts_are_one(runs):
 # Diagnosis
 
 
-def test_a_diagnosis_is_asked_for_and_found_again(runs, timed):
-    app = page(runs, run="timed", view="diagnosis")
+def test_a_diagnosis_is_asked_for_and_found_again(samples, timed):
+    app = page(samples, run="timed", view="diagnosis")
     assert not app.exception and not app.error
     assert "The worst symptom" in text(app) or "No symptom found" in text(app)
     app.button(key="diagnose").click().run()
     deadline = time.monotonic() + 240
-    while not list((runs / "jobs").glob("*/result.json")) and time.monotonic() < deadline:
+    while not list((samples / "jobs").glob("*/result.json")) and time.monotonic() < deadline:
         time.sleep(0.3)
-    (result,) = (runs / "jobs").glob("*/result.json")
+    (result,) = (samples / "jobs").glob("*/result.json")
     answer = json.loads(result.read_text())
-    again = page(runs, run="timed", view="diagnosis")
+    again = page(samples, run="timed", view="diagnosis")
     assert not again.exception and not again.error
     verdict = answer["verdict"]
     assert verdict[1:] in text(again)
@@ -350,8 +332,8 @@ def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line"), [("simulated", "does not hold its workload"), ("real-1", "does not hold its workload")]
 )
-def test_a_run_that_cannot_be_simulated_again_has_evidence_only(runs, name, line):
-    app = page(runs, run=name, view="diagnosis")
+def test_a_run_that_cannot_be_simulated_again_has_evidence_only(samples, name, line):
+    app = page(samples, run=name, view="diagnosis")
     assert not app.exception and not app.error
     assert any(line in caption.value for caption in app.caption)
     assert not [button for button in app.button if button.key == "diagnose"]
@@ -408,8 +390,8 @@ def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
 # Every metric
 
 
-def test_every_metric_that_is_known_is_listed(runs, timed):
-    app = page(runs, run="timed", view="metrics")
+def test_every_metric_that_is_known_is_listed(samples, timed):
+    app = page(samples, run="timed", view="metrics")
     assert not app.exception and not app.error
     distributions, scalars = app.dataframe[0].value, app.table[0].value
     known = [name for name, value in RunMetrics.of(timed).scalars().items() if value is not None]
@@ -418,8 +400,8 @@ def test_every_metric_that_is_known_is_listed(runs, timed):
     assert list(distributions.columns)[:3] == ["metric", "mean", "p50"]
 
 
-def test_an_unknown_view_is_the_first(runs):
-    app = page(runs, run="real-1", view="junk")
+def test_an_unknown_view_is_the_first(samples):
+    app = page(samples, run="real-1", view="junk")
     assert not app.exception
     assert "**Request" in text(app)
     assert parameter(app, "run") == "real-1"
@@ -475,13 +457,13 @@ def test_the_slowest_are_those_of_a_whole_sort(values, most):
     assert slowest(values, rows, most).tolist() == whole.tolist()
 
 
-def test_a_page_that_works_ahead_draws_the_same(runs, timed, monkeypatch):
-    plain = charts(page(runs, run="timed"))
+def test_a_page_that_works_ahead_draws_the_same(samples, timed, monkeypatch):
+    plain = charts(page(samples, run="timed"))
     streamlit.cache_resource.clear()
     calls = []
     monkeypatch.setattr(run_page, "_LONG", 0)
     monkeypatch.setattr(run_page, "prefetch", lambda *works: calls.append(works) or prefetch(*works))
-    assert charts(page(runs, run="timed")) == plain
+    assert charts(page(samples, run="timed")) == plain
     assert len(calls) == 1
 
 

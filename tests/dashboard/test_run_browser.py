@@ -5,12 +5,9 @@ import shutil
 
 import pytest
 
-from tests.dashboard.browser import CHROMIUM, drawn, fits, in_scheme, settle
+from tests.dashboard.browser import NEEDED, drawn, fits, in_scheme, settle
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"),
-]
+pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module")

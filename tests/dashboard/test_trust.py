@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from streamlit.testing.v1 import AppTest
 
 from calibration.steps.predict import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
@@ -34,15 +34,11 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from sim.simulate import simulate_to
 from tests.dashboard.badges import badges
-from tests.dashboard.samples import one_line, report, write_report, write_samples
+from tests.dashboard.pages import charts, opened, parameter, text
+from tests.dashboard.samples import one_line, report, write_report
 from traces import column_dictionary
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
-
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory):
-    return write_samples(tmp_path_factory.mktemp("samples") / "runs")
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +63,7 @@ def predicted_run(runs: Path, prompt_scale: int, gpu: str = "H100") -> Path:
     return runs
 
 
-def trust(runs: Path, **url: str) -> AppTest:
-    def script(runs):
-        from pathlib import Path
-
-        from dashboard.trust_page import page as trust_page
-
-        trust_page.show(Path(runs))
-
-    app = AppTest.from_function(script, args=(str(runs),), default_timeout=300)
-    for name, value in url.items():
-        app.query_params[name] = value
-    return app.run()
-
-
-def text(app: AppTest) -> str:
-    return "\n".join(str(e.value) for kind in ("title", "markdown", "caption", "subheader") for e in app.get(kind))
-
-
-def charts(app: AppTest) -> list[dict[str, Any]]:
-    return [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-
-
-def parameter(app: AppTest, name: str) -> str:
-    value = app.query_params[name]
-    return value if isinstance(value, str) else value[0]  # a list in older Streamlits
+trust = partial(opened, "trust")
 
 
 # The report

@@ -1,0 +1,50 @@
+"""A page in Streamlit's AppTest, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamlit.testing.v1 import AppTest
+
+
+def opened(page: str, *folders: Path, session: dict[str, Any] | None = None, **link: Any) -> AppTest:
+    """The page of this name over these folders, drawn once, as a link with these parameters opens it."""
+    from streamlit.testing.v1 import AppTest
+
+    def script(page, *folders):
+        from importlib import import_module
+        from pathlib import Path
+
+        import_module(f"dashboard.{page}_page.page").show(*map(Path, folders))
+
+    app = AppTest.from_function(script, args=(page, *map(str, folders)), default_timeout=300)
+    for parameter, value in link.items():
+        app.query_params[parameter] = value
+    for name, value in (session or {}).items():
+        app.session_state[name] = value
+    return app.run()
+
+
+def text(app: AppTest) -> str:
+    kinds = ("title", "markdown", "caption", "subheader", "header")
+    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
+
+
+def shown(app: AppTest) -> str:
+    """All its words, as they are read: nothing is escaped."""
+    assert not app.exception
+    kinds = ("info", "error", "success", "warning", "code")
+    said = "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
+    return f"{text(app)}\n{said}".replace("\\", "")
+
+
+def charts(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(element.proto.spec) for element in app.get("plotly_chart")]
+
+
+def parameter(app: AppTest, name: str) -> str:
+    value = app.query_params[name]
+    return value if isinstance(value, str) else value[0]  # a list in older Streamlits
