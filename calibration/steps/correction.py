@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from calibration.steps.features import REGIMES, regimes
-from calibration.steps.parts import PARTS
+from calibration.steps.parts import PARTS, TypeFactors
 from serving.errors import UserError
 
 Floats = NDArray[np.float64]
 
 CLOCK_KNOTS = (256, 1024, 3072, 8192)  # tokens of a step at which the multiplier of `compute` is fitted
 COMPUTE = tuple(f"compute@{tokens}" for tokens in CLOCK_KNOTS)
+WEIGHTS = ("weights", "compute", "experts", "expert compute")  # parts that the type of the weights decides over
 PROMPT_PARTS = ("compute", "expert compute", "prompt attention", "past attention")  # what prompts add to a step
 FACTORS = ("weights", *COMPUTE, *(part for part in PARTS if part not in ("weights", "compute")))
 ADDED = {
@@ -51,6 +52,7 @@ class Correction:
     source  what it was fitted to, empty when nothing
     sigma   relative error of a step that is left, by regime (standard deviation, robust)
     domain  least and most tokens, decode rows and decode context of the steps it was fitted to
+    wider   by type of weights of more bits, its multipliers of `WEIGHTS` over those of the own type
     """
 
     factors: Mapping[str, float] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
@@ -58,6 +60,16 @@ class Correction:
     sigma: Mapping[str, float] = field(default_factory=dict)
     domain: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     source: str = ""
+    wider: TypeFactors = field(default_factory=dict, repr=False)
+
+    @property
+    def by_type(self) -> TypeFactors:
+        """`wider` with those of the own type, as `step_parts` takes them."""
+        own = {**self.factors, "compute": self.factors[COMPUTE[0]]}
+        return self.wider and {
+            "": own,
+            **{dtype: {name: own[name] * ratio for name, ratio in to.items()} for dtype, to in self.wider.items()},
+        }
 
     def scaled(self, decode: float, prompts: float) -> Correction:
         """The same, with what a step takes without prompts and what prompts add so many times as long."""

@@ -11,14 +11,15 @@ predictions without a source, a GPU, an engine or a model need no further simula
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.correction import COMPUTE, Correction
+from calibration.steps.correction import COMPUTE, WEIGHTS, Correction
 from calibration.steps.interval import REACH
 from calibration.steps.operation_cost import HostTimes
 from serving.deployments.config import Deployment
@@ -105,6 +106,11 @@ class Origin:
         experts = _bits(weights_dtype(model, deployment)) if model.num_experts else ""
         return cls(name, gpu.name, gpu.generation, model.name, gemm, experts, source, version, client)
 
+    def stored_as(self, dtype: str) -> Origin:
+        """The same with weights of `dtype` where they are now in the narrowest of its types."""
+        narrow, kept = self.experts or self.gemm, _bits(dtype)
+        return replace(self, gemm=kept if self.gemm == narrow else self.gemm, experts=self.experts and kept)
+
     def effects(self, number: int) -> Iterator[tuple[str, str]]:
         """Level and name of every deviation that the number has here."""
         family = _FAMILIES[number]
@@ -152,15 +158,16 @@ class Belief:
         """The numbers: factors, and nanoseconds."""
         return dict(zip(_NAMES, (PRIORS * np.exp(self.logs)).tolist(), strict=True))
 
-    def correction(self, source: str) -> Correction:
-        """The numbers of steps."""
+    def correction(self, source: str, others: Mapping[str, Belief] = MappingProxyType({})) -> Correction:
+        """The numbers of steps; `others` is what is known of types of weights of more bits."""
         value = self.values
         factors = dict(Correction().factors)
         factors.update({name: value[name] for name in factors if name in value})
         factors.update(dict.fromkeys(COMPUTE, value["compute"]))
         factors["past attention"] = value["prompt attention"]
+        wider = {dtype: {name: other.values[name] / value[name] for name in WEIGHTS} for dtype, other in others.items()}
         added = dict(Correction().added_ns) | {name: value[name] for name in ("step", "decode row")}
-        return Correction(factors=factors, added_ns=added, source=source)
+        return Correction(factors=factors, added_ns=added, source=source, wider=wider)
 
     @property
     def host(self) -> HostTimes:

@@ -6,7 +6,7 @@ deviations as sources left out in turn needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import log, sqrt
 
@@ -48,8 +48,11 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
     return found * PRIORS
 
 
-def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares: Floats) -> ExternalCalibration:
-    """What the evidence says of one configuration, of which `shares` are `step_shares`."""
+def of_belief(
+    evidence: Evidence, origin: Origin, deployment: Deployment, shares: Floats, wider: Sequence[str] = ()
+) -> ExternalCalibration:
+    """What the evidence says of one configuration, of which `shares` are `step_shares`, and `wider` the types of more
+    bits in which weights are computed no faster."""
     belief = evidence.belief(origin)
     decode, prompts = (
         factors_of(evidence.reach(figure, origin) * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
@@ -59,7 +62,9 @@ def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares
     return ExternalCalibration(
         gpu="",
         deployment=deployment.model_dump_json(),
-        correction=belief.correction("measured runs of other engines"),
+        correction=belief.correction(
+            "measured runs of other engines", {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
+        ),
         host=belief.host,
         interval=decode,
         prompt_interval=prompts,
@@ -108,6 +113,7 @@ def transferred(
         learnt.correction,
         factors=moved(lambda c: c.correction.factors),
         added_ns=moved(lambda c: c.correction.added_ns),
+        wider=here.correction.wider,
         domain={},
     )
     host = HostTimes(**moved(lambda c: vars(c.host)))

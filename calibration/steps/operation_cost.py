@@ -115,7 +115,7 @@ class OperationCost:
 
     def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """The same without the drafting that ends the step, and without waiting for the host."""
-        raw = step_parts(self.model, self.deployment, self.kernels, sizes)
+        raw = step_parts(self.model, self.deployment, self.kernels, sizes, self.correction.by_type)
         return self.correction.apply(raw, sizes)
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:

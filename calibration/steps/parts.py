@@ -9,7 +9,7 @@ uneven decode rows add; see `imbalance_ns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,24 +59,58 @@ _INVARIANT_CUTS = 16  # of each row, by our own kernels
 _WAVES_MORE = 1.5  # beyond two waves more, further rows fill the gaps
 
 
+TypeFactors = Mapping[str, Mapping[str, float]]
+"""By type of weights, what the parts of GEMMs and experts are multiplied by afterwards: without a name their own type,
+with one those of more bits."""
+
+
 def step_parts(
-    model: ModelSpec, deployment: Deployment, kernels: KernelTimes, sizes: StepSizes
+    model: ModelSpec,
+    deployment: Deployment,
+    kernels: KernelTimes,
+    sizes: StepSizes,
+    factors: TypeFactors | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """Nanoseconds of every part that the step has, uncorrected; shapes are those of `sizes`."""
+    """Nanoseconds of every part that the step has, uncorrected; shapes are those of `sizes`.
+
+    With `factors` no operation is slower after the correction than with weights of more bits.
+    """
     parts: dict[str, Any] = {}
-    for name, estimate in parts_of(step_operations(model, deployment, sizes), kernels):
-        parts[name] = parts.get(name, 0.0) + estimate.ns
+    for name, ns in parts_of(step_operations(model, deployment, sizes), kernels, factors or {}):
+        parts[name] = parts.get(name, 0.0) + ns
     parts["imbalance"] = imbalance_ns(model, deployment, kernels.gpu, sizes)
     return {name: np.asarray(ns, dtype=np.float64) for name, ns in parts.items()}
 
 
-def parts_of(operations: Iterable[Operation], kernels: KernelTimes) -> Iterator[tuple[str, Estimate]]:
-    """Every operation's time in a step, all its occurrences, under the part it belongs to."""
+def parts_of(
+    operations: Iterable[Operation], kernels: KernelTimes, factors: TypeFactors
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Nanoseconds of every operation in a step, all its occurrences, under the part it belongs to."""
     for operation in operations:
-        whole = never_slower(operation, kernels)
-        for name, ns in _split(operation, whole.ns, kernels):
-            occurring = np.where(np.asarray(operation.size) > 0, ns, 0.0)
-            yield name, whole._replace(ns=operation.count * occurring)
+        found = _split(operation, never_slower(operation, kernels).ns, kernels)
+        if factors and isinstance(operation, Gemm | Experts):
+            found = _cheapest(operation, found, kernels, factors)
+        for name, ns in found:
+            yield name, operation.count * np.where(np.asarray(operation.size) > 0, ns, 0.0)
+
+
+def _cheapest(
+    operation: Gemm | Experts, found: list[tuple[str, Any]], kernels: KernelTimes, factors: TypeFactors
+) -> list[tuple[str, Any]]:
+    """What is fastest once it is corrected: the operation as it is, or as weights of more bits would have it."""
+    own = factors[""]
+    least = sum(own[name] * ns for name, ns in found)
+    for dtype, theirs in factors.items():
+        other = replace(operation, dtype=dtype, width=0.0) if dtype and operation.dtype in _NARROW else operation
+        if other is not operation or any(theirs[name] != own[name] for name, _ in found):
+            parts = _split(other, never_slower(other, kernels).ns, kernels)
+            whole = sum(theirs[name] * ns for name, ns in parts)
+            found = [
+                (name, np.where(whole < least, theirs[name] / own[name] * ns, kept))
+                for (name, ns), (_, kept) in zip(parts, found, strict=True)
+            ]
+            least = np.minimum(whole, least)
+    return found
 
 
 _FOUR_BITS = ("mxfp4", "nvfp4")
@@ -86,19 +120,23 @@ _NARROW = ("fp8", "fp8_block", "int8", "int4", *_FOUR_BITS)
 def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
     """The time of an operation, which in a narrower type is never longer than in a wider one.
 
-    An engine that has the slower kernel would take the other. Where the GPU has no unit for 4 bits, they are computed
-    in 16, and not compared with 8.
+    An engine that has the slower kernel would take the other.
     """
     found = kernels.time(operation)
-    if not isinstance(operation, Gemm | Experts) or operation.dtype not in _NARROW:
+    if not isinstance(operation, Gemm | Experts):
         return found
-    has_unit = operation.dtype in _FOUR_BITS and kernels.gpu.fp4_flop_per_s
-    wider = ("fp8", "fp8_block", "bfloat16") if has_unit else ("bfloat16",)
-    for dtype in wider:
+    for dtype in wider_types(operation.dtype, kernels.gpu):
         other = kernels.time(replace(operation, dtype=dtype, width=0.0))
         slower = np.asarray(found.ns) > other.ns
         found = Estimate(*(np.where(slower, theirs, own) for own, theirs in zip(found, other, strict=True)))
     return found
+
+
+def wider_types(dtype: str, gpu: GpuSpec) -> tuple[str, ...]:
+    """Types of more bits that are computed no faster; 4 bits are computed in 16 where the GPU has no unit for them."""
+    if dtype in _FOUR_BITS and gpu.fp4_flop_per_s:
+        return "fp8", "fp8_block", "bfloat16"
+    return ("bfloat16",) if dtype in _NARROW else ()
 
 
 def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[str, Any]]:

@@ -74,7 +74,7 @@ class PipelineCost(OperationCost):
         found = {}
         for across in dict.fromkeys(self._hops):
             transfer = stage_transfer(self.model, self.deployment, tokens, across)
-            hop = sum(estimate.ns for _, estimate in parts_of(transfer, self.kernels))
+            hop = np.sum([ns for _, ns in parts_of(transfer, self.kernels, {})], axis=0)
             found[across] = [round(ns) for ns in (self.correction.factors["collectives"] * hop).tolist()]
         return found
 

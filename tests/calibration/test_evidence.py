@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from calibration.kernels.times import Coverage
+from calibration.operations import uniform_step
 from calibration.steps.evidence import (
     LEVELS,
     NUMBERS,
@@ -27,6 +28,7 @@ from calibration.steps.evidence_calibration import transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import step_parts, wider_types
 from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.fitting import fit
@@ -257,6 +259,40 @@ def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     for gpu, model in (("B200", "Llama-3.1-8B"), ("H100", "Qwen3-8B")):
         with pytest.raises(UserError, match="is not what the calibration was learnt on"):
             transferred(learnt, find_gpu(gpu), deployment(model=model), learnt, learnt)
+
+
+@given(
+    gpu=st.sampled_from(["H100", "H200", "B200", "B300", "RTX-PRO-6000", "L40S"]),
+    engine=st.sampled_from(["vllm", "sglang 0.5.9", "trtllm"]),
+    tp=st.sampled_from([1, 2, 8]),
+    model=st.sampled_from(["Llama-3.1-70B", "Mixtral-8x7B"]),
+    dtype=st.sampled_from(["nvfp4", "mxfp4", "fp8", "fp8_block", "int4", "int8"]),
+    rows=st.integers(0, 512),
+    chunk=st.integers(0, 16384),
+)
+@examples(1)
+def test_a_step_of_less_precision_is_never_slower(
+    gpu: str, engine: str, tp: int, model: str, dtype: str, rows: int, chunk: int
+) -> None:
+    """Whole steps as corrected; the experts alone where a mixture in 4 bits leaves in 16 what 8 bits do not."""
+    spec = find_model(model)
+    assume(rows + chunk and (spec.num_experts or dtype != "mxfp4"))
+    sizes = uniform_step(rows, 1000, int(chunk > 0), max(chunk, 1), 0, 0)
+
+    def parts_ns(dtype: str) -> dict[str, float]:
+        stated = deployment(model=model, quantization=dtype, tensor_parallel_size=tp, engine=engine)
+        known = blind(gpu, stated).correction
+        raw = step_parts(spec, stated, kernels(gpu), sizes, known.by_type)
+        return {name: float(ns) for name, ns in known.apply(raw, sizes).items()}
+
+    narrow = parts_ns(dtype)
+    for wider in wider_types(dtype, find_gpu(gpu)):
+        wide = parts_ns("none" if wider == "bfloat16" else wider)
+        if spec.num_experts and "fp4" in dtype and wider != "bfloat16":
+            alone, wide = ({name: ns[name] for name in ("experts", "expert compute")} for ns in (narrow, wide))
+            assert sum(alone.values()) <= sum(wide.values()) * (1 + 1e-9)
+        else:
+            assert sum(narrow.values()) <= sum(wide.values()) * (1 + 1e-9)
 
 
 def test_an_engine_is_priced_by_what_its_own_runs_taught() -> None:
