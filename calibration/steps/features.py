@@ -150,8 +150,10 @@ class MeasuredSteps:
 
     features         names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
     step, cpu        features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
-    step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it
-    own_ns           of step_ns, CPU time of the thread that computed it `[steps]`; all of it where that is not recorded
+    step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it. A step
+                     that was planned behind another, as in the overlapped loop, begins when that ends
+    own_ns           of step_ns, CPU time of the thread that computed it `[steps]`, and of the wait before it the same
+                     share; all of it where that is not recorded
     speed            of the machine around the step, as recorded there and in two steps on either side, in the geometric
                      mean `[steps]`: a single look is too noisy; 1 where it is not recorded
     sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
@@ -187,12 +189,14 @@ class MeasuredSteps:
         start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
         masked, mask_ns = (np.nan_to_num(column(name)) for name in ("masked_rows", "mask_ns"))
         self.mask_ns = float(mask_ns.sum() / masked.sum()) if masked.any() else None
-        self.step_ns, self.sample_ns = end - start, column("sample_ns")
-        self.own_ns = np.where(np.isnan(own), self.step_ns, own)
+        before = np.concatenate(([np.nan], end[:-1]))
+        behind = ~(first | np.isnan(host)) & (column("plan_ns") < before)
+        began = np.where(behind, before, start)
+        self.step_ns, self.sample_ns = end - began, column("sample_ns")
+        self.own_ns = np.where(np.isnan(own), self.step_ns, own * self.step_ns / (end - start))
         logs = np.log(np.where(np.isnan(speed), 1.0, speed))
         of_each = (sums_around(one, _ON_EITHER_SIDE) for one in np.split(logs, np.flatnonzero(first)[1:]))
         self.speed = np.exp(np.concatenate([sums / counts for sums, counts in of_each]))
-        before = np.concatenate(([np.nan], end[:-1]))
         idle = first | (column("plan_ns") - before > _IDLE_NS)
         between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
         self.cpu_ns = np.where(np.isnan(host), between, host) - mask_ns

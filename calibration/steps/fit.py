@@ -4,8 +4,8 @@ Prices are non-negative least squares on relative errors (each step weighs 1 / i
 counts as much as a long prefill), with outliers weighed down as Huber does. To weigh by the measured time would favour
 whatever was fast, and total times would come out too short. They are fitted to the CPU time of the engine's
 thread at the machine's median speed, where that is recorded, and then raised by the share of time that others took:
-so the prices are those of a usual moment, and the weather is known beside them. Every fifth stretch of steps is held
-out and only scored.
+so the prices are those of a usual moment, and the weather is known beside them. The scores are of every fifth stretch
+of steps, predicted by a fit without them.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ def fit(
         remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
         raise UserError("steps", len(steps), remedy)
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
-    step_prices, weather = _model(steps, ~held_out)
+    step_prices, weather = _model(steps, np.ones_like(held_out))
     timed = ~np.isnan(steps.cpu_ns)
-    cpu_prices = _prices(steps.cpu[timed & ~held_out], steps.cpu_ns[timed & ~held_out])
+    cpu_prices = _prices(steps.cpu[timed], steps.cpu_ns[timed])
     step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
     predicted = steps.step @ step_prices
+    prices_without, weather_without = _model(steps, ~held_out)
+    blind_own_ns = weather_without.own_ns(steps.step @ prices_without, steps)
     identity = blake2b(repr((step_ps, cpu_ps, deployment, created)).encode(), digest_size=6).hexdigest()
     return Calibration(
         id=identity,
@@ -66,14 +68,14 @@ def fit(
         created=created,
         step_prices_ps=step_ps,
         cpu_prices_ps=cpu_ps,
-        domain=_domain(steps, ~held_out),
-        residuals=residuals(steps.regime[held_out], steps.own_ns[held_out], weather.own_ns(predicted, steps)[held_out]),
+        domain=_domain(steps),
+        residuals=residuals(steps.regime[held_out], steps.own_ns[held_out], blind_own_ns[held_out]),
         interval=interval(steps),
         weather=replace(
             weather, interval=interval(steps, same_weather=True), misses=_misses(steps, predicted, weather)
         ),
         noise=dict(noise),
-        fitted_steps=int((~held_out).sum()),
+        fitted_steps=len(steps),
         mask_ps=None if steps.mask_ns is None else round(steps.mask_ns * 1000),
     )
 
@@ -200,10 +202,10 @@ def _prices(features: Floats, times: Floats) -> Floats:
     return prices
 
 
-def _domain(steps: MeasuredSteps, used: NDArray[np.bool_]) -> dict[str, dict[str, tuple[float, float]]]:
+def _domain(steps: MeasuredSteps) -> dict[str, dict[str, tuple[float, float]]]:
     domain = {}
     for index, name in enumerate(REGIMES):
-        mine = steps.step[used & (steps.regime == index)]
+        mine = steps.step[steps.regime == index]
         if len(mine):
             low, high = mine.min(axis=0), mine.max(axis=0)
             domain[name] = {f: (float(low[i]), float(high[i])) for i, f in enumerate(steps.features)}

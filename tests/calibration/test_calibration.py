@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from calibration.operations import StepSizes
@@ -96,6 +97,26 @@ def test_noise_moves_no_total() -> None:
     steps = measured(noise=0.2)
     total = predict(fitted(steps), steps).sum()
     assert total == pytest.approx((steps.step @ np.array(STEP_NS)).sum(), rel=0.02)
+
+
+def test_what_the_device_waits_between_overlapped_steps_is_part_of_a_step() -> None:
+    """The simulator begins a step that was planned behind another when that ends: a run takes as long as it did."""
+    config = CONFIG.model_copy(update={"async_scheduling": True})
+    sink = TableSink()
+    workload = designed_workloads(config, Pace(40_000_000, 1_000_000), 50)[0]
+    Cluster(Deployment(scheduler=config), KnownCost(0.1), sink).run(workload)
+
+    def behind(wait_ns: int) -> MeasuredSteps:
+        """The steps, begun so long after the end of those behind which they were planned."""
+        table = sink.steps.to_pandas()
+        table["host_ns"] = 1000.0
+        waits = table["plan_ns"] < table["end_ns"].shift(1)
+        assert waits.any() and not waits.all()
+        table.loc[waits, "start_ns"] += wait_ns
+        return MeasuredSteps([pa.Table.from_pandas(table)])
+
+    np.testing.assert_array_equal(behind(2_000_000).step_ns, behind(0).step_ns)
+    assert MeasuredSteps([sink.steps]).step_ns.sum() == behind(0).step_ns.sum()
 
 
 def test_too_few_steps_is_one_line() -> None:
