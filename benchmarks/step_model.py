@@ -17,25 +17,19 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.sim_speed import REPLICAS, Discard, Poisson
+from benchmarks.sim_speed import SCHEDULER, Discard, Poisson
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.observed import ObservedOperations
 from calibration.steps.predict import blind, kernels
 from serving.cost_model import CostModel, TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.workload import Workload
 from sim.cluster import Cluster
 
-REQUESTS = 20_000
+REQUESTS, REPLICAS = 20_000, 16
 ROUNDS = 5
-DEPLOYMENT = Deployment(
-    model="Llama-3.1-8B",
-    device="cuda",
-    scheduler=SchedulerConfig(
-        max_num_batched_tokens=512, block_size=16, max_model_len=16_384, num_blocks=8192, max_num_seqs=256
-    ),
-)
+DEPLOYMENT = Deployment(model="Llama-3.1-8B", device="cuda", scheduler=SCHEDULER)
 
 
 def operations() -> ObservedOperations:
@@ -47,7 +41,7 @@ def simulate(cost: CostModel) -> tuple[float, int]:
     """CPU seconds and engine steps."""
     began = time.process_time()
     cluster = Cluster(DEPLOYMENT, cost, Discard(), replicas=REPLICAS, shares_prefixes=False, steps=False)
-    done = cluster.run(Workload(Poisson(REQUESTS, 0), shares_prefixes=False))
+    done = cluster.run(Workload(Poisson(REQUESTS, REPLICAS, named=False), shares_prefixes=False))
     return time.process_time() - began, done.steps
 
 

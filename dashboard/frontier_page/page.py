@@ -18,7 +18,6 @@ from dashboard.frontier_page import charts as frontier_charts
 from dashboard.plan_page.words import (
     FORMATS,
     LOOKED_AT,
-    carriers,
     fleet_rows,
     plan_name,
     provenance,
@@ -29,6 +28,7 @@ from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
+from planning.plan.headline import carriers
 
 
 @in_url

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, symbols, tint
-from dashboard.plan_page.words import carriers
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
+from planning.plan.headline import carriers
 from planning.plan.objectives import parse_objectives
 from serving.metrics import metric
 

@@ -37,7 +37,7 @@ from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, Recommendation, percent
 from planning.plan.frontier import Fleet
-from planning.plan.headline import risk
+from planning.plan.headline import first_answer, risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
@@ -105,7 +105,7 @@ def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
     if coarse is None:
         return
     points = [parse(Fleet, point, where="first answer") for point in coarse["points"]]
-    st.subheader(_escaped(words.first_answer(points, spares)), anchor=False)
+    st.subheader(_escaped(first_answer(points, spares)), anchor=False)
     st.caption(_FIRST)
 
 

@@ -13,6 +13,7 @@ from dashboard.uploads import trace_name
 from planning.plan.capacity import MOST_ARRIVALS
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from planning.plan.headline import carriers
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 
@@ -34,23 +35,6 @@ def fleet_name(point: Fleet, spares: int = 0) -> str:
     """`4 × TP4 H100 = 16 GPUs`, spares among them."""
     gpus = f"{point.gpus} GPU{'' if point.gpus == 1 else 's'}"
     return f"{carriers(point, spares)} = {gpus}"
-
-
-def first_answer(points: Sequence[Fleet], spares: int = 0) -> str:
-    """The range of a first answer, whose cheaper end comes first."""
-    if not points:
-        return "Probably none: every fleet so far breaks the SLOs"
-    low, high = points[0], points[-1]
-    names = " to ".join(dict.fromkeys(carriers(point, spares) for point in (low, high)))
-    gpus = f"{low.gpus:,}" if low.gpus == high.gpus else f"{min(low.gpus, high.gpus):,} to {max(low.gpus, high.gpus):,}"
-    usd = " to ".join(dict.fromkeys(f"${point.usd_per_hour:,.2f}" for point in (low, high)))
-    more = "" if len(points) > 1 else ", or none: at the other end every fleet breaks the SLOs"
-    return f"About {gpus} GPUs: {names}, {usd}/h{more}"
-
-
-def carriers(point: Fleet, spares: int = 0) -> str:
-    """`4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
-    return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
 
 
 def headline(best: Recommendation) -> dict[str, str]:

@@ -8,49 +8,44 @@ ordinary stretch of them gives one end of the range and the busiest the other: b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import accumulate
 
 from planning.plan.candidates import Engine
-from planning.plan.frontier import point
+from planning.plan.frontier import Point, point
 from planning.plan.plan import Limits
 from planning.plan.search import search
 from planning.plan.trial import Question, Trial, try_alone, try_fleet
 from planning.workers import Workers
 from serving.workload import WorkloadRequest
 
-ENOUGH = (100, 500)  # requests that the part of a fleet gets, at least
-_FIELDS = ("engine", "replicas", "gpus", "usd_per_hour", "met")  # what a part of a fleet tells of the whole
+_ENOUGH = 100  # requests that the part of a fleet gets, at least
 _MOST = 3  # times as many requests as are enough
 _ALONE = 150  # when each has a replica to itself, latencies hardly differ
 
 
-def first_answers(question: Question, engines: Sequence[Engine], limits: Limits) -> Iterator[dict[str, Any]]:
-    """Each better than the one before: `points` has the fleets at both ends of the range, the cheaper first.
+def first_answer(question: Question, engines: Sequence[Engine], limits: Limits) -> list[Point]:
+    """The fleets at both ends of the range, the cheaper first; none where none will do at one end, or at both.
 
-    They come without anything around them. There is none where none will do at one end, or at both.
+    Figures are of parts of them.
     """
-    for enough in ENOUGH:
-        ends = [_cheapest(question, engines, limits, enough, busiest) for busiest in (False, True)]
-        yield {"points": sorted(filter(None, ends), key=lambda end: (end["usd_per_hour"], end["gpus"]))}
+    ends = [_cheapest(question, engines, limits, busiest) for busiest in (False, True)]
+    return sorted(filter(None, ends), key=lambda end: (end.usd_per_hour, end.gpus))
 
 
-def _cheapest(
-    question: Question, engines: Sequence[Engine], limits: Limits, enough: int, busiest: bool
-) -> dict[str, Any] | None:
-    trial = partial(try_share, enough=enough, busiest=busiest)
+def _cheapest(question: Question, engines: Sequence[Engine], limits: Limits, busiest: bool) -> Point | None:
+    trial = partial(try_share, enough=_ENOUGH, busiest=busiest)
     with Workers(question, jobs=1) as workers:
         found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
-    offers = [
+    offers = (
         point(entry.engine, trial, limits.spares)
         for entry in found
         for trial in entry.trials
         if trial.replicas == entry.replicas
-    ]
-    best = min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
-    return None if best is None else {name: getattr(best, name) for name in _FIELDS}
+    )
+    return min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
 
 
 def try_share(question: Question, engine: Engine, replicas: int, enough: int, busiest: bool = True) -> Trial:
@@ -61,7 +56,7 @@ def try_share(question: Question, engine: Engine, replicas: int, enough: int, bu
     """
     requests = list(question.workload.requests)
     part = min(math.ceil(enough * replicas / len(requests)), replicas)
-    taken = [request for at, request in enumerate(requests) if (at + 1) * part // replicas > at * part // replicas]
+    taken = [requests[at] for at in range(len(requests)) if (at + 1) * part // replicas > at * part // replicas]
     stretch = _stretch(taken, _MOST * enough, busiest)
     return replace(try_fleet(_only(question, stretch), engine, part), replicas=replicas)
 
@@ -71,10 +66,12 @@ def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[
     if len(requests) <= most:
         return requests
     begins = range(0, len(requests) - most + 1, max(most // 4, 1))
+    before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
 
     def tokens_per_ns(begin: int) -> float:
-        some = requests[begin : begin + most]
-        return sum(r.prompt_len + r.output_len for r in some) / max(some[-1].arrival_ns - some[0].arrival_ns, 1)
+        last = begin + most
+        span_ns = requests[last - 1].arrival_ns - requests[begin].arrival_ns
+        return (before[last] - before[begin]) / max(span_ns, 1)
 
     ranked = sorted(begins, key=tokens_per_ns)
     begin = ranked[-1 if busiest else len(ranked) // 2]

@@ -8,9 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from planning.plan.document import Choices, percent
-from planning.plan.frontier import Point
+from planning.plan.frontier import Fleet, Point
 
 _NEAR = 0.25  # dearer than the answer, as a share of its price: still beside it
+
+
+def first_answer(points: Sequence[Fleet], spares: int = 0) -> str:
+    """The range of a first answer, whose cheaper end comes first."""
+    if not points:
+        return "Probably none: every fleet so far breaks the SLOs"
+    low, high = points[0], points[-1]
+    names = " to ".join(dict.fromkeys(carriers(point, spares) for point in (low, high)))
+    few, many = sorted((low.gpus, high.gpus))
+    usd = " to ".join(dict.fromkeys(f"${point.usd_per_hour:,.2f}" for point in (low, high)))
+    more = "" if len(points) > 1 else ", or none: at the other end every fleet breaks the SLOs"
+    return f"About {f'{few:,} to ' if few < many else ''}{gpus(many)}: {names}, {usd}/h{more}"
+
+
+def carriers(point: Fleet, spares: int = 0) -> str:
+    """`4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
+    return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
 
 
 def risk(found: Choices | None) -> str:

@@ -18,7 +18,6 @@ from serving.cost_model import CostModel
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.step_plan import StepPlan
-from serving.workload import PRIVATE
 
 _SHORTEST_CHUNK = 16  # tokens: prompts of a step are taken to be this short, so that they have next to no attention
 
@@ -31,9 +30,7 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
         return 1  # there is no telling when the last request comes
     requests = list(workload.requests)
     span_ms = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e6
-    # What other requests begin with, too, a cache may have; the rest is computed, whatever the cache.
-    prompts = sorted(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
-    outputs = sorted(request.output_len - 1 for request in requests)  # the prompt's last step gives the first token
+    prompts, outputs = question.demand  # the prompt's last step gives the first token
     least = 1.0
     for objective in question.objectives.each:
         must = len(requests) - objective.allowed(len(requests))

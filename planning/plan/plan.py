@@ -221,8 +221,8 @@ def _choosing(question: Question) -> int:
 
 
 def _around(replicas: int, most: int, best: bool) -> list[int]:
-    """More replicas, for the frontier; of the `best` offer the neighbours, too, near where an objective breaks."""
-    near = (*((replicas - 1, replicas + 1) if best else ()), replicas + max(replicas // 4, 2))
+    """More replicas, for the frontier; of the `best` offer one fewer, too, where an objective should break."""
+    near = (*((replicas - 1,) if best else ()), replicas + max(replicas // 4, 1))
     return [number for number in near if 1 <= number <= most]
 
 

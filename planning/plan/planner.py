@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
 from planning.plan.draws import drawn_again, reordered
-from planning.plan.first_answer import first_answers
+from planning.plan.first_answer import first_answer
+from planning.plan.frontier import Point
 from planning.plan.objectives import parse_objectives
 from planning.plan.plan import Limits, make_plan
 from planning.plan.planners import Planners
@@ -33,27 +34,26 @@ def plan(
     *,
     jobs: int | None = None,
     surroundings: bool = True,
-    first: Callable[[dict[str, Any]], None] | None = None,
+    first: Callable[[Sequence[Point]], None] | None = None,
     tell: Tell = quiet,
 ) -> PlanDocument:
     """The cheapest fleet that meets the objectives of `request`. Raises UserError for what cannot be planned.
 
     jobs          simulations at once; by default one for each CPU
     surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
-    first         is given first answers, within seconds and by parts of fleets (`first_answers`)
+    first         is given a first answer, a range, within seconds and by parts of fleets (`first_answer`)
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
     requests = sum(1 for _ in workload.requests)
-    draws = tuple(other_draws(request, workload))
-    question = Question(workload, requests, objectives, pricing, request.router, request.risk, draws)
+    question = Question(workload, requests, objectives, pricing, request.router, request.risk)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     if first is not None:
         tell("a first answer", 0.0)
-        for answer in first_answers(question, engines, limits):
-            first(answer)
+        first(first_answer(question, engines, limits))
+    question = replace(question, draws=tuple(other_draws(request, workload)))
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
     curves, done = _CURVES if surroundings else 0, 0

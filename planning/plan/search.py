@@ -1,11 +1,13 @@
 """The least number of replicas of every engine that may be among the cheapest, all of them bisected in step.
 
 In each round every engine that is still in the running has one fleet tried. It leaves when the fewest replicas that
-it may need cost more than the cheapest fleets found so far: an engine that cannot win is never searched to the end.
+it may need cost more than the cheapest fleets found so far, or half as much again as the cheapest of all: an engine
+that cannot win, nor come near, is never searched to the end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +19,7 @@ from planning.plan.lower_bounds import least_replicas
 from planning.plan.trial import Question, Trial, try_alone, try_fleet
 from planning.workers import Task, Workers
 
+_NEAR = 1.5  # times the price of the cheapest fleet: others that cost no more are told beside it
 _PATIENCE = 4  # times the first fleet tried: when that fails too, maybe nothing will do
 
 
@@ -92,14 +95,15 @@ def search(
     trial: Try = try_fleet,
     alone: Try = try_alone,
 ) -> list[Searched]:
-    """Every engine with its fewest replicas, up to `most`, or pruned if `keep` others are cheaper; in the order given.
+    """Every engine with its fewest replicas, up to `most`, or pruned where `keep` others are cheaper, or one by far.
 
-    `progress` is called after every round. Fleets are tried by `trial`, and by `alone` whether any can do.
+    They are in the order given. `progress` is called after every round. Fleets are tried by `trial`, and by `alone`
+    whether any can do.
     """
     starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
     found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
     while True:
-        dearest = _dearest(found, spares, keep)
+        dearest = _dearest(found, spares, keep, max(_NEAR, 1 / (1 - workers.common.risk)))
         found = [_pruned(entry, spares, dearest) for entry in found]
         trials = [(at, _ask(entry, spares, dearest, trial, alone)) for at, entry in enumerate(found) if entry.open]
         done = sum(len(entry.trials) for entry in found)
@@ -116,12 +120,12 @@ def _start(question: Question, engine: Engine, most: int) -> Bisection:
     return Bisection(low=min(least - 1, most), most=most, start=least)
 
 
-def _dearest(found: Sequence[Searched], spares: int, keep: int) -> float:
-    """What none of the `keep` cheapest will cost more than; infinite while fewer are known."""
+def _dearest(found: Sequence[Searched], spares: int, keep: int, near: float) -> float:
+    """What neither the `keep` cheapest cost more than, nor `near` times the cheapest; infinite if none is known."""
     known = sorted(
         entry.usd_per_hour(entry.bisection.high, spares) for entry in found if entry.bisection.high is not None
     )
-    return known[keep - 1] if len(known) >= keep else float("inf")
+    return min([*known[keep - 1 : keep], *(near * usd for usd in known[:1])], default=math.inf)
 
 
 def _pruned(entry: Searched, spares: int, dearest: float) -> Searched:
@@ -134,7 +138,7 @@ def _ask(entry: Searched, spares: int, dearest: float, trial: Try, alone: Try) -
     if entry.in_doubt:
         return partial(alone, engine=entry.engine)
     price = entry.engine.usd_per_hour
-    within = int(dearest / price + 1e-9) - spares if price > 0 and dearest < float("inf") else None
+    within = int(dearest / price + 1e-9) - spares if price > 0 and dearest < math.inf else None
     return partial(trial, engine=entry.engine, replicas=entry.bisection.ask(within))
 
 

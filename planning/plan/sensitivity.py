@@ -1,14 +1,15 @@
 """How far an answer can be trusted: at the ends of the cost model's interval, how probably it holds, at higher rates.
 
-All are bisections, run to the end by one worker each.
+One worker each finds them, by bisection or by where whole runs say that an objective should break.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
@@ -18,7 +19,7 @@ from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, c
 from traces.reshape import reshaped
 
 _FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
-_GUESSES = 3  # shares that are tried because the last to hold should be there, before the distance is halved
+_NEAR = 1 / 8  # of the headroom, to which it is found
 KEEPING_UP = "keeping up with what arrives"
 
 
@@ -47,51 +48,89 @@ def replicas_at(question: Question, engine: Engine, replicas: int, most: int) ->
 
 
 def holding(
-    question: Question, engine: Engine, replicas: int, least: float = 0.0, draw: int | None = None
+    question: Question, engine: Engine, replicas: int, least: float = 0.0, draw: int | None = None, most: float = SURE
 ) -> float | None:
-    """The probability that so many replicas meet all objectives, in whole percent up to `SURE`; None if not known.
+    """The probability that so many replicas meet all objectives, in whole percent up to `most`; None if not known.
 
-    They do at `least`. Faster steps are taken never to break what slower ones keep. On another `draw` of the traffic it
-    is 1 or 0 if nothing is known of how far off step times are.
+    They do at `least`. Faster steps are taken never to break what slower ones keep. On another `draw` of the traffic,
+    whose steps are taken to be as sure, it is 1 or 0 if nothing is known of how far off step times are.
     """
-    if draw is not None:
-        question, engine = on_draw(question, engine, draw)
-    likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
+    traffic, of = (question, engine) if draw is None else on_draw(question, engine, draw)
     cost = cost_at(question, engine, replicas, LIKELY)
     if cost.at(SURE) is cost:
-        return None if draw is None else float(likely.met)
-    low, high = round(100 * least), round(100 * SURE) + 1  # they hold at `low`, and not, or nobody knows, at `high`
-    planned, guesses = round(100 * (1 - question.risk)), _GUESSES
-    while True:
-        runs = {of[2]: trial for of, trial in question.runs.known.items() if of[:2] == (engine.name, replicas)}
-        for share, trial in sorted(runs.items(), key=lambda run: run[0]):
-            percent = round(100 * share)
-            if low < percent < high and math.isclose(percent, 100 * share):
-                low, high = (percent, high) if trial.met else (low, percent)
-        if high - low == 1:
-            return low / 100
-        percent = planned if low < planned < high else (low + high) // 2
-        if guesses and (guess := _last_to_hold(runs)) is not None:
-            guesses -= 1
-            percent = min(max(guess, low + 1), high - 1)
-        at_share(question, engine, replicas, percent / 100)
+        return None if draw is None else float(at_share(traffic, of, replicas, LIKELY).met)
+
+    def at(percent: int) -> Trial:
+        if draw is None:
+            return at_share(question, engine, replicas, percent / 100, to_the_end=True)
+        return simulated(traffic, of, cost_at(question, engine, replicas, percent / 100, of), replicas, to_the_end=True)
+
+    low, high = round(100 * least), round(100 * most) + 1
+    likely, planned = round(100 * LIKELY), round(100 * (1 - question.risk))
+    first = (likely, planned) if draw is None else (high - 1, planned)
+    return _last_to_hold(low, high, at, first, lambda percent: NormalDist().inv_cdf(percent / 100)).last / 100
 
 
-def _last_to_hold(runs: Mapping[float, Trial]) -> int | None:
-    """The percentage up to which objectives should hold, by the two slowest runs that went to their end.
+class _Held(NamedTuple):
+    """The last number to meet all objectives, its run and that of the least that breaks one, where there were such."""
 
-    What is furthest beyond its bound grows about as a power of the time that steps take, which is lognormal.
+    last: int
+    run: Trial | None = None
+    broken: Trial | None = None
+
+
+def _last_to_hold(
+    low: int,
+    high: int,
+    at: Callable[[int], Trial],
+    first: Sequence[int],
+    place: Callable[[int], float],
+    near: float = 0.0,
+) -> _Held:
+    """A number that meets all objectives, of those from `low`, which does, to before `high`: about the last.
+
+    It was simulated, or is `low`; the last should be no more than one greater, or a share `near` of it. What is
+    furthest beyond its bound is taken to grow as a power of that of which `place` is the logarithm. Numbers are tried
+    `first`, and then where whole runs say.
     """
-    normal = NormalDist()
-    whole = [
-        (normal.inv_cdf(share), math.log(trial.figures.excess))
-        for share, trial in sorted(runs.items())
-        if trial.figures is not None and 0 < trial.figures.excess < math.inf
-    ]
-    if len(whole) < 2 or whole[-1][1] <= whole[-2][1]:
-        return None
-    (reach, low), (further, high) = whole[-2:]
-    return math.floor(100 * normal.cdf(further - high * (further - reach) / (high - low)))
+    excess: dict[int, float] = {}  # logarithms, by number
+    held, left = _Held(low), list(first)
+    while high - low > 1:
+        guided = held.broken is None or high in excess  # else it broke by not keeping up
+        number = left.pop(0) if left else _next_within(low, high, excess if guided else {}, place, near)
+        if number is None:
+            break
+        if number >= high:
+            continue
+        trial = at(number)
+        beyond = trial.figures.excess if trial.figures is not None else math.nan
+        if 0 < beyond < math.inf and (beyond <= 1) == trial.met:
+            excess[number] = math.log(beyond)
+        if not trial.met:
+            high, held = number, held._replace(broken=trial)
+        elif number >= low:
+            low, held = number, held._replace(last=number, run=trial)
+    return held
+
+
+def _next_within(
+    low: int, high: int, excess: Mapping[int, float], place: Callable[[int], float], near: float
+) -> int | None:
+    """The number between both to try next, by the line through the two nearest to the bound; None if `low` is near it.
+
+    As little less than it says as is still near, because queues grow faster than that.
+    """
+    met, beyond = ([number for number in sorted(excess) if (excess[number] > 0) == over] for over in (False, True))
+    if len(excess) < 2 or not met:
+        return (low + high) // 2
+    a, b = (met[-1], beyond[0]) if beyond else met[-2:]
+    slope = (excess[b] - excess[a]) / (place(b) - place(a))
+    inside = (number for number in range(low + 1, high) if excess[a] + slope * (place(number) - place(a)) <= 0)
+    last = min(max(inside, default=low), 2 * b + _FIRST_PERCENT)
+    less = max(int(near * last), 1)
+    if last == high - 1 and not beyond:
+        return last if last > low else None
+    return last - less if last > low + less else None
 
 
 @dataclass(frozen=True)
@@ -106,24 +145,28 @@ class Knee:
 
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
-    """By bisection over whole percents; the same requests arrive faster, and steps are as slow as the risk has it."""
-    search, breaks = Bisection(low=0, most=most_percent, start=_FIRST_PERCENT), None
-    while not search.done:
-        percent = search.ask()
+    """In whole percents, to an eighth; the same requests arrive faster, and steps are as slow as the risk has it."""
+    share = max(1 - question.risk, LIKELY)
+
+    def at(percent: int) -> Trial:
+        if not percent:
+            return at_share(question, engine, replicas, share, to_the_end=True)
         faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
-        cost = cost_at(question, engine, replicas, max(1 - question.risk, LIKELY))
-        trial = simulated(faster, engine, cost, replicas)
-        search = search.answered(percent, not trial.met)
-        if not trial.met:  # each at less traffic than the one before, so that the last is at the knee
-            breaks = _broken(question, trial)
-    return Knee(search.low, breaks)
+        return simulated(faster, engine, cost_at(question, engine, replicas, share), replicas, to_the_end=True)
+
+    first = 0, _FIRST_PERCENT
+    last, run, broken = _last_to_hold(
+        0, most_percent + 1, at, first, lambda percent: math.log1p(percent / 100), near=_NEAR
+    )
+    if last == most_percent:
+        return Knee(last, None)
+    nearest = broken or run
+    return Knee(last, _broken(question, nearest) if nearest else None)
 
 
 def _broken(question: Question, trial: Trial) -> str:
-    """The first to break or, of a run that went to its end, the one furthest beyond its bound; else keeping up."""
-    if trial.broken is not None:
-        return trial.broken.text
+    """What is furthest beyond its bound, or nearest to it; keeping up, if nothing else made the fleet fail."""
     figures = trial.figures
     assert figures is not None
-    worst = question.objectives.each[figures.worst]
-    return worst.text if worst.excess(figures.observed[figures.worst]) > 1 else KEEPING_UP
+    worst = question.objectives.each[figures.worst].text
+    return worst if trial.met or figures.excess > 1 else KEEPING_UP

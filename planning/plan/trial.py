@@ -6,8 +6,11 @@ most fleets that a search looks at are too small, and those are the slowest to s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -17,13 +20,15 @@ from calibration.steps.observed import JudgedCost, ObservedOperations
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.plan.steady import Steady, steady
-from serving.workload import Workload
+from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.run_metrics import RunMetrics
 
 LIKELY, FAST, SLOW = 0.5, 0.05, 0.95  # shares of the cases in which steps take no longer: predicted, and both ends
-_LOOK_EVERY = 32  # requests that have ended: whether an objective is broken by now
+_LOOKS, _LOOK_EVERY = 64, 32  # whether an objective is broken by now: how often, and after so many requests at least
+_SAMPLE = 2000  # requests that tell what becomes of each that has a replica to itself
+_SURE = 4.0  # standard deviations by which more of a sample break an objective than may of all
 
 
 Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; the answer has timed no step yet
@@ -62,6 +67,13 @@ class Question:
     risk: float
     draws: tuple[Workload, ...] = ()
     runs: Runs = field(default_factory=Runs, repr=False, compare=False)
+
+    @cached_property
+    def demand(self) -> tuple[list[int], list[int]]:
+        """Tokens to compute of each prompt, whatever a cache has, and of each answer after its first; ascending."""
+        requests = self.workload.requests
+        prompts = (sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
+        return sorted(prompts), sorted(request.output_len - 1 for request in requests)
 
     def __post_init__(self) -> None:
         about = (self.workload, self.objectives, self.pricing, self.router)
@@ -151,12 +163,30 @@ class _Watch:
 
 
 def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
-    """So many replicas of `engine`."""
+    """So many replicas of `engine`. Slow steps come first: what keeps all objectives with them keeps all anyway."""
+    share, known = 1 - question.risk, question.runs.known
+    if question.risk >= 0.5:
+        return at_share(question, engine, replicas, LIKELY, to_the_end)
+    narrow = None
+    if not to_the_end and (engine.name, replicas, share) not in known:
+        cost = question.pricing(engine)
+        narrow = simulated(question, engine, cost.at(share), replicas)
+        if not narrow.met:  # the interval of the steps that it asks for is no narrower
+            return narrow
     likely = at_share(question, engine, replicas, LIKELY, to_the_end)
-    if question.risk >= 0.5 or not likely.met:
+    if not likely.met:
         return likely
-    late = at_share(question, engine, replicas, 1 - question.risk, to_the_end)
+    if narrow is not None and _same_interval(cost, likely):
+        known[engine.name, replicas, share] = narrow
+    late = at_share(question, engine, replicas, share, to_the_end)
     return likely if late.met else replace(likely, met=False, late=late)
+
+
+def _same_interval(cost: JudgedCost, likely: Trial) -> bool:
+    """Whether steps like those of a whole run are as sure as those that nothing is known of."""
+    return not isinstance(cost, ObservedOperations) or (
+        likely.figures is not None and likely.figures.interval == cost.interval
+    )
 
 
 def try_more(question: Question, engine: Engine, replicas: int) -> Trial:
@@ -167,8 +197,16 @@ def try_more(question: Question, engine: Engine, replicas: int) -> Trial:
 def try_alone(question: Question, engine: Engine) -> Trial:
     """Every request with a replica to itself: the best that any number of replicas can do.
 
-    One replica serves one request after another. It never forgets a prefix, as many replicas might not.
+    One replica serves one request after another. It never forgets a prefix, as many replicas might not. Where requests
+    share none, a sample of them is enough if it breaks no objective, or so many break one that all would.
     """
+    some, of = _alone(question, engine, sampled=True)
+    trial = try_fleet(some, of, 1, to_the_end=True)
+    figures = trial.decisive.figures
+    if trial.met or some.requests == question.requests:
+        return trial
+    if figures is not None and not figures.unfinished and not try_fleet(_forgiving(some), of, 1).met:
+        return trial
     return try_fleet(*_alone(question, engine), 1, to_the_end=True)
 
 
@@ -177,7 +215,7 @@ def nearly_alone(question: Question, engine: Engine) -> bool:
 
     Then an engine that breaks one does so by less than its step times are uncertain.
     """
-    return at_share(*_alone(question, engine), 1, FAST, to_the_end=True).met
+    return at_share(*_alone(question, engine, sampled=True), 1, FAST, to_the_end=True).met
 
 
 def at_share(question: Question, engine: Engine, replicas: int, share: float, to_the_end: bool = False) -> Trial:
@@ -192,12 +230,12 @@ def at_share(question: Question, engine: Engine, replicas: int, share: float, to
     return known[key]
 
 
-def cost_at(question: Question, engine: Engine, replicas: int, share: float) -> JudgedCost:
+def cost_at(question: Question, engine: Engine, replicas: int, share: float, of: Engine | None = None) -> JudgedCost:
     """What times steps like those of so many replicas, which decide how sure it is, in that share of the cases.
 
-    It has timed no step yet.
+    It times those of the engine `of`, if that is another, and has timed no step yet.
     """
-    cost = question.pricing(engine)
+    cost = question.pricing(of or engine)
     if share == LIKELY:
         return cost
     likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
@@ -206,11 +244,26 @@ def cost_at(question: Question, engine: Engine, replicas: int, share: float) -> 
     return cost.at(share)
 
 
-def _alone(question: Question, engine: Engine) -> tuple[Question, Engine]:
+def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Question, Engine]:
     workload = question.workload
+    requests = list(workload.requests)
     if workload.shares_prefixes:
         engine = _never_forgetting(engine, workload)
-    return replace(question, workload=replace(workload, concurrency=1)), engine
+    elif sampled:
+        requests = requests[:: max(len(requests) // _SAMPLE, 1)]
+    alone = replace(workload, requests=requests, concurrency=1)
+    return replace(question, workload=alone, requests=len(requests)), engine
+
+
+def _forgiving(some: Question) -> Question:
+    """What a sample meets if all requests do, whichever are in it."""
+
+    def share(objective: Objective) -> Fraction:
+        spread = math.sqrt(objective.share * (1 - objective.share) / some.requests)
+        return max(objective.share - Fraction(_SURE * spread), Fraction(0))
+
+    each = tuple(replace(objective, share=share(objective)) for objective in some.objectives.each)
+    return replace(some, objectives=replace(some.objectives, each=each))
 
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
@@ -223,7 +276,7 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
         fleet=engine.fleet(replicas, question.router),
         shares_prefixes=question.workload.shares_prefixes,
         steps=False,
-        block=_LOOK_EVERY,
+        block=max(question.requests // _LOOKS, _LOOK_EVERY),
     )
     try:
         cluster.run(question.workload)

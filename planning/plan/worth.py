@@ -17,6 +17,7 @@ import numpy as np
 
 from calibration.choice import choose, errors
 from planning.plan.candidates import Engine
+from planning.plan.document import SURE
 from planning.plan.sensitivity import holding
 from planning.plan.trial import Question
 from planning.workers import Workers
@@ -54,12 +55,17 @@ class Held(NamedTuple):
 
 
 def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> list[Held]:
-    """How probably so many replicas of an engine hold, for each fleet."""
-    draws = (None, *range(len(workers.common.draws)))
-    tasks = [partial(holding, engine=engine, replicas=n, draw=draw) for engine, n in fleets for draw in draws]
+    """How probably so many replicas of an engine hold, for each fleet; on another draw at most as on the planned."""
+    draws = range(len(workers.common.draws))
+    planned = workers.run([partial(holding, engine=engine, replicas=n) for engine, n in fleets])
+    tasks = [
+        partial(holding, engine=engine, replicas=n, draw=draw, most=SURE if most is None else most)
+        for (engine, n), most in zip(fleets, planned, strict=True)
+        for draw in draws
+    ]
     found = workers.run(tasks)
-    each = [found[at : at + len(draws)] for at in range(0, len(found), len(draws))]
-    return [Held(planned, tuple(p for p in more if p is not None)) for planned, *more in each]
+    each = [found[at : at + len(draws)] for at in range(0, len(found), max(len(draws), 1))] or [[]] * len(planned)
+    return [Held(p, tuple(d for d in more if d is not None)) for p, more in zip(planned, each, strict=True)]
 
 
 def most_worth(

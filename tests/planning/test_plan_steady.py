@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.plan.answer import plan_document
-from planning.plan.first_answer import first_answers, try_share
+from planning.plan.first_answer import first_answer, try_share
 from planning.plan.frontier import point
 from planning.plan.plan import Limits, make_plan
 from planning.plan.sensitivity import KEEPING_UP, knee
@@ -136,5 +136,5 @@ def test_a_first_answer_of_bursty_traffic_is_a_range_that_the_whole_one_lies_in(
     quiet, busy = alike(2700, 0.1).requests, alike(300, 0.025).requests
     later = [replace(r, id=2700 + r.id, arrival_ns=r.arrival_ns + 270 * 10**9) for r in busy]
     query = question("ttft_ms p99<=400", workload=Workload([*quiet, *later], shares_prefixes=False))
-    low, high = (end["replicas"] for end in next(first_answers(query, [engine()], Limits(most=64)))["points"])
+    low, high = (end.replicas for end in first_answer(query, [engine()], Limits(most=64)))
     assert low < high and not try_fleet(query, engine(), low).met and try_fleet(query, engine(), high).met

@@ -53,10 +53,13 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` makes a report of a saved answer.
 
+    Within seconds a first answer by parts of fleets, a range, is said on standard error.
+
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
     from planning.plan import planner
+    from planning.plan.headline import first_answer
     from planning.progress import telling
     from planning.settings import named_values
     from serving.deployments.config import load_deployment
@@ -75,8 +78,13 @@ def plan(jobs: int | None, style: str, save: Path | None, force: bool, **given: 
         given["deployment"] = load_deployment(given["deployment"])
     request = requested(PlanRequest, given)
     with telling() as tell:
-        whole = style == "json" or save is not None
-        document = planner.plan(request, jobs=jobs, surroundings=whole, tell=tell)
+        document = planner.plan(
+            request,
+            jobs=jobs,
+            surroundings=style == "json" or save is not None,
+            first=lambda points: click.echo(f"tokentwin: {first_answer(points, request.spares)}", err=True),
+            tell=tell,
+        )
     finish(document, style, save, force)
     if not document.feasible:
         sys.exit(INFEASIBLE)
