@@ -9,7 +9,6 @@ the options of one family (a model on a GPU), which are off together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +17,10 @@ from numpy.typing import NDArray
 from calibration.steps.interval import REACH
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 DRAWS = 2000
 COMMON = 0.5  # share of an error's variance that is common to a family; docs/decisions.md has what was measured
 RISK = 0.1  # of breaking a bound that is taken unless it is said otherwise
-_BOLD, _SAFE = 0.5, 0.01  # the risks of the alternatives that are told beside a choice
 
 
 class Band(NamedTuple):
@@ -50,36 +47,14 @@ def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, 
     return np.sqrt(common) * together + np.sqrt(1.0 - common) * own
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The option taken, and the one that less and more appetite for risk would take; None where that is the same.
+def choose(holds: Floats, worth: Floats, risk: float = RISK) -> int | None:
+    """One of the options that keep their bounds with probability `holds` and are expected to be worth `worth`.
 
-    holds   the probability that each option keeps its bounds
-    worth   what each is expected to be worth
+    Both are `[options]`. Taken is the greatest expected worth among those that hold with 1 - `risk`. Where none does, that is the one that
+    holds most probably; None if none ever does. More risk never lowers what the chosen option yields where it keeps
+    its bounds.
     """
-
-    best: int
-    safer: int | None
-    bolder: int | None
-    holds: Floats
-    worth: Floats
-
-
-def choose(gains: Floats, kept: Bools, risk: float = RISK) -> Choice | None:
-    """Of options that yield `gains` and are `kept` within their bounds, `[options, draws]`; None if none ever is.
-
-    Taken is the greatest expected worth among those that are kept in 1 - `risk` of the draws. Where none is, that is
-    the one kept most often, and `holds` says how often. More risk never lowers what the chosen option yields where it
-    keeps its bounds.
-    """
-    holds, worth = kept.mean(axis=1), np.where(kept, gains, 0.0).mean(axis=1)
     if not holds.any():
         return None
-
-    def best(accepted: float) -> int:
-        sure = holds >= min(1.0 - accepted - 1e-9, float(holds.max()))
-        return int(np.argmax(np.where(sure, worth, -np.inf)))
-
-    taken = best(risk)
-    safer, bolder = (at if at != taken else None for at in (best(min(risk, _SAFE)), best(max(risk, _BOLD))))
-    return Choice(taken, safer, bolder, holds, worth)
+    sure = holds >= min(1.0 - risk - 1e-9, float(holds.max()))
+    return int(np.argmax(np.where(sure, worth, -np.inf)))

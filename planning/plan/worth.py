@@ -1,8 +1,8 @@
 """Which of the fleets that may do is worth most: what it serves for a dollar, times how probably it keeps the SLOs.
 
 All fleets serve the same traffic, so that a cheaper one is worth more for a dollar, and nothing if it breaks an SLO.
-What a fleet is expected to be worth depends on its own probability only, so that all of them share the same draws of
-how far step times are off (`calibration.choice`): equal probabilities are then equally worth, to the last digit.
+So its expected worth is its own probability over its price, whatever errors fleets have in common, and no draws are
+needed for the rule of `calibration.choice`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from calibration.choice import choose, errors
+from calibration.choice import choose
 from planning.plan.candidates import Engine
 from planning.plan.document import SURE
 from planning.plan.sensitivity import holding
@@ -107,12 +106,6 @@ def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]]
     affordable = [f for f in others if f.usd_per_hour < cheapest.usd_per_hour / cheapest.holds]
     same = (cheapest.engine, cheapest.replicas)
     found = [cheapest, *known([f for f in affordable if (f.engine, f.replicas) != same])]
-    return found[_chosen(found, [f.holds or 0.0 for f in found])]
-
-
-def _chosen(found: Sequence[Fleet], holds: Sequence[float]) -> int:
-    kept = errors([""] * len(found), common=1.0) <= np.array([[NormalDist().inv_cdf(held)] for held in holds])
-    gains = np.array([[1 / f.usd_per_hour] for f in found]) * np.ones(kept.shape)
-    choice = choose(gains, kept, risk=1.0)  # of fleets that all hold surely enough
-    assert choice is not None
-    return choice.best
+    holds = np.array([f.holds or 0.0 for f in found])
+    best = choose(holds, holds / [f.usd_per_hour for f in found], workers.common.risk)
+    return found[best or 0]

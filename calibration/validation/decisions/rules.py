@@ -33,8 +33,9 @@ def by_expected_worth(risk: float = RISK) -> Rule:
     def rule(group: Group, slo: Slo) -> Taken:
         drawn = _drawn(group)
         kept = (drawn.ttft_ms <= slo.ttft_ms) & (drawn.tpot_ms <= slo.tpot_ms)
-        found = choose(drawn.throughput, kept, risk)
-        return Taken(None) if found is None else Taken(found.best, float(found.holds[found.best]))
+        holds, worth = kept.mean(axis=1), np.where(kept, drawn.throughput, 0.0).mean(axis=1)
+        best = choose(holds, worth, risk)
+        return Taken(None) if best is None else Taken(best, float(holds[best]))
 
     return rule
 
