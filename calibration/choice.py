@@ -50,9 +50,9 @@ def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, 
 def choose(holds: Floats, worth: Floats, risk: float = RISK) -> int | None:
     """One of the options that keep their bounds with probability `holds` and are expected to be worth `worth`.
 
-    Both are `[options]`. Taken is the greatest expected worth among those that hold with 1 - `risk`. Where none does, that is the one that
-    holds most probably; None if none ever does. More risk never lowers what the chosen option yields where it keeps
-    its bounds.
+    Both are `[options]`. Taken is the greatest expected worth among those that hold with 1 - `risk`. Where none does,
+    that is the one that holds most probably; None if none ever does. More risk never lowers what the chosen option
+    yields where it keeps its bounds.
     """
     if not holds.any():
         return None
