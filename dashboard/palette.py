@@ -101,8 +101,8 @@ def empty(message: str, height: int) -> go.Figure:
     return finish(figure, height, legend=False)
 
 
-def log_axis(low: float, high: float) -> dict[str, Any]:
-    """What to update an axis with that shows values from `low` to `high`; both are above 0.
+def log_axis(low: float, high: float, most: int = _MANY) -> dict[str, Any]:
+    """What to update an axis with that shows values from `low` to `high`, both above 0, with `most` ticks or few more.
 
     Its ticks are whole numbers: Plotly's leave the power of ten out (5, 100, 2, 5).
     """
@@ -110,7 +110,7 @@ def log_axis(low: float, high: float) -> dict[str, Any]:
     for steps in _STEPS:
         ticks = [step * 10.0**decade for decade in decades for step in steps]
         seen = [tick for tick in ticks if low / 1.2 <= tick <= 1.2 * high]
-        if len(seen) <= _MANY:
+        if len(seen) <= most:
             break
     return {"type": "log", "tickvals": ticks, "ticktext": [shown(tick) for tick in ticks]}
 

@@ -96,6 +96,11 @@ def _kept(runs: Path, name: str) -> Planned | None:
     return None
 
 
+def looked_at(runs: Path) -> Planned:
+    """The plan that this tab looked at last; without one, the bundled one."""
+    return _kept(runs, st.session_state.get(LOOKED_AT, EXAMPLE)) or _bundled()
+
+
 def planned(runs: Path) -> Planned | None:
     """The plan that the link names, or that this tab looked at last; None without one. It stays in the link."""
     said = named("plan")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
@@ -19,6 +20,8 @@ APP = Path(__file__).with_name("app.py")
 
 def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str]) -> None:
     """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to."""
+    # Plotly looks at pandas wherever somebody imports it, even halfway through: the first plot then failed.
+    import_module("pandas")
     served = [host, socket.gethostname(), *names]
     app = App(APP, middleware=[Middleware(Door, names=served, password=password)])
     # A visitor of a server that has just started waits for what the page imports: that begins before they come.

@@ -31,7 +31,7 @@ def show(runs: Path) -> None:
     """The calibrations under `runs`, of our own engine and of others."""
     found = calibrations(runs)
     if not found:
-        st.info(f"There is no calibration in `{runs}` yet.", icon=":material/tune:")
+        st.info(f"There is no calibration in `{runs.resolve().name}` yet.", icon=":material/tune:")
         st.markdown("These commands measure and fit our engine in a minute or two, alone or with the whole demo:")
         st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
         return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from dashboard.palette import NEUTRAL, SIMULATED, dots, finish, log_axis, symbols
+from dashboard.palette import NEUTRAL, SIMULATED, bars, dots, finish, log_axis, symbols
 from planning.claims.claim import Expected
 from planning.claims.document import CheckedCase, Term
 
@@ -54,16 +55,10 @@ def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
 def terms_chart(terms: Sequence[Term]) -> go.Figure:
     """A waterfall: every term behind those before it, and the whole."""
     names, times = [term.name for term in terms], [term.ms for term in terms]
-    bars = go.Waterfall(
-        orientation="h",
-        y=[*names, "E2E"],
-        x=[*times, sum(times)],
-        measure=["relative"] * len(terms) + ["total"],
-        increasing={"marker": {"color": SIMULATED}},
-        totals={"marker": {"color": NEUTRAL}},
-        hovertemplate="%{y}: %{delta:,.2f} ms<extra></extra>",
-    )
-    shown = go.Figure(bars)
+    shown, lengths, hover = go.Figure(), [*times, sum(times)], "%{y}: %{customdata:,.2f} ms<extra></extra>"
+    colours = [*[SIMULATED] * len(times), NEUTRAL]
+    begins = [*accumulate(times[:-1], initial=0.0), 0.0]
+    bars(shown, lengths, [*names, "E2E"], "", colours, hover, orientation="h", base=begins, customdata=lengths)
     shown.update_yaxes(autorange="reversed")
     shown.update_xaxes(title_text="ms")
-    return finish(shown, 100 + 26 * (len(terms) + 1))
+    return finish(shown, 100 + 26 * (len(terms) + 1), legend=False)

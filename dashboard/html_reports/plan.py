@@ -39,7 +39,7 @@ def plan_report(answer: PlanDocument) -> tuple[str, list[str]]:
         *_frontiers(answer),
         *_others(answer),
         heading("The traffic"),
-        paragraph(_traffic(answer), soft=True),
+        paragraph(words.traffic_told(answer), soft=True),
         figure(plan_charts.lengths(answer.lengths), Provenance(ASSUMED, "it is what the plan was asked for")),
         origin(answer.version, answer.inputs, "Plan", *plan_command(answer.inputs)),
     ]
@@ -112,9 +112,3 @@ def _others(answer: PlanDocument) -> Iterator[str]:
     """Every engine that was a candidate, and why it is not the answer."""
     if rows := words.alternatives(answer):
         yield heading("Other candidates") + table(rows, dict.fromkeys(words.ROOM, words.ROOM_HELP))
-
-
-def _traffic(answer: PlanDocument) -> str:
-    rate = answer.requests_per_s
-    pace = "all at once" if rate is None else f"{rate:,.3g} a second"
-    return f"{answer.requests:,} requests in {answer.span_s:,.0f} s, {pace}."

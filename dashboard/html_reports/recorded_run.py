@@ -17,9 +17,8 @@ from dashboard.library import calibrations, stamp
 from dashboard.palette import CLOCK_NAME, run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.explained_steps import explained_steps
-from dashboard.run_page.fleet_over_time import FleetOverTime
-from dashboard.run_page.held_steps import HeldSteps
 from dashboard.run_page.step_time_charts import part_times
+from dashboard.run_page.time_window import drawn_over_time
 from dashboard.run_page.words import backlog, distribution_rows, headline_figures, scalar_rows
 from dashboard.series import column
 from dashboard.shown import capitalised, sentence
@@ -44,7 +43,7 @@ def run_report(source: RecordedRun) -> tuple[str, list[str]]:
     metrics, run = RunMetrics.of(recording), recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     outcome, found = RequestEndings.of(metrics), metrics.saturation
-    over_time = HeldSteps.recorded(recording), FleetOverTime.of(run, metrics)
+    held, fleet, used = drawn_over_time(recording, metrics)
     facts = (clock, run["workload"], outcome.text, f"{(run['duration_ns'] or 0) / 1e9:,.1f} s")
     blocks = [
         paragraph(" · ".join(filter(None, facts)), soft=True),
@@ -54,7 +53,7 @@ def run_report(source: RecordedRun) -> tuple[str, list[str]]:
             [{"": each.label, "value": each.value, "90 % band": each.band} for each in headline_figures(run, metrics)]
         ),
         heading("Over time"),
-        figure(run_charts.timeline(*over_time, run_colour(run)), of_run(run)),
+        figure(run_charts.timeline(held, fleet, run_colour(run), used=used), of_run(run)),
         heading("Where step time goes"),
         *_step_time(source),
         *_diagnosis(source),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, symbols, tint
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, log_axis, symbols, tint
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
 from planning.plan.headline import carriers
 from planning.plan.objectives import parse_objectives
+from serving.errors import UserError
 from serving.metrics import metric
 
 HEIGHT = 300
+_TICKS = 5  # of two axes side by side on a telephone
 _TALL = 390  # as what stands beside it
 
 
@@ -88,10 +91,11 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
         return {}
     knee = planned * (1 + best.headroom_percent / 100)
     bounds: dict[str, dict[float, str]] = {"ttft_ms": {}, "tpot_ms": {}}
-    for each in parse_objectives(answer.objectives).each:
-        for name, bound in each.bounds:
-            told = "SLO" if each.attainment else f"SLO p{100 * float(each.share):g}"
-            bounds.get(name, {}).setdefault(bound, told)
+    with suppress(UserError):  # a saved answer may hold any text
+        for each in parse_objectives(answer.objectives).each:
+            for name, bound in each.bounds:
+                told = "SLO" if each.attainment else f"SLO p{100 * float(each.share):g}"
+                bounds.get(name, {}).setdefault(bound, told)
     return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
 
 
@@ -122,21 +126,13 @@ def lengths(told: Lengths) -> go.Figure:
         edges = np.asarray(histogram.edges)
         hover, middle = "about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>", np.sqrt(edges[1:] * edges[:-1])
         bars(figure, middle, histogram.percent, name, SIMULATED, hover, width=np.diff(edges), row=1, col=at)
-        ticks = log_ticks(edges[0], edges[-1])
+        seen = [tick for tick in log_axis(edges[0], edges[-1], _TICKS)["tickvals"] if edges[0] <= tick <= edges[-1]]
+        ticks = seen if len(seen) > 1 else sorted({edges[0], edges[-1] - 1})
         axis = {"type": "log", "range": np.log10(edges[[0, -1]]).tolist(), "title_text": f"{name} (tokens)"}
-        axis |= {"tickvals": ticks, "ticktext": [f"{tick:,.0f}" for tick in ticks]}
+        axis |= {
+            "tickvals": ticks,
+            "ticktext": [f"{tick / 1000:g}k" if tick >= 1000 else f"{tick:g}" for tick in ticks],
+        }
         figure.update_xaxes(**axis, row=1, col=at)
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, 230, legend=False)
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Round whole numbers for a logarithmic axis: powers of ten or, where these are few, 1-2-5, or evenly spaced."""
-    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    for leading in ((1,), (1, 5), (1, 2, 5)):
-        ticks = [first * power for power in powers for first in leading if low <= first * power <= high]
-        if len(ticks) >= 3:
-            return ticks
-    scale = 10.0 ** math.floor(math.log10(max((high - low) / 5, 1)))
-    step = next(first * scale for first in (1, 2, 5, 10) if first * scale * 5 >= high - low)
-    return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -7,12 +7,13 @@ takes long.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import ASSUMED, Provenance
@@ -22,6 +23,7 @@ from dashboard.downloads import downloads
 from dashboard.fleet_run import run_of
 from dashboard.job_view import offer
 from dashboard.kept_inputs import Incomplete
+from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.plan_page.estimates import estimates, estimates_table
@@ -45,7 +47,7 @@ from planning.progress import in_words
 from planning.traffic import Offered
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.metrics import metric
+from serving.metrics import METRICS, metric
 
 _GLANCE = 20_000  # requests that say what the lengths are like
 _FEW = 2000  # that say enough for an estimate
@@ -70,23 +72,41 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 
 def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
     settings = request.as_json()
-    offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
-    _sizes(offered, request)  # traffic that cannot be planned for is refused before anything is asked
     job = Job(runs / "jobs", PLAN, settings)
     found = job.result
     if answer := found or bundled_answer(settings):
         st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
-        plan = Planned(st.session_state[LOOKED_AT], settings, PlanDocument.read(answer))
-        _answer(plan, runs, ways)
+        key = f"{job.directory} {stamp(job.directory)}" if found else EXAMPLE
+        plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
+        drawn = _figures(key, plan.answer)
+        _answer(plan, drawn, runs, ways)
+        _traffic(words.traffic_told(plan.answer), drawn["lengths"], request)
     else:
-        _unanswered(job, offered, request)
-    _traffic(offered, request)
+        offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
+        requests, told, lengths = _sizes(offered, request)  # what cannot be planned for is refused here
+        _unanswered(job, requests, request)
+        _traffic(told, plan_charts.lengths(lengths), request)
 
 
-def _unanswered(job: Job, offered: str, request: PlanRequest) -> None:
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _read(key: str, _answer: Mapping[str, Any]) -> PlanDocument:
+    return PlanDocument.read(_answer)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
+    """Those of an answer, by name: Plotly takes most of what the page takes."""
+    drawn = {**plan_charts.latencies(_answer), "lengths": plan_charts.lengths(_answer.lengths)}
+    if best := _answer.recommendation:
+        drawn["attainment"] = plan_charts.attainment(_answer.by_replicas, best.replicas)
+        drawn["prices"] = plan_charts.prices([best, *_answer.runners_up], _answer.spares)
+    return drawn
+
+
+def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     st.title("Which fleet?", anchor=False)
     estimates_table(*_estimates(job.id, request))
-    requests, candidates = _sizes(offered, request)[0], request.combinations
+    candidates = request.combinations
     why = (
         f"These inputs have no answer yet. To try {candidates:,} candidate{'' if candidates == 1 else 's'} on "
         f"{requests:,} requests takes about {in_words(expected_s(requests, candidates))} on this server if nothing "
@@ -109,7 +129,7 @@ def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
     st.caption(_FIRST)
 
 
-def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
+def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways) -> None:
     answer, best = plan.answer, plan.answer.recommendation
     if best is None:
         st.title("No fleet", anchor=False)
@@ -134,9 +154,8 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
         st.markdown(f"**Close to it:** {literal(told)}")
     left, right = st.columns(2, gap="medium")
     with left:
-        curve = plan_charts.attainment(answer.by_replicas, best.replicas)
         rated = words.provenance_of(answer.by_replicas, "simulated fleets")
-        figure(curve, "attainment", "How many replicas", rated, _HELP["replicas"])
+        figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
         heading(words.why_not_fewer(best, spares), None)
         st.markdown(sentence(literal(answer.why_not_fewer or "")))
@@ -145,15 +164,9 @@ def _answer(plan: Planned, runs: Path, ways: Ways) -> None:
                 f"When traffic grows by more than **{best.headroom_percent} %**, "
                 f"**{literal(best.breaks_first)}** breaks first."
             )
-        offers = [best, *answer.runners_up]
-        figure(
-            plan_charts.prices(offers, spares),
-            "prices",
-            "What each fleet costs",
-            words.provenance_of(offers, "fleets"),
-            small=True,
-        )
-    _latencies(answer)
+        rated = words.provenance_of([best, *answer.runners_up], "fleets")
+        figure(drawn["prices"], "prices", "What each fleet costs", rated, small=True)
+    _latencies(answer, drawn)
     if best.vllm_serve:
         st.subheader("Serve it with vLLM", anchor=False, help=_HELP["serve"])
         # As text: Streamlit's highlighter of code is nearly as large as Plotly, and would hold up the first figure.
@@ -203,7 +216,9 @@ def _headline(answer: PlanDocument, best: Recommendation) -> None:
             band = _escaped(bands[name]) if name in bands else None
             help = helps.get(name)
             st.metric(_escaped(name), _escaped(value), band, "off", help=help, width="content", delta_arrow="off")
-    st.caption("In grey are 90 % bands, from fast to slow steps; of the headroom, what is left of it.")
+    st.caption(
+        "In grey are 90 % bands over what steps may take; that of the headroom is over other draws of the traffic, too."
+    )
 
 
 def _plausible(best: Recommendation) -> str:
@@ -212,14 +227,12 @@ def _plausible(best: Recommendation) -> str:
     return f"It takes {best.plausible} GPUs when step times lie at an end of their 90 % interval. {elsewhere}"
 
 
-def _latencies(answer: PlanDocument) -> None:
-    figures = plan_charts.latencies(answer)
-    if not figures:
-        return
+def _latencies(answer: PlanDocument, drawn: Mapping[str, go.Figure]) -> None:
+    names = [name for name in drawn if name in METRICS]
     rated = words.provenance_of(answer.by_rate, "rates")
-    for place, (name, curve) in zip(st.columns(2, gap="medium"), figures.items(), strict=True):
+    for place, name in zip(st.columns(2, gap="medium") if names else (), names, strict=True):
         with place:
-            figure(curve, f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
+            figure(drawn[name], f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
 
 
 def _rest(answer: PlanDocument) -> None:
@@ -241,12 +254,10 @@ def _room(row: Mapping[str, Any]) -> str:
     return "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
 
 
-def _traffic(key: str, request: PlanRequest) -> None:
-    count, seconds, prompts, outputs = _sizes(key, request)
+def _traffic(told: str, plot: go.Figure, request: PlanRequest) -> None:
     with st.container():
         above = st.container()
-        st.caption(_told(count, seconds, prompts, outputs))
-        plot = plan_charts.lengths(Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)))
+        st.caption(told)
         figure(plot, "lengths", "The traffic", _of_traffic(request), place=above, menu=BARE)
 
 
@@ -256,20 +267,15 @@ def _of_traffic(request: PlanRequest) -> Provenance:
     return Provenance(ASSUMED, "the requests were drawn from the chosen lengths and rate")
 
 
-def _told(count: int, seconds: float, prompts: Sequence[int], outputs: Sequence[int]) -> str:
-    return (
-        f"{count:,} requests in {seconds:,.0f} s, {(count - 1) / max(seconds, 1e-9):,.3g} a second. Prompts have "
-        f"{sum(prompts) / len(prompts):,.0f} tokens on average, outputs {sum(outputs) / len(outputs):,.0f}."
-    )
-
-
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
-def _sizes(key: str, _request: PlanRequest) -> tuple[int, float, list[int], list[int]]:
-    """Requests and seconds in all, and the lengths of prompts and outputs, of very many those of the first."""
+def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
+    """Requests in all, what they are in a sentence, and the lengths of prompts and outputs, of very many the first."""
     requests = list(glance(_request, _GLANCE).requests)
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
-    return count, seconds, [r.prompt_len for r in requests], [r.output_len for r in requests]
+    prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
+    told = words.told_of(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
+    return count, told, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
 
 
 def _escaped(text: str) -> str:

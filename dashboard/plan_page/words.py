@@ -10,7 +10,6 @@ from typing import Any
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.shown import prose
 from dashboard.uploads import trace_name
-from planning.plan.capacity import MOST_ARRIVALS
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from planning.plan.headline import carriers
@@ -50,14 +49,11 @@ def headline(best: Recommendation) -> dict[str, str]:
 
 
 def headline_bands(answer: PlanDocument) -> dict[str, str]:
-    """The 90 % bands of those of the figures that step times decide; of dollars, since they buy the plausible GPUs.
-
-    Of the headroom what is left of it if steps are slow, and if they are as predicted, which its own figure is not.
-    """
+    """The 90 % bands of those of the figures that step times decide; of dollars, since they buy the plausible GPUs."""
     best = answer.recommendation
     if best is None or best.choices is None:
         return {"GPUs": best.plausible} if best else {}
-    mine, whole, gpus = best.choices.recommended, best.choices.whole_interval, best.plausible_gpus
+    mine, gpus = best.choices.recommended, best.plausible_gpus
     users = (mine.tok_s_user_if_slow, mine.tok_s_user_if_fast)
 
     def dollars(usd: float, digits: int) -> str:
@@ -73,14 +69,7 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
         bands["tok/s per user"] = "–".join(f"{user:,.0f}" for user in users if user)
     if best.usd_per_mtok_out is not None:
         bands["$ per Mtok output"] = dollars(best.usd_per_mtok_out, 2)
-    kept = [] if whole and whole.replicas <= mine.replicas else ["none if slow"]
-    curve = next((curve for curve in answer.engine_curves if curve.engine == best.engine and curve.points), None)
-    if (
-        curve and answer.requests_per_s and answer.requests <= MOST_ARRIVALS
-    ):  # of more, the curve is of a busier stretch
-        rate = curve.points[-1].requests_per_s * best.replicas / answer.requests_per_s
-        kept.append(f"about {100 * max(rate - 1, 0):.0f} % as predicted")
-    return bands | ({"headroom": ", ".join(kept)} if kept else {})
+    return bands | ({"headroom": best.headroom_range} if best.headroom_range else {})
 
 
 def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
@@ -175,6 +164,20 @@ def traffic_name(traffic: Any, answer: PlanDocument) -> str:
     said = f" at {rate:,.3g} requests/s" if rate else ""
     name = trace_name(Path(traffic)) if isinstance(traffic, str) else spec.get("name", "a mix")
     return f"{name}{said}"
+
+
+def traffic_told(answer: PlanDocument) -> str:
+    """What was planned for, in a sentence or two."""
+    return told_of(answer.requests, answer.span_s, answer.mean_prompt_tokens, answer.mean_output_tokens)
+
+
+def told_of(requests: int, seconds: float, prompt: float | None, output: float | None) -> str:
+    """So many requests in so many seconds, of prompts and outputs of so many tokens on average."""
+    rate = f", {(requests - 1) / seconds:,.3g} a second" if seconds else ""
+    lengths = (
+        "" if not prompt or not output else f" Prompts have {prompt:,.0f} tokens on average, outputs {output:,.0f}."
+    )
+    return f"{requests:,} requests in {seconds:,.0f} s{rate}.{lengths}"
 
 
 def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, Any]]:

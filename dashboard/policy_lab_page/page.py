@@ -101,8 +101,8 @@ def _found(job: Job) -> ComparisonDocument | None:
 def _how_to_record(runs: Path) -> None:
     with st.expander("This pair is bundled. Record your own"):
         st.markdown("This command runs both sides on the engine, three times each in turns, and simulates them:")
-        sides = "compare a.yaml b.yaml --trace TRACE -c CALIBRATION"
-        st.code(f"tokentwin {sides} --engine --repeats 3 --out {runs}/compared", language="bash", wrap_lines=True)
+        command = "tokentwin compare a.yaml b.yaml --trace TRACE -c CALIBRATION --engine --repeats 3"
+        st.code(f"{command} --out {runs.resolve().name}/compared", language="bash", wrap_lines=True)
 
 
 def _recordings(runs: Path) -> dict[str, Path]:

@@ -22,6 +22,8 @@ from traces.numeric_columns import known
 from traces.run_metrics import RunMetrics
 
 PHASES = ("queue", "prefill", "decode")
+_SECONDS_FROM_MS = 2000  # where a bar of phases is so long
+_DOTS = 700  # of a kind, in a narrow figure
 _SAMPLE = 200_000  # steps: more do not move a curve of 300 points
 
 
@@ -31,22 +33,29 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    held: HeldSteps, fleet: FleetOverTime, colour: str, window_s: tuple[float, float] | None = None, buckets: int = 600
+    held: HeldSteps,
+    fleet: FleetOverTime,
+    colour: str,
+    window_s: tuple[float, float] | None = None,
+    buckets: int = 600,
+    used: Mapping[str, Series] | None = None,
 ) -> go.Figure:
     """Queue, running, KV use and batch tokens on one time axis; of a fleet, requests outstanding and live replicas too.
+
+    `used` are shares of what the GPUs could do at most, by name: when each step started (ns), and what it used.
 
     `window_s` is the part of the run to show. KV use is of the blocks of all replicas that live. Long runs are
     reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
     """
     if not len(held):
         return empty("The recording holds no steps", 260)
-    waiting, running, used = held.lows_and_highs(HELD, window_s, buckets)
+    waiting, running, blocks = held.lows_and_highs(HELD, window_s, buckets)
     begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
     changing = len(fleet.live[0]) > 1
-    heights = [1, 1, 1, 1.2, *([0.6] if changing else [])]
+    heights = [1, 1, 1, 1.2, *([0.6] if changing else []), *([1] if used else [])]
     figure = make_subplots(rows=len(heights), shared_xaxes=True, vertical_spacing=0.045, row_heights=heights)
     panels = [("waiting", waiting, "%{y:,.0f}"), ("running", running, "%{y:,.0f}")]
-    panels.append(("KV use", _share_of_live(used, fleet), "%{y:,.1f} %"))
+    panels.append(("KV use", _share_of_live(blocks, fleet), "%{y:,.1f} %"))
     for at, (label, (x, y), hover) in enumerate(panels, start=1):
         if len(x) and x[-1] < end:
             x, y = np.append(x, end), np.append(y, y[-1])
@@ -60,13 +69,17 @@ def timeline(
     if changing:
         _held(figure, 5, "live replicas", *held_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
         titles.append("live<br>(replicas)")
+    if used:
+        titles.append(f"{', '.join(used)}<br>(%)")
+        _used(figure, len(titles), used, (begin, end), colour)
     for at, title in enumerate(titles, start=1):
         figure.update_yaxes(title_text=title, rangemode="tozero", row=at, col=1)
     figure.update_xaxes(title_text="time since the start of the run (s)", row=len(titles), col=1)
     if window_s is not None:
         figure.update_xaxes(range=list(window_s))
     figure.update_layout(hovermode="x unified")
-    return finish(figure, 700 if changing else 620)
+    figure.update_layout(legend_itemsizing="constant")  # or the dots could not be seen there
+    return finish(figure, 620 + 80 * changing + 120 * bool(used))
 
 
 def _span(steps: Series, fleet: FleetOverTime) -> tuple[float, float]:
@@ -101,6 +114,15 @@ def _batches(
         label = name.replace("_rows", " tokens").replace("_", " ")
         stacked: dict[str, Any] = {"stackgroup": "batch", "row": 4, "col": 1}
         line(figure, x / 1e9, y, label, shades[name], "%{y:,.1f}", 0, shape="hv", fillcolor=shades[name], **stacked)
+
+
+def _used(figure: go.Figure, row: int, used: Mapping[str, Series], window_ns: tuple[float, float], colour: str) -> None:
+    """A dot for each step, or for evenly spaced ones of very many, in percent."""
+    for (name, (at_ns, shares)), shade in zip(used.items(), (colour, pale(colour)), strict=False):
+        inside = (at_ns >= window_ns[0]) & (at_ns <= window_ns[1]) & np.isfinite(shares)
+        rows = _thin_where(inside, _DOTS)
+        hover = f"{name} %{{y:.1f}} %"
+        dots(figure, at_ns[rows] / 1e9, 100 * shares[rows], name, shade, hover, 3, row=row, col=1)
 
 
 def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
@@ -194,7 +216,7 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
         return empty("no steps", 230)
     figure = go.Figure()
     for label, mask, shade in (("decode only", prefill == 0, colour), ("with prefill", prefill > 0, pale(colour))):
-        chosen = _thin_where(mask, 700)
+        chosen = _thin_where(mask, _DOTS)
         hover = "%{x:,} tokens: %{y:,.4~g} ms<extra></extra>"
         dots(figure, batch_tokens[chosen], step_ms[chosen], label, shade, hover, 5)
     figure.update_xaxes(title_text="batch tokens", rangemode="tozero")
@@ -232,12 +254,13 @@ def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], col
     groups = [group for group in np.array_split(order, min(10, len(order))) if len(group)]
     figure = go.Figure()
     colours = phase_colours(colour)
+    unit, scale = ("s", 1000) if total[groups[-1]].mean() >= _SECONDS_FROM_MS else ("ms", 1)
     for name, values in zip(PHASES, (queue, prefill, decode), strict=True):
-        tenths, means = list(range(1, len(groups) + 1)), [float(values[group].mean()) for group in groups]
-        bars(figure, tenths, means, name, colours[name], f"{name}: %{{y:,.4~g}} ms")
+        tenths, means = list(range(1, len(groups) + 1)), [float(values[group].mean()) / scale for group in groups]
+        bars(figure, tenths, means, name, colours[name], f"{name}: %{{y:,.4~g}} {unit}")
     figure.update_layout(barmode="stack", hovermode="x unified", bargap=0.12)
     figure.update_xaxes(title_text="tenth by E2E, slowest last", dtick=1)
-    figure.update_yaxes(title_text="mean time (ms)")
+    figure.update_yaxes(title_text=f"mean time ({unit})")
     return _card(figure)
 
 

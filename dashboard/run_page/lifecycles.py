@@ -67,6 +67,7 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("step p99", steps.p99, "step_ms"),
             ("tokens/step", metrics.distribution("batch_tokens").mean, "batch_tokens"),
             ("busy (%)", percent(s["busy"]), "busy"),
+            *((f"{metric(name).label} (%)", percent(s[name]), name) for name in ("mfu", "mbu") if s[name] is not None),
         ],
         "Memory": [
             ("KV mean (%)", percent(s["kv_usage"]), "kv_usage"),

@@ -108,7 +108,7 @@ def _calibrations(runs: Path) -> dict[str, Path]:
 
 def _bundled(runs: Path) -> None:
     st.info(
-        f"There is no recording in `{runs}` yet. This one is **bundled**; you can choose another above.",
+        f"There is no recording in `{runs.resolve().name}` yet. This one is **bundled**; you can choose another above.",
         icon=":material/inventory_2:",
     )
     with st.expander("Record one of your own"):

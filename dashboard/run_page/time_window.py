@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -10,16 +11,17 @@ from dashboard.blocks import figure
 from dashboard.loading import BY_FILES, open_run
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
-from dashboard.run_page.fleet_over_time import FleetOverTime
+from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.held_steps import HeldSteps
 from dashboard.url import interval, set_interval
 from serving.metrics import metric
 from traces.recording import Recording
+from traces.run_metrics import RunMetrics
 
 Window = tuple[float, float]
 
 _PARAMETER = "window"
-_PANELS = ("waiting", "running", "kv_usage", "batch_tokens")
+_PANELS = ("waiting", "running", "kv_usage", "batch_tokens", "mfu", "mbu")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
 _SUMMED = (
     "With several replicas, the panels add them up. KV use is the share of the blocks of live replicas; batch tokens "
@@ -68,13 +70,22 @@ def _brushed(key: str, end: float) -> None:
 
 
 @st.cache_resource(max_entries=2, show_spinner=False, hash_funcs=BY_FILES)
-def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime]:
+def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
     """What the timeline is drawn of, whatever the window: of millions of steps it takes most of the time."""
     _, metrics = open_run(recording.path)
-    return HeldSteps.recorded(recording), FleetOverTime.of(recording.run, metrics)
+    return drawn_over_time(recording, metrics)
+
+
+def drawn_over_time(recording: Recording, metrics: RunMetrics) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
+    """The steps, the fleet, and MFU and MBU of each step where they are known, by when it started."""
+    used = {name: metrics.values(name) for name in ("mfu", "mbu")}
+    at_ns = recording.table("steps", ["start_ns"])["start_ns"].to_numpy()
+    told = {metric(name).label: (at_ns, shares) for name, shares in used.items() if np.isfinite(shares).any()}
+    return HeldSteps.recorded(recording), FleetOverTime.of(recording.run, metrics), told
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
 def _figure(recording: Recording, window: Window | None) -> go.Figure:
-    plot = run_charts.timeline(*over_time(recording), run_colour(recording.run), window)
+    held, fleet, used = over_time(recording)
+    plot = run_charts.timeline(held, fleet, run_colour(recording.run), window, used=used)
     return plot.update_layout(dragmode="select", selectdirection="h")

@@ -58,10 +58,11 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
         horizontal_spacing=0.03,
         column_widths=[len(entries) + 0.6 for entries in panels.values()],
     )
+    floors = []  # all at once: one by one they take Plotly a second
     for at, (panel, entries) in enumerate(panels.items(), start=1):
         for x, row in enumerate(entries.values()):
             if row.floor_pct is not None:
-                figure.add_shape(_floor(x, abs(row.floor_pct)), row=1, col=at)
+                floors.append(_floor(x, abs(row.floor_pct)) | {"xref": f"x{at}", "yref": f"y{at}"})
         figure.add_trace(_error_bars(list(entries.values())), row=1, col=at)
         figure.update_xaxes(
             title_text=label_of(panel),
@@ -72,8 +73,9 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
             row=1,
             col=at,
         )
+    figure.update_layout(shapes=floors)
     legend_once(figure)
-    if any(row.floor_pct is not None for row in shown):
+    if floors:
         floor, in_legend = tint(REAL, 0.45), {"symbol": "square"}
         dots(figure, [None], [None], "real against real (the floor)", floor, None, 12, in_legend)
     if any(row.low is not None for row in shown):

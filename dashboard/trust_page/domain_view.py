@@ -40,7 +40,7 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
         source = timed_by(recording, runs, calibration)
         if source is None:
             above.subheader(_TITLE, anchor=False)
-            st.caption(_unknown(recording, name, runs))
+            st.caption(_unknown(recording, name))
             return
         found = _domain(recordings[name], source, Path(source.calibration) if source.calibration else None)
     except UserError as error:
@@ -59,11 +59,11 @@ def _forget_another_reports(report: str) -> None:
     st.session_state["scenario_of"] = report
 
 
-def _unknown(recording: Recording, name: str, runs: Path) -> str:
+def _unknown(recording: Recording, name: str) -> str:
     if recording.run["clock"] == "virtual":
         behind = recording.run["calibration"] or "without an id"
-        return f"There is no map: the calibration that timed *{name}* ({behind}) is not in `{runs}`."
-    return f"There is no map: `{runs}` has no calibration of the engine that ran *{name}*."
+        return f"There is no map: the calibration that timed *{name}* ({behind}) is not here."
+    return f"There is no map: there is no calibration of the engine that ran *{name}*."
 
 
 def _in_words(found: Domain, name: str) -> Provenance:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
@@ -16,9 +17,8 @@ from dashboard.blocks import badge, figure, mistake, table, titled
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
-from dashboard.loading import open_run
-from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import plans
+from dashboard.loading import BY_FILES, open_run
+from dashboard.planned import looked_at
 from dashboard.shown import literal, sentence, when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
@@ -106,7 +106,7 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
     if view == "runs":
         with st.container():
             _distributions(directory, report)
-        _errors(report)
+        _errors(directory, report)
     elif view == "steps":
         _steps(directory, report, runs)
     elif view == "domain":
@@ -130,9 +130,7 @@ def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | Non
 
 def _own_question(runs: Path, external: External) -> None:
     """Yes or no for the plan that was looked at last, or the bundled one."""
-    found = plans(runs)
-    plan = found.get(st.session_state.get(LOOKED_AT, EXAMPLE), found[EXAMPLE])
-    question = question_of(plan.answer)
+    question = question_of(looked_at(runs).answer)
     if question is None:
         return
     verdict = judged(question, external)
@@ -185,10 +183,17 @@ def _distributions(directory: Path, report: ValidationReport) -> None:
         st.caption("The report names no recording.")
 
 
-def _errors(report: ValidationReport) -> None:
-    figure(trust_charts.errors(report.rows), "errors", blind_title(report), of_report(report), _ERRORS)
-    if same := report.weather_rows:
-        figure(trust_charts.errors(same), "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
+@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
+def _error_figures(directory: Path, _report: ValidationReport) -> list[go.Figure]:
+    """Of the blind prediction and, where it is known, in the same weather."""
+    return [trust_charts.errors(rows) for rows in (_report.rows, _report.weather_rows) if rows is _report.rows or rows]
+
+
+def _errors(directory: Path, report: ValidationReport) -> None:
+    blind, *same = _error_figures(directory, report)
+    figure(blind, "errors", blind_title(report), of_report(report), _ERRORS)
+    for plot in same:
+        figure(plot, "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
     if report.rows:
         with st.expander("The figures"):
             formats = dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")

@@ -150,6 +150,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         holds=best.held.probability,
         choices=_choices(plan, best),
         headroom_percent=best.knee.headroom_percent,
+        headroom_band=best.headroom,
         breaks_first=best.knee.breaks,
         plausible_gpus=(fast, slow),
         draws=best.held.draws,

@@ -106,6 +106,12 @@ class Recommendation(Offered):
     )
     choices: Choices | None = fact("what other appetites for risk would take; null if unknown", default=None)
     headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
+    headroom_band: tuple[int, int | None] | None = fact(
+        "the same at the slow and the fast end of the 90 % interval of step times, on the draw of the traffic that has "
+        "least and the one that has most (null: nothing that was tried broke it); null if unknown",
+        "%",
+        default=None,
+    )
     breaks_first: str | None = fact("what breaks beyond that; null where nothing did up to the highest rate tried")
     plausible_gpus: tuple[int, int | None] = fact(
         "at the fast and the slow end of the 90 % interval of step times; null where no number of GPUs is enough"
@@ -124,15 +130,23 @@ class Recommendation(Offered):
         return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
 
     @property
+    def headroom_range(self) -> str:
+        """From slow steps to fast ones, over all draws of the traffic; empty if unknown."""
+        return "" if self.headroom_band is None else f"{_range(*self.headroom_band)} %"
+
+    @property
     def plausible(self) -> str:
         """How many GPUs it may take, from the fast to the slow end of the 90 % interval of step times."""
-        low, high = self.plausible_gpus
-        return f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
+        return _range(*self.plausible_gpus)
 
     @property
     def elsewhere(self) -> str:
         """How probably the SLOs hold on other draws of the traffic; empty where there was no other."""
         return " and ".join(map(percent, self.draws)) + " of cases" if self.draws else ""
+
+
+def _range(low: int, high: int | None) -> str:
+    return f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
 
 
 class Dearer(Part):
@@ -319,7 +333,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     for objective in plan.unforgiving:
         yield f"{objective}: with so few requests, not a single one may break it"
     if best is not None:
-        yield f"attainment {100 * best.attainment:.1f} %, headroom {best.headroom}, plausible GPUs {best.plausible}"
+        headroom = best.headroom + (f" ({best.headroom_range})" if best.headroom_range else "")
+        yield f"attainment {100 * best.attainment:.1f} %, headroom {headroom}, plausible GPUs {best.plausible}"
         if best.elsewhere:
             yield f"on other draws of the traffic the SLOs hold in {best.elsewhere}"
         if best.seen:

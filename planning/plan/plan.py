@@ -12,13 +12,13 @@ from planning.plan.curves import fleet_point
 from planning.plan.document import Dearer, FleetPoint, Infeasible
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Progress, Searched, search, silent
-from planning.plan.sensitivity import Knee, knee, replicas_at
+from planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
 from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
 from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-_KNEE, _ENDS, _NEAR = 6, 3, 1  # simulations, more or less: of one fleet, and around each offer
+_KNEE, _HEADROOM, _ENDS, _NEAR = 6, 10, 3, 1  # simulations, more or less: of one fleet, and around each offer
 _HOLDING = 4  # that find how probably a fleet holds on one draw of the traffic
 
 
@@ -48,6 +48,7 @@ class Recommendation:
     fast, slow  the fewest replicas at the ends of the cost model's 90 % interval, and
     likely      as predicted
     knee        how much more traffic it takes
+    headroom    the same from slow steps to fast ones, on all draws of it, in percent (`headroom_band`)
     choices     by replicas: this fleet, the likely one and the slow one, and how probably each holds
     """
 
@@ -58,6 +59,7 @@ class Recommendation:
     likely: int
     slow: int | None
     knee: Knee
+    headroom: tuple[int, int | None] | None
     choices: Mapping[int, tuple[FleetPoint, Held]]
 
 
@@ -99,7 +101,7 @@ def make_plan(
     replicas as hold with that risk on other draws of the traffic, too.
     """
     question = workers.common
-    after = _KNEE + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + _choosing(question)
+    after = _KNEE + _HEADROOM + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + _choosing(question)
     found = search(
         workers,
         engines,
@@ -187,22 +189,23 @@ def _recommended(
         if (offer.engine.name, number) not in there
     ]
     tasks: list[Task[Question, Any]] = [  # the longest first
+        partial(headroom_band, engine=engine, replicas=replicas, holds=(held.planned, *held.draws)),
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
         *(partial(attempt, engine=of, replicas=number) for of, number, attempt in around),
     ]
-    runs = [_KNEE, _ENDS, *(1 for _ in around)]
+    runs = [_HEADROOM, _KNEE, _ENDS, *(1 for _ in around)]
 
     def report(last: int) -> None:
         left = sum(runs[last + 1 :]) + _choosing(workers.common)
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), left))
 
-    found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
+    headroom, found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
     more = [(of, trial) for (of, *_), trial in zip(around, trials, strict=True)]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
     choices = _choices(workers, engine, {replicas: held}, [n for n in (likely, slow) if n])
     fewer = tried[0] if tried else None
-    return Recommendation(best, held, fewer, fast, likely, slow, found_knee, choices), more
+    return Recommendation(best, held, fewer, fast, likely, slow, found_knee, headroom, choices), more
 
 
 def _choices(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -146,22 +147,52 @@ class Knee:
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
     """In whole percents, to an eighth; the same requests arrive faster, and steps are as slow as the risk has it."""
-    share = max(1 - question.risk, LIKELY)
 
     def at(percent: int) -> Trial:
-        if not percent:
-            return at_share(question, engine, replicas, share, to_the_end=True)
-        faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
-        return simulated(faster, engine, cost_at(question, engine, replicas, share), replicas, to_the_end=True)
+        return _faster(question, engine, replicas, max(1 - question.risk, LIKELY), percent)
 
-    first = 0, _FIRST_PERCENT
-    last, run, broken = _last_to_hold(
-        0, most_percent + 1, at, first, lambda percent: math.log1p(percent / 100), near=_NEAR
-    )
+    last, run, broken = _last_to_hold(0, most_percent + 1, at, (0, _FIRST_PERCENT), _growth, near=_NEAR)
     if last == most_percent:
         return Knee(last, None)
     nearest = broken or run
     return Knee(last, _broken(question, nearest) if nearest else None)
+
+
+def headroom_band(
+    question: Question, engine: Engine, replicas: int, holds: Sequence[float | None], most_percent: int = 300
+) -> tuple[int, int | None] | None:
+    """`Knee.headroom_percent` with slow steps on the draw of the traffic that has least, with fast ones on the best.
+
+    Steps are at the ends of their 90 % interval. `holds` is how probably the fleet holds on each draw, the planned one
+    first: where it breaks with slow steps, nothing is left. None for the best where nothing that was tried broke it;
+    None where nothing is known of how far off step times are.
+    """
+    known = [p for p in holds if p is not None]
+    if len(known) < len(holds):
+        return None
+    least, most = most_percent if min(known) >= SLOW else 0, 0
+    for draw in (None, *range(len(question.draws))):
+        slow, fast = (partial(_faster, question, engine, replicas, end, draw=draw) for end in (SLOW, FAST))
+        first = (0, _FIRST_PERCENT) if draw is None else (least,)
+        least = _last_to_hold(0, least + 1, slow, first, _growth, near=_NEAR).last if least else 0
+        further = max(round(most * (1 + _NEAR)), most + 1) if most else _FIRST_PERCENT
+        most = _last_to_hold(most, most_percent + 1, fast, (further,), _growth, near=_NEAR).last
+    return least, None if most == most_percent else most
+
+
+def _growth(percent: int) -> float:
+    return math.log1p(percent / 100)
+
+
+def _faster(
+    question: Question, engine: Engine, replicas: int, share: float, percent: int, draw: int | None = None
+) -> Trial:
+    """The same requests at so much more rate, with steps that take no longer in that share of the cases."""
+    if draw is None and not percent:
+        return at_share(question, engine, replicas, share, to_the_end=True)
+    there, of = (question, engine) if draw is None else on_draw(question, engine, draw)
+    faster = replace(there, workload=reshaped(there.workload, rate_scale=1 + percent / 100))
+    return simulated(faster, of, cost_at(question, engine, replicas, share, of), replicas, to_the_end=True)
 
 
 def _broken(question: Question, trial: Trial) -> str:

@@ -276,6 +276,18 @@ def test_draft_tokens_are_part_of_the_batch():
     assert [sum(column) for column in zip(*(trace.y for trace in stacked), strict=True)][:50] == whole.tolist()
 
 
+def test_what_each_step_used_of_the_gpus_is_a_panel_of_its_own():
+    steps = step_table(3000)
+    start, shares = np.asarray(steps["start_ns"]), np.linspace(0, 1, 3000)
+    used = {"MFU": (start, shares), "MBU": (start, np.where(shares > 0.5, shares, np.nan))}
+    figure = run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED, (start[600] / 1e9, start[2999] / 1e9), used=used)
+    mfu, mbu = figure.data[-2:]
+    assert (mfu.name, mbu.name, figure.layout.yaxis5.title.text) == ("MFU", "MBU", "MFU, MBU<br>(%)")
+    assert len(mfu.x) == len(mbu.x) == 700 and min(mfu.y) == pytest.approx(20, abs=0.1)
+    assert min(mbu.y) > 50 and max(mbu.y) == 100 == max(mfu.y)
+    assert len(run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED).data) == 5
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=40))
 def test_outstanding_are_those_that_came_and_did_not_leave(stays):
     arrivals, ends = np.sort([a for a, _ in stays]), np.sort([a + length for a, length in stays])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from plotly import graph_objects
 
 pytest.importorskip("streamlit")
 
@@ -90,14 +91,11 @@ def test_the_lighter_plotly_has_every_trace_that_pages_draw():
     assert len(light) < len(whole) / 2
     assert all(f'"lib/{trace}.js"' in light for trace in TRACES)
     assert light.startswith("import") and light.endswith(whole[-5000:])
-    names = {
-        node.attr
-        for path in PAGES.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-    }
-    figure = __import__("plotly.graph_objects").graph_objects.Figure
-    traces = {name.removeprefix("add_") for name in names if name.startswith("add_") and hasattr(figure, name)}
+    trees = (ast.walk(ast.parse(path.read_text())) for path in PAGES.rglob("*.py"))
+    nodes = [node for tree in trees for node in tree if isinstance(node, ast.Attribute)]
+    added = {node.attr.removeprefix("add_") for node in nodes if node.attr.startswith("add_")}
+    made = {node.attr.lower() for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "go"}
+    traces = {name for name in added if hasattr(graph_objects.Figure, f"add_{name}")} | made - {"figure"}
     shapes = {"annotation", "shape", "hline", "vline", "hrect", "vrect", "trace", "traces"}
     assert traces - shapes - {"scatter"} <= TRACES
     for other in ("", "export default 1", whole[: len(whole) // 2]):

@@ -23,7 +23,6 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.bundled import bundled_answer
 from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment, read_text
-from dashboard.examples import comparison_request, recordings_request
 from dashboard.palette import policy_colour
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page.charts import Sides
@@ -44,6 +43,7 @@ from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.workload import PRIVATE
 from tests.budget import examples
+from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import one_line, toy_run
 from tests.dashboard.test_uploads import CSV
@@ -229,7 +229,7 @@ def test_any_text_is_a_deployment_or_one_line(text: str) -> None:
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     found = bundled_answer(comparison_request().as_json())
-    assert found is not None, "python -m dashboard.examples makes it anew"
+    assert found is not None, "see dashboard-internals.md"
     app = lab(tmp_path)
     text = shown(app)
     assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's fairness index is" in text

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import bundled_answer
-from dashboard.examples import comparison_request
 from planning.compare.document import ComparisonDocument
 from serving.document import Document, print_document
+from tests.dashboard.bundled_samples import comparison_request
 from tokentwin.cli import cli
 from tokentwin.run_table import print_metrics
 

@@ -17,7 +17,7 @@ pytest.importorskip("streamlit")
 from calibration.steps.predict import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, condense
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE
 from dashboard.trust_page import external_results
 from dashboard.trust_page.charts import errors
 from dashboard.trust_page.client_results import newest_clients
@@ -34,6 +34,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from sim.simulate import simulate_to
 from tests.dashboard.badges import badges
+from tests.dashboard.bundled_samples import condense
 from tests.dashboard.pages import charts, opened, parameter, text
 from tests.dashboard.samples import one_line, report, write_report
 from traces import column_dictionary
@@ -302,7 +303,7 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
     app = trust(samples, view="domain")
-    assert "(toy) is not in" in text(app)
+    assert "(toy) is not here" in text(app)
     shutil.copytree(DEMO, tmp_path / "runs")
     (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
     assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs", view="domain"))

@@ -21,7 +21,6 @@ from click.testing import CliRunner
 pytest.importorskip("streamlit")
 
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, SAMPLES, bundled_answer, sample_diagnosis
-from dashboard.examples import comparison_request, recordings_request
 from dashboard.html_reports.report import write_report
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.tasks import plan as planned
@@ -36,6 +35,7 @@ from planning.exports.validation import Validation
 from planning.jobs.files import write_json
 from planning.plan.document import PlanDocument
 from serving.errors import UserError
+from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example
 from tests.tokentwin.test_plan_command import EASY
 from tokentwin.cli import cli

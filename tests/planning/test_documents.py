@@ -17,13 +17,13 @@ pytest.importorskip("streamlit")
 
 from calibration.validation.report import REPORT, ValidationReport
 from dashboard.bundled import DEMO, bundled_answer, sample_diagnosis
-from dashboard.examples import comparison_request, recordings_request
 from dashboard.html_reports.report import report_of
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
 from planning.plan.document import PlanDocument
 from serving.document import Document, print_document
 from serving.errors import UserError
+from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example
 
 BUNDLED: dict[str, tuple[type[Document], Callable[[], Any]]] = {

@@ -14,14 +14,15 @@ from calibration.validation.bands import run_metrics
 from planning.plan import trial as trials
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine
+from planning.plan.draws import on_draw
 from planning.plan.frontier import Point, pareto, per_dollar
 from planning.plan.lower_bounds import least_replicas
 from planning.plan.plan import Limits, Plan, make_plan
 from planning.plan.planners import Planners
 from planning.plan.search import search
-from planning.plan.sensitivity import knee
+from planning.plan.sensitivity import headroom_band, knee
 from planning.plan.sentences import answer, why_not_fewer
-from planning.plan.trial import Question, Trial, try_alone, try_fleet
+from planning.plan.trial import FAST, SLOW, Question, Trial, cost_at, simulated, try_alone, try_fleet
 from planning.workers import Workers
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.router import find_router
@@ -150,6 +151,29 @@ def test_headroom_ends_where_an_objective_breaks(plan: Plan) -> None:
         faster = reshaped(plan.question.workload, rate_scale=1 + percent / 100)
         query = replace(plan.question, workload=faster)
         assert try_fleet(query, best.offer.engine, best.offer.trial.replicas).met == holds
+
+
+def test_the_band_of_headroom_is_of_slow_steps_on_the_worst_draw_and_of_fast_ones_on_the_best() -> None:
+    query = question(*SLOS)
+    query = replace(query, draws=tuple(traffic(seed=seed) for seed in (7, 8)))
+    replicas = 5
+
+    def keep(percent: int | None, share: float) -> list[bool]:
+        everywhere = [(query, engine()), *(on_draw(query, engine(), draw) for draw in range(2))]
+        faster = (
+            (replace(there, workload=reshaped(there.workload, rate_scale=1 + (percent or 0) / 100)), of, there)
+            for there, of in everywhere
+        )
+        return [simulated(more, of, cost_at(there, of, replicas, share), replicas).met for more, of, there in faster]
+
+    band = headroom_band(query, engine(), replicas, [0.99] * 3)
+    assert band is not None and band[1] is not None
+    least, most = band
+    assert 0 < least < most
+    assert all(keep(least, SLOW)) and not all(keep(least + max(least // 4, 2), SLOW))
+    assert any(keep(most, FAST)) and not any(keep(most + max(most // 4, 2), FAST))
+    assert headroom_band(query, engine(), replicas, [0.99, 0.9, 0.99], 20) == (0, None)
+    assert headroom_band(query, engine(), replicas, [None, 1.0, 1.0]) is None
 
 
 def test_headroom_without_an_end_says_so() -> None:
