@@ -24,6 +24,7 @@ MODULES = (
     "serving/kv/block_pool.py",
     "serving/kv/block_runs.py",
     "serving/kv/prefix_tree.py",
+    "serving/policies/residents.py",
     "serving/policies/steady_decode.py",
     "serving/policies/vllm.py",
     "serving/request.py",

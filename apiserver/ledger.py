@@ -7,18 +7,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from apiserver.backend import Backend
 from apiserver.journeys import Journeys
+from apiserver.live_metrics import LiveMetrics
 from apiserver.live_recording import LiveRecording
 from apiserver.messages import Add, Delivered, From, Row, StepEnd
 from serving.workload import WorkloadRequest
-
-
-class Counter(Protocol):
-    """Counts as metrics what comes, what steps do, and what ends."""
-
-    def expects(self, id: int, received_ns: int) -> None: ...
-    def step(self, end: StepEnd) -> None: ...
-    def request(self, row: Mapping[str, Any], asked: Add) -> None: ...
 
 
 class Tracer(Protocol):
@@ -28,26 +22,19 @@ class Tracer(Protocol):
     def close(self) -> None: ...
 
 
-class Clock(Protocol):
-    """The run's own time of a moment on the machine's monotonic clock, both in ns, and back."""
-
-    def run_ns(self, monotonic_ns: int) -> int: ...
-    def monotonic_ns(self, run_ns: int) -> int: ...
-
-
 class Ledger:
     """Takes rows from a backend. A finished request's row waits for word that its answer was delivered."""
 
     def __init__(
         self,
-        clock: Clock,
-        counter: Counter,
+        backend: Backend,
+        metrics: LiveMetrics,
         recording: LiveRecording | None,
         tracer: Tracer | None = None,
         block_size: int = 16,
     ) -> None:
-        self._clock = clock
-        self._counter = counter
+        self._backend = backend
+        self._metrics = metrics
         self._recording = recording
         self._tracer = tracer
         self._journeys = Journeys(block_size)
@@ -69,8 +56,8 @@ class Ledger:
     def expects(self, id: int, asked: Add) -> None:
         """Request `id` is about to be handed to the backend."""
         self._asked[id] = asked
-        received_ns = self._clock.run_ns(asked.received_ns)
-        self._counter.expects(id, received_ns)
+        received_ns = self._backend.run_ns(asked.received_ns)
+        self._metrics.expects(id, received_ns)
         if asked.followed:
             self._journeys.begin(id, asked.answer_id, len(asked.prompt), received_ns)
         self.under_way += 1
@@ -82,14 +69,14 @@ class Ledger:
     def add_request(self, **row: Any) -> None:
         self.under_way -= 1
         id = row["request_id"]
-        self._counter.request(row, self._asked[id])
+        self._metrics.request(row, self._asked[id])
         if row["status"] == "finished" and id not in self._delivered:
             self._ended[id] = row
         else:
             self._write(id, row, self._delivered.pop(id, None))
 
     def step_ended(self, end: StepEnd) -> None:
-        self._counter.step(end)
+        self._metrics.step(end)
 
     def add_step(self, **row: Any) -> None:
         self._journeys.step(row)
@@ -105,11 +92,11 @@ class Ledger:
 
     def _write(self, id: int, row: dict[str, Any], delivered: Delivered | None) -> None:
         asked = self._asked.pop(id)
-        row["received_ns"] = self._clock.run_ns(asked.received_ns)
+        row["received_ns"] = self._backend.run_ns(asked.received_ns)
         row["client_id"] = asked.client_id
         if delivered is not None:
             for name in ("first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns"):
-                row[name] = self._clock.run_ns(getattr(delivered, name))
+                row[name] = self._backend.run_ns(getattr(delivered, name))
         if self._recording is not None:
             self._recording.add_request(row)
         if self._tracer is not None:

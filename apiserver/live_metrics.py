@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from apiserver.exposition import Series, exposition
 from apiserver.families import CACHE_CONFIG, OF_THE_SERVER, of_an_engine
-from apiserver.finish_reason import finish_reason
-from apiserver.messages import Add, Admitted, Late, StepEnd
+from apiserver.messages import Add, Admitted, Late, StepEnd, finish_reason
 from serving.deployments.config import Deployment
 
 _SECOND_NS = 1e9

@@ -159,11 +159,10 @@ class LiveRecording:
 
     def leave(self, why: str) -> None:
         """Requests that have arrived and not ended never will."""
-        for id, request in list(self._requests.items()):
-            known = {name: getattr(request, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
+        for request in list(self._requests.values()):
             times = {"arrival_ns": request.arrival_ns, "send_ns": request.arrival_ns, "end_ns": self._last_ns}
             status = {"status": "unfinished", "reason": why, "prompt_tokens": request.prompt_len}
-            self.add_request({"request_id": id, **known, **status, **times})
+            self.add_request({**request.labels, **status, **times})
 
     def _follow(self) -> None:
         while self._waiting and self._waiting[0][1] in self._ended:

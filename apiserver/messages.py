@@ -6,6 +6,7 @@ times are of the machine's monotonic clock, in ns, which its processes share.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -80,6 +81,16 @@ class Add(Message):
     grammar: str = ""
     traceparent: str = ""
     tracestate: str = ""
+
+
+def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
+    """How OpenAI's API and vLLM's metrics name the end of a request: `stop`, `length` or `abort`, by its row; empty for
+    one that was refused."""
+    if row["status"] == "rejected":
+        return ""
+    if row["status"] != "finished":
+        return "abort"
+    return "stop" if row["reason"] or row["output_tokens"] < asked.max_tokens else "length"
 
 
 class Abort(Message):

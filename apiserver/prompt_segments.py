@@ -17,6 +17,15 @@ _MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least rece
 _Path = tuple[Segment, ...]
 
 
+class Answer:
+    """The answer to a request, so far."""
+
+    def __init__(self, asked: Add, arrived: WorkloadRequest) -> None:
+        self.asked = asked
+        self.arrived = arrived
+        self.tokens: list[int] = []
+
+
 class PromptSegments:
     """Turns token ids into segments, by blocks of `block_size` tokens."""
 
@@ -55,10 +64,10 @@ class PromptSegments:
             structured=bool(asked.grammar),
         )
 
-    def answered(self, id: int, prompt: Sequence[int], segments: _Path, answer: Sequence[int]) -> None:
-        """Request `id`, whose prompt was `segments`, got this answer."""
-        tokens = [*prompt, *answer]
-        self._remember(self._keys(tokens), len(prompt), segments, f"out:{id}", len(tokens))
+    def answered(self, answer: Answer) -> None:
+        """There will be no more of `answer`."""
+        tokens, arrived = [*answer.asked.prompt, *answer.tokens], answer.arrived
+        self._remember(self._keys(tokens), arrived.prompt_len, arrived.prompt, f"out:{arrived.id}", len(tokens))
 
     def _remember(self, keys: Sequence[int], begins: int, path: _Path, name: str, ends: int) -> None:
         """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""

@@ -14,7 +14,7 @@ from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import ReplicaNow
 from apiserver.messages import About, Add
-from apiserver.prompt_segments import PromptSegments
+from apiserver.prompt_segments import Answer, PromptSegments
 from apiserver.step_end import step_end
 from realengine.engine import Engine
 from realengine.loop import drive
@@ -25,7 +25,7 @@ from realengine.step import Step
 from serving.errors import UserError
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
-from serving.workload import STOPPED, Segment
+from serving.workload import STOPPED
 
 _Call = Callable[[], None]
 
@@ -185,7 +185,7 @@ class _Clients:
         self._engine = engine
         self._recorder = recorder
         self._segments = PromptSegments(engine.deployment.scheduler.block_size)
-        self._open: dict[int, _Answer] = {}
+        self._open: dict[int, tuple[Request, Answer]] = {}
         self._new: dict[int, _New] = {}  # tokens since they were last published, by request
 
     def _now(self) -> int:
@@ -195,7 +195,7 @@ class _Clients:
         home = self._home
         arrived = self._segments.request(id, came_ns, asked)
         home.post(lambda: home.ledger.arrived(arrived))
-        answer = _Answer(asked, arrived.prompt)
+        answer = Answer(asked, arrived)
 
         def take(token: int, logprob: float | None) -> bool:
             answer.tokens.append(token)
@@ -207,7 +207,7 @@ class _Clients:
 
         grammar = self._engine.grammars.make(asked.grammar) if asked.grammar else None
         sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed)
-        answer.request = request = self._engine.add(
+        request = self._engine.add(
             arrived, asked.prompt, sampling=sampling, on_token=take, logprobs=asked.logprobs, grammar=grammar
         )
         self._recorder.arrived(request, came_ns, came_ns, self._now())
@@ -215,19 +215,20 @@ class _Clients:
             self._recorder.left(request, "rejected", end_ns=self._now())
             home.publish({}, {id: ("refused", request.reason)}, perf_counter_ns())
         else:
-            self._open[id] = answer
+            self._open[id] = request, answer
 
     def abort(self, id: int, why: str) -> None:
-        if (answer := self._open.pop(id, None)) is None:
+        if (known := self._open.pop(id, None)) is None:
             return
+        request, answer = known
         self._engine.abort(id)
         self._new.pop(id, None)
         now_ns = self._now()
         if why == "stop":
-            self._recorder.left(answer.request, "finished", now_ns, STOPPED, now_ns)
+            self._recorder.left(request, "finished", now_ns, STOPPED, now_ns)
         else:
-            self._recorder.left(answer.request, "cancelled", None, why, now_ns)
-        self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+            self._recorder.left(request, "cancelled", None, why, now_ns)
+        self._segments.answered(answer)
         self._tell(StepPlan.of(), now_ns, [], 0)
         self._home.publish({}, {id: ("stop" if why == "stop" else "abort", "")}, perf_counter_ns())
 
@@ -243,8 +244,7 @@ class _Clients:
     def ran(self, step: Step) -> None:
         ends = {request.id: ("stop" if request.id in step.stopped else "length", "") for request in step.finished}
         for id in ends:
-            answer = self._open.pop(id)
-            self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+            self._segments.answered(self._open.pop(id)[1])
         new, self._new = self._new, {}
         now_ns, generated = step.end_ns - self._recorder.started_ns, sum(len(one.tokens) for one in new.values())
         self._home.publish_kv()
@@ -261,12 +261,3 @@ class _New(NamedTuple):
 
     tokens: list[int]
     logprobs: list[float]
-
-
-class _Answer:
-    request: Request
-
-    def __init__(self, asked: Add, segments: tuple[Segment, ...]) -> None:
-        self.asked = asked
-        self.segments = segments
-        self.tokens: list[int] = []

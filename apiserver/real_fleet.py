@@ -27,10 +27,9 @@ from apiserver.messages import (
     encode,
     read_answer,
 )
-from apiserver.prompt_segments import PromptSegments
+from apiserver.prompt_segments import Answer, PromptSegments
 from serving.deployments.config import Deployment
 from serving.request import Status
-from serving.workload import Segment
 from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
 from sim.router import Router
@@ -123,10 +122,9 @@ class RealFleet:
     def add(self, id: int, asked: Add) -> None:
         request = self._segments.request(id, self.run_ns(monotonic_ns()), asked)
         self.ledger.arrived(request)
-        answer = _Answer(asked, request.prompt, request.arrival_ns)
         engine = cast(RemoteEngine, self._router.choose(request, self._ready))
         self._engine_of[id] = engine
-        engine.answers_to(id, answer)
+        engine.answers_to(id, _Answer(asked, request))
         asked.id = id
         engine.send(asked)
 
@@ -217,8 +215,8 @@ class RealFleet:
         id = row["request_id"]
         answer = engine.ends(id)
         del self._engine_of[id]
-        self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
-        self.ledger.add_request(**{**row, "arrival_ns": answer.arrival_ns})
+        self._segments.answered(answer)
+        self.ledger.add_request(**{**row, "arrival_ns": answer.arrived.arrival_ns})
 
     def _lost(self, engine: RemoteEngine) -> None:
         engine.about = None
@@ -234,29 +232,18 @@ class RealFleet:
         """Its engine will say no more of it."""
         answer = engine.ends(id)
         del self._engine_of[id]
-        asked = answer.asked
         self.ledger.add_request(
-            request_id=id,
+            **answer.arrived.labels,
             replica=engine.index,
-            tenant=asked.tenant,
-            slo_class="",
-            session=asked.session,
-            turn=0,
-            priority=asked.priority,
             status=status,
             reason=reason,
-            prompt_tokens=len(asked.prompt),
+            prompt_tokens=answer.arrived.prompt_len,
             output_tokens=len(answer.tokens),
-            arrival_ns=answer.arrival_ns,
-            send_ns=answer.arrival_ns,
+            arrival_ns=answer.arrived.arrival_ns,
+            send_ns=answer.arrived.arrival_ns,
             end_ns=self.run_ns(monotonic_ns()),
         )
 
 
-class _Answer:
-    def __init__(self, asked: Add, segments: tuple[Segment, ...], arrival_ns: int) -> None:
-        self.asked = asked
-        self.segments = segments
-        self.arrival_ns = arrival_ns
-        self.tokens: list[int] = []
-        self.row: dict[str, Any] | None = None
+class _Answer(Answer):
+    row: dict[str, Any] | None = None

@@ -19,9 +19,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from apiserver.finish_reason import finish_reason
-from apiserver.ledger import Clock
-from apiserver.messages import Add
+from apiserver.backend import Backend
+from apiserver.messages import Add, finish_reason
 from planning.version import __version__
 
 # What a request goes through, and the column of the time at which it ends. They follow one another without a gap.
@@ -41,7 +40,7 @@ class RequestSpans:
     """Sends spans of requests to `model` to the collector at `endpoint`: its URL, to which `/v1/traces` is added unless
     it has a path of its own. Times are `clock`'s."""
 
-    def __init__(self, endpoint: str, model: str, clock: Clock) -> None:
+    def __init__(self, endpoint: str, model: str, clock: Backend) -> None:
         if urlsplit(endpoint).path in ("", "/"):
             endpoint = f"{endpoint.rstrip('/')}/v1/traces"
         resource = Resource.create({"service.name": "tokentwin", "service.version": __version__})

@@ -14,12 +14,12 @@ from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import ReplicaNow
 from apiserver.messages import About, Add
-from apiserver.prompt_segments import PromptSegments
+from apiserver.prompt_segments import Answer, PromptSegments
 from apiserver.served_fleet import class_of
 from apiserver.step_end import step_end
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.workload import STOPPED, WorkloadRequest
+from serving.workload import STOPPED
 from sim.fleet import Life
 from sim.live_cluster import LiveCluster
 from sim.remote_prefills import RemotePrefills
@@ -92,8 +92,9 @@ class Twin:
         def arrive(at_ns: int) -> None:
             to = "" if asked.place is None else class_of(asked.place)
             request = self._segments.request(id, at_ns, asked, self._lengths.of(id, asked), to)
-            last = None if cut is None else cut.after_tokens
-            self._open[id] = _Answer(asked, request, _words_of(id, asked), last)
+            answer = self._open[id] = _Answer(asked, request)
+            answer.seed = _words_of(id, asked)
+            answer.cut_after = None if cut is None else cut.after_tokens
             self.ledger.arrived(request)
             if self.prefills is not None and asked.prefilled_at:
                 self.prefills.expect(id, asked.prefilled_at)
@@ -217,7 +218,7 @@ class Twin:
             answer = self._open.pop(id)
             if self.prefills is not None:
                 self.prefills.forget(id)
-            self._segments.answered(id, answer.asked.prompt, answer.segments, answer.tokens)
+            self._segments.answered(answer)
             if answer.cut:
                 pass  # its client has been told
             elif row["status"] == "finished":
@@ -239,11 +240,7 @@ def _words_of(id: int, asked: Add) -> int:
     return blake2b(drawn_by.encode()).digest()[0]
 
 
-class _Answer:
-    def __init__(self, asked: Add, request: WorkloadRequest, seed: int, cut_after: int | None) -> None:
-        self.asked = asked
-        self.segments = request.prompt
-        self.seed = seed
-        self.cut_after = cut_after  # so many tokens its connection breaks; None: it does not
-        self.cut = False
-        self.tokens: list[int] = []
+class _Answer(Answer):
+    seed = 0
+    cut_after: int | None = None  # so many tokens its connection breaks; None: it does not
+    cut = False

@@ -156,17 +156,12 @@ class RunRecorder:
         end_ns: int | None = None,
     ) -> None:
         """`request` is gone, with this status of a recording's `requests`; `finish_ns` if it finished."""
-        life, arrived = self._lives.pop(request.id), request.arrived
+        life = self._lives.pop(request.id)
         self._ended += 1
         times = life.token_times_ns
         self.sink.add_request(
-            request_id=request.id,
+            **request.arrived.labels,
             replica=0,
-            tenant=arrived.tenant,
-            slo_class=arrived.slo_class,
-            session=arrived.session,
-            turn=arrived.turn,
-            priority=request.priority,
             status=status,
             reason=reason or request.reason,
             prompt_tokens=request.prompt_len,

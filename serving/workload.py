@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Segment = tuple[str, int]
 Name = str | bytes | int
@@ -51,6 +52,12 @@ class WorkloadRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_len", sum(tokens for _, tokens in self.prompt))
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Which and whose it is, as columns of a recording's `requests`."""
+        known = {name: getattr(self, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
+        return {"request_id": self.id, **known}
 
     @property
     def leaves_ns(self) -> int | None:

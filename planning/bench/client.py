@@ -234,12 +234,7 @@ class _Sender:
         tokens = answer.output_tokens if done and answer.output_tokens is not None else len(times)
         self.rows.append(
             {
-                "request_id": request.id,
-                "tenant": request.tenant,
-                "slo_class": request.slo_class,
-                "session": request.session,
-                "turn": request.turn,
-                "priority": request.priority,
+                **request.labels,
                 "status": status,
                 "reason": reason,
                 "prompt_tokens": answer.prompt_tokens or request.prompt_len,

@@ -8,8 +8,9 @@ asked for, are as in `vllm`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from serving.deployments.config import SchedulerConfig
-from serving.kv.content import Content
 from serving.policies.prefill_first import PrefillFirstScheduler
 from serving.request import Request
 from serving.step_plan import StepPlan
@@ -19,10 +20,8 @@ from serving.workload import WorkloadRequest
 class SglangScheduler(PrefillFirstScheduler):
     """Prefill first, and new requests are seen only now and then."""
 
-    def __init__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> None:
-        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
+        super().__init__(config, **engine)
         self._unseen: set[int] = set()
         self._decoded = 0  # steps since requests were last looked for
 

@@ -8,9 +8,10 @@ many steps (`PyExecutor._waiting_requests`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from serving.deployments.config import SchedulerConfig
 from serving.kv.blocks import Hit
-from serving.kv.content import Content
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
 from serving.step_plan import StepPlan
@@ -19,10 +20,8 @@ from serving.step_plan import StepPlan
 class TrtllmScheduler(VllmScheduler):
     """Whole prompts, and no preemption."""
 
-    def __init__(
-        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
-    ) -> None:
-        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
+    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
+        super().__init__(config, **engine)
         self._chunks = False
         self._waited = 0  # steps that prompts have been held back for
 

@@ -4,8 +4,9 @@ There are no phases: each step brings every request's computed tokens towards it
 come first, in order of admission; then, if nothing had to be preempted, waiting ones, strictly in order. The
 recordings of vLLM's own scheduler in tests/data/oracle are the judge (`tokentwin conformance`).
 
-The rules are here. What makes them fast is in `steady_decode.py`, KV from outside in `kv_loading.py`, draft tokens in
-`drafts.py`. Other policies change the rules only where this class says so (docs/policies.md).
+The rules are here. Who is there, and what KV blocks each needs, is in `residents.py`; what makes the rules fast in
+`steady_decode.py`; draft tokens in `drafts.py`. Other policies change the rules only where these classes say so
+(docs/policies.md).
 """
 
 from __future__ import annotations
@@ -17,23 +18,14 @@ from mypy_extensions import mypyc_attr
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_groups import most_held
 from serving.errors import UserError
-from serving.kv.blocks import Hit, blocks_for
 from serving.kv.content import Content
-from serving.kv.contiguous_pool import ContiguousPool
-from serving.kv.external import ExternalKv
-from serving.kv.grouped_pool import GroupedPool
-from serving.kv.pools import kv_blocks
-from serving.policies.drafts import Drafts
 from serving.policies.grouped_decode import GroupedDecode
-from serving.policies.kv_loading import KvLoading
+from serving.policies.residents import Residents
 from serving.policies.service_meter import ServiceMeter
 from serving.policies.steady_decode import SteadyDecode
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
-from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
-from serving.workload import WorkloadRequest
 
 # vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, each
 # starting over before it has sampled a token. This many preemptions without a token in between are taken for that.
@@ -41,14 +33,13 @@ _LIVELOCK_PREEMPTIONS = 1000
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class VllmScheduler:
+class VllmScheduler(Residents):
     """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
 
     decodes_first  whether decoding requests get their tokens before unfinished prompts; else all by admission
     unsteady       running requests outside the decode set
     draft_slots    what a row takes of the token budget beside its tokens
     service        who is told what requests are given, if anybody
-    drafts         what a speculative configuration drafts; None without one
 
     `schedule` raises UserError when requests keep preempting one another without any of them getting on.
     """
@@ -58,21 +49,11 @@ class VllmScheduler:
     def __init__(
         self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
     ) -> None:
-        self.config = config
-        self.pool = kv_blocks(config, shares_prefixes, content)
-        self.requests: dict[int, Request] = {}
-        self.running: dict[int, Request] = {}
+        super().__init__(config, shares_prefixes=shares_prefixes, content=content)
         self.unsteady: dict[int, Request] = {}
-        self.waiting = self.new_queue()
         self.decodes = DecodeSet(config.block_size)
         self.service: ServiceMeter | None = None
-        self.kv_loading: KvLoading | None = None
-        self.drafts: Drafts | None = None
-        if config.speculative is not None:
-            self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
         varies = type(self).step_budget is not VllmScheduler.step_budget
-        self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
-        self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
         steady = SteadyDecode if self._grouped is None else GroupedDecode
         self._steady = steady(self, config, budget_varies=varies)
         self._in_flight = self._steady.in_flight
@@ -86,23 +67,14 @@ class VllmScheduler:
         self._long_prefill = config.long_prefill_token_threshold
         self._reserves_all = config.scheduler_reserve_full_isl
         self._chunks = config.enable_chunked_prefill
-        self._block_size = config.block_size
-        self._state_blocks = config.state_blocks
-        self._watermark = int(config.watermark * config.num_blocks)
-        self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
-        self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
         self.draft_slots = config.speculative.draft_slots if config.speculative else 0
         self._pads = self._serves = False  # whether a decode may be admitted with drafts, and beside others
         self._most_of_one = self._budget  # tokens of one request in the step being planned
         # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
 
-    # What other policies order differently
-
-    def new_queue(self) -> WaitingQueue:
-        """The order in which waiting requests are admitted."""
-        return OrderedQueue(by_priority) if self.config.policy == "priority" else FcfsQueue()
+    # What other policies do differently, as they do with `new_queue`
 
     def victim(self) -> Request:
         """The running request that loses its place when blocks are lacking."""
@@ -120,48 +92,13 @@ class VllmScheduler:
         if self.waiting and not plan.preempted:
             self.admit_waiting(plan, left)
 
-    # What arrives and leaves
-
-    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
-        request = Request(arrived, outputs)
-        request.reason = self._reason_to_reject(request)
-        if request.reason:
-            request.status = Status.REJECTED
-            return request
-        if arrived.id in self.requests:
-            raise ValueError(f"request {arrived.id} is already here")
-        self.requests[arrived.id] = request
-        self.waiting.add(request)
-        return request
+    # Who leaves
 
     def abort(self, id: int) -> Request | None:
         request = self.requests.get(id)
         if request is not None:
             self.end(request, Status.ABORTED)
         return request
-
-    def _reason_to_reject(self, request: Request) -> str:
-        """Why the request could never finish, or an empty string."""
-        if request.prompt_len < 1 or request.max_len == request.prompt_len:
-            return "a request needs at least one prompt token and one output token"
-        if request.max_len > self.config.max_model_len:
-            return (
-                f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
-                f"exceed max_model_len {self.config.max_model_len}"
-            )
-        need = self.most_held(request)
-        if need > self.pool.total:
-            return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
-        return ""
-
-    def most_held(self, request: Request) -> int:
-        """The most KV blocks that `request` will ever hold at once."""
-        if self._contiguous is not None:
-            return self._contiguous.reserved(request)
-        tokens = request.max_len - 1  # the last token is never computed
-        if self.drafts is not None:
-            tokens = self.drafts.slots(min(tokens + self.drafts.tokens, self.config.max_model_len - 1))
-        return most_held(self.config, tokens)
 
     def end(self, request: Request, status: Status) -> None:
         """`request` leaves for good, with `status`: finished or aborted."""
@@ -254,16 +191,6 @@ class VllmScheduler:
     def _last_is_under_way(self, request: Request) -> bool:
         """Whether a step in flight samples the last token of `request`, should all of its drafts be rejected."""
         return request.computed + 2 - request.placeholders >= request.max_len
-
-    def lacking_blocks(self, request: Request, tokens: int) -> int:
-        """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
-        end = request.computed + tokens
-        if self._particular:
-            if self._lookahead:
-                end = self.drafts.slots(end)  # type: ignore[union-attr]
-            if self._grouped is not None:
-                return self._grouped.lacking(request, end)
-        return -(-end // self._block_size) - request.held
 
     def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
         """Give `request`, which runs and lacks no block, its `tokens` in this step; what that takes of the budget."""
@@ -396,19 +323,6 @@ class VllmScheduler:
             loading.external.admitted(request)
         return tokens
 
-    def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
-        """Whether there are blocks for the first `tokens` tokens, of which the step computes those up to `now`, beside
-        those of `hit`."""
-        if self._contiguous is not None:
-            need = self._contiguous.reserved(request)
-            if need > self._contiguous.longest:
-                return False
-        elif self._grouped is not None:
-            need = self._grouped.to_admit(tokens, hit, now)
-        else:
-            need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
-        return need + (self._watermark if self.running else 0) <= self.pool.free
-
     # When a step has ended
 
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
@@ -460,28 +374,6 @@ class VllmScheduler:
         self._preempted_in_vain = 0
         last = self._steady.skip(steps)
         return [] if last is None else self.commit(last)
-
-    # KV from outside: see `kv_loading.py`
-
-    def connect(self, external: ExternalKv) -> None:
-        if self._contiguous is not None:
-            remedy = "cannot be combined with KV from outside; set it to paged"
-            raise UserError("scheduler.kv_reservation", self.config.kv_reservation, remedy)
-        if self._grouped is not None:
-            remedy = "cannot be combined with KV from outside; leave it empty"
-            raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)
-        self.kv_loading = KvLoading(external, self.pool, self._block_size)
-
-    def loaded(self, request: Request) -> None:
-        assert self.kv_loading is not None
-        self.kv_loading.loaded(request)
-
-    def load_failed(self, request: Request) -> None:
-        assert self.kv_loading is not None
-        self.kv_loading.load_failed(request)
-
-    def release(self, request: Request) -> None:
-        self.pool.release(request)
 
 
 def by_decodes_first(request: Request) -> tuple[bool, int]:

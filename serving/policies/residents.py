@@ -1,0 +1,136 @@
+"""The requests that a scheduler has, and the KV blocks that each needs, in whichever pool there is.
+
+Which requests run, and with how many tokens, is `vllm.py`'s affair.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
+from serving.errors import UserError
+from serving.kv.blocks import Hit, blocks_for
+from serving.kv.content import Content
+from serving.kv.contiguous_pool import ContiguousPool
+from serving.kv.external import ExternalKv
+from serving.kv.grouped_pool import GroupedPool
+from serving.kv.pools import kv_blocks
+from serving.policies.drafts import Drafts
+from serving.policies.kv_loading import KvLoading
+from serving.request import Request, Status
+from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
+from serving.workload import WorkloadRequest
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Residents:
+    """Those that have not ended, running and waiting.
+
+    drafts      what a speculative configuration drafts; None without one
+    kv_loading  KV from outside, if there is any
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, *, shares_prefixes: bool = True, content: Content | None = None
+    ) -> None:
+        self.config = config
+        self.pool = kv_blocks(config, shares_prefixes, content)
+        self.requests: dict[int, Request] = {}
+        self.running: dict[int, Request] = {}
+        self.waiting = self.new_queue()
+        self.kv_loading: KvLoading | None = None
+        self.drafts: Drafts | None = None
+        if config.speculative is not None:
+            self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
+        self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
+        self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
+        self._block_size = config.block_size
+        self._state_blocks = config.state_blocks
+        self._watermark = int(config.watermark * config.num_blocks)
+        self._lookahead = self.drafts.lookahead if self.drafts else 0
+        self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
+
+    def new_queue(self) -> WaitingQueue:
+        """The order in which waiting requests are admitted."""
+        return OrderedQueue(by_priority) if self.config.policy == "priority" else FcfsQueue()
+
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        request = Request(arrived, outputs)
+        request.reason = self._reason_to_reject(request)
+        if request.reason:
+            request.status = Status.REJECTED
+            return request
+        if arrived.id in self.requests:
+            raise ValueError(f"request {arrived.id} is already here")
+        self.requests[arrived.id] = request
+        self.waiting.add(request)
+        return request
+
+    def _reason_to_reject(self, request: Request) -> str:
+        """Why the request could never finish, or an empty string."""
+        if request.prompt_len < 1 or request.max_len == request.prompt_len:
+            return "a request needs at least one prompt token and one output token"
+        if request.max_len > self.config.max_model_len:
+            return (
+                f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
+                f"exceed max_model_len {self.config.max_model_len}"
+            )
+        need = self.most_held(request)
+        if need > self.pool.total:
+            return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
+        return ""
+
+    def most_held(self, request: Request) -> int:
+        """The most KV blocks that `request` will ever hold at once."""
+        if self._contiguous is not None:
+            return self._contiguous.reserved(request)
+        tokens = request.max_len - 1  # the last token is never computed
+        if self.drafts is not None:
+            tokens = self.drafts.slots(min(tokens + self.drafts.tokens, self.config.max_model_len - 1))
+        return most_held(self.config, tokens)
+
+    def lacking_blocks(self, request: Request, tokens: int) -> int:
+        """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
+        end = request.computed + tokens
+        if self._particular:
+            if self._lookahead:
+                end = self.drafts.slots(end)  # type: ignore[union-attr]
+            if self._grouped is not None:
+                return self._grouped.lacking(request, end)
+        return -(-end // self._block_size) - request.held
+
+    def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
+        """Whether there are blocks for the first `tokens` tokens, of which the step computes those up to `now`, beside
+        those of `hit`."""
+        if self._contiguous is not None:
+            need = self._contiguous.reserved(request)
+            if need > self._contiguous.longest:
+                return False
+        elif self._grouped is not None:
+            need = self._grouped.to_admit(tokens, hit, now)
+        else:
+            need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
+        return need + (self._watermark if self.running else 0) <= self.pool.free
+
+    # KV from outside: see `kv_loading.py`
+
+    def connect(self, external: ExternalKv) -> None:
+        if self._contiguous is not None:
+            remedy = "cannot be combined with KV from outside; set it to paged"
+            raise UserError("scheduler.kv_reservation", self.config.kv_reservation, remedy)
+        if self._grouped is not None:
+            remedy = "cannot be combined with KV from outside; leave it empty"
+            raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)
+        self.kv_loading = KvLoading(external, self.pool, self._block_size)
+
+    def loaded(self, request: Request) -> None:
+        assert self.kv_loading is not None
+        self.kv_loading.loaded(request)
+
+    def load_failed(self, request: Request) -> None:
+        assert self.kv_loading is not None
+        self.kv_loading.load_failed(request)
+
+    def release(self, request: Request) -> None:
+        self.pool.release(request)
