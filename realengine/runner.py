@@ -246,6 +246,8 @@ class ModelRunner:
         def work() -> None:
             self._mark(launched)
             self._buffer[:size].copy_(host.step[:size], non_blocking=True)
+            # A copy from memory that is not pinned waits for what the device has to do: for nothing yet.
+            masks = step.masks and [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks]
             batch = Batch.of(self._buffer, step.layout, step.packed)
             self.attention.prepare(batch, graph is not None)
             self._times = launched.times
@@ -256,9 +258,8 @@ class ModelRunner:
             logits = self.model.compute_logits(hidden[: layout.samples], self._times)
             batch = batch.first(layout.samples)
             self._mark(launched)
-            if step.masks is not None:
-                samples, bits = (torch.from_numpy(part).to(logits.device) for part in step.masks)
-                self.model.ops.mask(logits, samples, bits)
+            if masks:
+                self.model.ops.mask(logits, *masks)
             if self._keeps_logits:
                 launched.logits = logits
             if layout.samples:

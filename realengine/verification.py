@@ -85,10 +85,10 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, flo
 
 def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, float | None]]:
     """The tokens of a step that verified `drafts`, which were drawn with `sequence.odds`, as `verify` takes them: the
-    accepted ones, and the step's own. `logits` are the target's `[1 + drafts, vocab]`."""
+    accepted ones, and the step's own. `logits` are the target's `[1 + drafts, vocab]`; fewer may have been proposed."""
     how, first = sequence.sampling, sequence.output_len
-    chosen = []
-    for place, token in enumerate(sequence.drafts[:drafts]):
+    chosen, proposed = [], sequence.drafts[:drafts]
+    for place, token in enumerate(proposed):
         target, draft = how.probabilities(logits[place]), sequence.odds[place]
         if how.uniform(first + place, "accept") * draft[token] < target[token]:
             chosen.append(token)
@@ -96,7 +96,8 @@ def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor
         chosen.append(int(pick((target - draft).clamp(min=0), how.uniform(first + place, "instead"))))
         break
     else:
-        chosen.append(int(pick(how.probabilities(logits[drafts]), how.uniform(first + drafts))))
+        place = len(proposed)
+        chosen.append(int(pick(how.probabilities(logits[place]), how.uniform(first + place))))
     if not sequence.logprobs:
         return [(token, None) for token in chosen]
     tokens = torch.tensor(chosen, device=logits.device)

@@ -12,7 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+import realengine.copier  # noqa: E402
 import realengine.cuda_device  # noqa: E402
+from realengine.copier import StreamCopier  # noqa: E402
 from realengine.cpu_device import CpuDevice  # noqa: E402
 from realengine.cuda_device import CudaDevice  # noqa: E402
 from realengine.device import Device  # noqa: E402
@@ -144,6 +146,20 @@ def test_whatever_thread_submits_work_goes_to_the_devices_own_stream(cuda: FakeC
         anywhere()
         assert {what for what, _ in cuda.done} == {"event", "kernel", "replay"}
         assert {stream for _, stream in cuda.done} == {"a stream of cuda:0"}
+
+
+def test_copies_run_beside_the_steps_on_a_stream_of_their_own(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_torch = {"cuda": cuda, "inference_mode": torch.inference_mode}
+    monkeypatch.setattr(realengine.copier, "torch", SimpleNamespace(**of_torch))
+    monkeypatch.setattr(cuda, "Stream", lambda device: f"a stream for copies of {device}")
+    copy = StreamCopier(torch.device("cuda", 0)).submit(cuda.launch)
+    assert cuda.done == [(what, "a stream for copies of cuda:0") for what in ("event", "kernel", "event")]
+    cuda.stuck = True
+    assert not copy.done()
+    cuda.stuck = False
+    assert copy.done()
+    began_ns, ended_ns = copy.times_ns()
+    assert began_ns == ended_ns == copy.times_ns()[1] > 0
 
 
 def test_weights_and_kv_are_made_where_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,12 +282,12 @@ def test_what_followed_the_longest_run_first_is_proposed(text: list[int], k: int
         assert drafter.draft([Row(request, 0, 1, True)], {0}, {0: sequence}, seating).get(0, []) == expected
 
 
-@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize(("certain", "planned"), [(True, 2), (False, 2), (True, 3), (False, 3)])
 @pytest.mark.parametrize("how", [SamplingParams(1.0), SamplingParams(0.7, top_k=3, top_p=0.9)])
-def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParams, certain: bool) -> None:
+def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParams, certain: bool, planned: int) -> None:
     """Chi-square over all texts of three tokens, with drafts of two, against products of probabilities.
 
-    Drafts are proposed with certainty, or drawn from another table.
+    Drafts are proposed with certainty, or drawn from another table. In the overlapped loop more are planned for.
     """
     vocab, n = 4, 800
     table, other = torch.randn(2, vocab, vocab, generator=torch.Generator().manual_seed(1))  # of a token, after another
@@ -303,12 +303,14 @@ def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParam
                 first = _drawn(other[sequence.tokens[-1:]], [seeded.draw(said, "draft")])[0]
                 sequence.drafts = [first, *_drawn(other[[first]], [seeded.draw(said + 1, "draft")])]
                 sequence.odds = [seeded.probabilities(other[at]) for at in (sequence.tokens[-1], first)]
-            logits = table[[sequence.tokens[-1], *sequence.drafts]]
+            nowhere = torch.tensor([[0.0, 0.0, 0.0, 9.0]] * (planned - 2)).reshape(-1, vocab)
+            logits = torch.cat([table[[sequence.tokens[-1], *sequence.drafts]], nowhere])
             if certain:
-                chosen = [(token, None) for token in _drawn(logits, [seeded.draw(said + place) for place in range(3)])]
+                draws = [seeded.draw(said + place) for place in range(1 + planned)]
+                chosen = [(token, None) for token in _drawn(logits, draws)]
             else:
-                chosen = rejection_sampled(sequence, 2, logits)
-            accepted += verify(sequence, 2, chosen)[0]
+                chosen = rejection_sampled(sequence, planned, logits)
+            accepted += verify(sequence, planned, chosen)[0]
         counts[tuple(sequence.outputs[:3])] += 1
     assert accepted > n / 4
     expected = n * exact[0][:, None, None] * exact[:, :, None] * exact[None]

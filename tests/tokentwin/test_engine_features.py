@@ -16,7 +16,7 @@ from realengine.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.kv_tiers import KvTier, KvTiersConfig
 from serving.workload import Workload, WorkloadRequest
-from tests.realengine import tiny_models
+from tests.realengine import packed_checkpoints, tiny_models
 from tests.realengine.test_structured_output import folder  # noqa: F401
 from tokentwin import api
 from traces.recording import Recording
@@ -32,6 +32,7 @@ HOST = KvTiersConfig(tiers=(KvTier(name="cpu", capacity_gib=0.01, read_gb_s=10, 
     ("feature", "column"),
     [
         ("windows", None),
+        ("weights in 4 bits", None),
         ("draft model", "draft_tokens"),
         ("KV in host memory", "kv_transfers"),
         ("structured output", "masked_rows"),
@@ -47,6 +48,10 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(
     if feature == "windows":
         model = str(tmp_path / "model")
         tiny_models.save("mistral", tmp_path / "model", {"sliding_window": 9})
+    elif feature == "weights in 4 bits":
+        model = str(tmp_path / "awq")
+        tiny_models.save("qwen2", tmp_path / "plain")
+        packed_checkpoints.write(tmp_path / "plain", tmp_path / "awq", tmp_path / "dense", "awq")
     elif feature == "structured output":
         model = str(request.getfixturevalue("folder"))
     elif feature == "draft model":
