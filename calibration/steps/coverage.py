@@ -94,6 +94,18 @@ def stacked(steps: Sequence[StepSizes]) -> StepSizes:
     return StepSizes(*np.array([astuple(step) for step in steps], dtype=np.float64).T)
 
 
+NEGLIGIBLE_STEPS = 0.01  # share of steps beyond what was measured that does not change how far to trust a run
+
+
+def mark_of(coverage: NDArray[np.int64], weights: Floats) -> Coverage:
+    """How far to trust a run of steps of these coverages, each of which occurs so often."""
+    worst = Coverage(int(coverage.max()))
+    if worst < Coverage.EXTRAPOLATED:
+        return worst
+    share = float(weights[coverage >= Coverage.EXTRAPOLATED].sum() / weights.sum())
+    return Coverage.INTERPOLATED if share <= NEGLIGIBLE_STEPS else worst
+
+
 def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Coverage, str]:
     """How far to trust steps that none of these (of plain numbers) falls short of, and the part that made it so."""
     if not corners:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
-from calibration.steps.coverage import interval_of, provenance_of, stacked, step_coverage
+from calibration.steps.coverage import NEGLIGIBLE_STEPS, interval_of, mark_of, provenance_of, stacked, step_coverage
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import StepInterval, factor_at
 from calibration.steps.measured_domain import beyond
@@ -28,7 +28,6 @@ from serving.own_cost import OwnCost
 from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
 
 _BLOCK = 4096 * len(AGGREGATES)
-_NEGLIGIBLE = 0.01  # share of steps outside the domain that does not change how far to trust a run
 
 
 @runtime_checkable
@@ -145,11 +144,10 @@ class ObservedOperations(_Observed):
         counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
         coverage = step_coverage(self.pure, stacked(steps)).coverage
         mark, reason = provenance_of(self.pure, [steps[int(coverage.argmax())]])
-        share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
         if mark < Coverage.EXTRAPOLATED:
             return mark, reason
-        told = f"{100 * share:.1f} % of the steps extrapolated: {reason}"
-        return (Coverage.INTERPOLATED if share <= _NEGLIGIBLE else mark), told
+        share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
+        return mark_of(coverage, counts), f"{100 * share:.1f} % of the steps extrapolated: {reason}"
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         last = sizes.decode_context + sizes.decode_rows * (steps - 1)
@@ -234,7 +232,7 @@ class ObservedPrices(_Observed):
 
     def provenance(self) -> tuple[Coverage, str]:
         share, known = self.extrapolated_share, self.pure.calibration
-        if share <= _NEGLIGIBLE:
+        if share <= NEGLIGIBLE_STEPS:
             return Coverage.VALIDATED, f"held-out steps of calibration {known.id} cover it"
         counts = {
             f"{name} of {regime} steps" if regime in known.domain else f"{regime} steps": -int(self._outside[i, j])

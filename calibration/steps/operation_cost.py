@@ -93,8 +93,6 @@ class OperationCost:
         self._drafts = speculative.num_speculative_tokens if speculative else 0  # of a decode row in a step
         self._drafting = self._draft_cost()
         self._most_logits = self._most_rows * (1 + self._drafts)
-        self._dense_ps = self._tabulate_dense()
-        self._sampled_ps = self._tabulate_sampled()
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
         self._curves: dict[int, _DecodeRows] = {}
         self._prompts = _PromptGrid(self)
@@ -214,7 +212,8 @@ class OperationCost:
             self._launching_ps[holds] = round(1000 * float(self.waiting_ns(one, 0.0)))
         return self._launching_ps[holds]
 
-    def _tabulate_dense(self) -> list[int]:
+    @cached_property
+    def _dense_ps(self) -> list[int]:
         tokens = np.arange(self._most_tokens + 1)
         buckets = np.array([padded(int(n)) for n in tokens[: _GRAPH_TOKENS + 1]])
         run = tokens.copy()
@@ -229,7 +228,8 @@ class OperationCost:
         found = self.own_parts(sizes)
         return sum((ns for name, ns in found.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
 
-    def _tabulate_sampled(self) -> list[int]:
+    @cached_property
+    def _sampled_ps(self) -> list[int]:
         rows = np.arange(self._most_logits + 1, dtype=np.float64)
         with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
         return [round(1000 * ns) for ns in with_head.tolist()]

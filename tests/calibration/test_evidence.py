@@ -34,6 +34,7 @@ from calibration.validation.external.case import Case
 from calibration.validation.external.fitting import fit
 from calibration.validation.external.leave_out import HEADER, leave_out, table
 from calibration.validation.external.lessons import Lesson, lessons
+from calibration.validation.external.page import left_out_section
 from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
@@ -234,6 +235,12 @@ def test_left_out_groups_have_a_table() -> None:
     assert all(s.covered == (abs(s.error) <= s.reach) and s.reach >= s.sigma for s in scored)
     rows = list(table(scored))
     assert {len(row) for row in rows} == {len(HEADER)} and [row[0] for row in rows][-2:] == ["B200", "H100"]
+    marks = {"marked extrapolated": 4}  # nobody taught Hopper what B200 needs, nor the other way round
+    assert {row[0]: 2 * int(row[1]) for row in rows if row[0].startswith("marked")} == marks
+    bold = left_out_section(
+        {"gpu": [("all", "2", "8.1 %", "20.0 %", "9 %", "9 %"), ("of these, x", "2", "9 %", "", "84 %", "90 %")]}
+    )
+    assert "| **8.1 %** | 20.0 % | 9 % | 9 % |" in bold and "| 9 % |  | **84 %** | 90 % |" in bold
 
 
 # Predictions

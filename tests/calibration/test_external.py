@@ -21,7 +21,7 @@ from calibration.steps.predict import kernels
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target, load_case, load_cases
 from calibration.validation.external.correction import Corrected, Correction
-from calibration.validation.external.page import as_dict, markdown
+from calibration.validation.external.page import as_dict, mark_rows, markdown
 from calibration.validation.external.predictor import Prediction, Predictor
 from calibration.validation.external.scoring import Row, score
 from calibration.validation.external.steps import score_steps
@@ -373,7 +373,8 @@ def test_many_runs_are_summed_up_and_doubtful_rows_listed(tmp_path: Path) -> Non
     assert len(result.rows) == 48
     page = markdown([result])
     assert "| model | a | 12 |" in page and "| concurrency | 4 | 8 |" in page
-    assert "| row7 |" in page and "disagree" in page
+    assert "| row7 |" in page and "disagree" in page and "| marked | figures | median error |" in page
+    assert [(cells[0], cells[1]) for cells in mark_rows([result])] == [("extrapolated", "48")]
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, cost: CostModel, *args: str) -> Any:

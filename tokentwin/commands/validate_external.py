@@ -220,10 +220,12 @@ def print_results(results: list[CaseResult]) -> None:
     """Every case as a table, long ones summed up by group; the targets last."""
     from calibration.validation.external.page import (
         MANY,
+        MARK_HEADER,
         ROW_HEADER,
         TARGET_HEADER,
         group_header,
         group_rows,
+        mark_rows,
         row_cells,
         target_row,
     )
@@ -237,6 +239,8 @@ def print_results(results: list[CaseResult]) -> None:
         print_table(tuple(compress(header, filled)), shown, result.case.title)
         coverage, why = result.provenance
         print(f"{coverage.name.lower()}: {why}")
+    if len(results) > 1:
+        print_table(MARK_HEADER, mark_rows(results), "by how far predictions are told to be trusted")
     targets = [target_row((result, verdict)) for result in results for verdict in result.verdicts]
     if targets:
         print_table(TARGET_HEADER, ([cell.replace("**", "") for cell in cells] for cells in targets), "targets")

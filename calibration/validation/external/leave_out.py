@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import NOISE, Evidence, Missed, Origin, reach_of
+from calibration.kernels.times import Coverage
+from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
 from calibration.validation.external.lessons import FIGURES, Lesson
 
 Floats = NDArray[np.float64]
@@ -33,6 +34,7 @@ class Scored:
 
     error       logarithm of predicted over measured
     sigma       standard deviation that the other groups give it
+    mark        how far a user is told to trust it
     reach       of the band, in the logarithm
     """
 
@@ -41,6 +43,7 @@ class Scored:
     group: str
     error: float
     sigma: float
+    mark: Coverage = Coverage.UNKNOWN
     reach: float = 0.0
 
     @property
@@ -72,11 +75,12 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
             belief = left[name].belief(lesson.origin)
             logs[lesson.origin] = belief.logs, belief.covariance
         at, covariance = logs[lesson.origin]
+        mark = lesson.mark(Belief(at, covariance), left[name].untaught(lesson.origin))
         predicted, slopes = lesson.predicted(at)
         errors = np.log(predicted / lesson.measured)
         for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
             sigma = float(np.sqrt(slope @ covariance @ slope + NOISE[figure] ** 2))
-            found.append(Scored(lesson, figure, name, error, sigma))
+            found.append(Scored(lesson, figure, name, error, sigma, mark))
     return list(_reaching(found))
 
 
@@ -117,6 +121,8 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
     yield _cells("all", scored)
     yield _cells("all that no caution is about", [s for s in scored if not s.lesson.run.caution])
     yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
+    for mark in sorted({s.mark for s in scored} - {Coverage.UNKNOWN}):
+        yield _cells(f"marked {mark.name.lower()}", [s for s in scored if s.mark is mark])
     for name in sorted({s.group for s in scored}):
         yield _cells(name, [s for s in scored if s.group == name])
     for gpu, engine in sorted({(s.lesson.origin.gpu, s.lesson.origin.engine) for s in scored}):

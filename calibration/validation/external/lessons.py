@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
+from calibration.steps.coverage import mark_of, step_coverage
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
 from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
@@ -81,14 +82,24 @@ class Lesson:
         return self.steps is not None or (self.case.replicas == 1 and is_plain_loop(self.run.workload))
 
     @cached_property
+    def _schedule(self) -> Schedule:
+        return self.steps or schedule(self.run.workload, self.deployment)
+
+    @cached_property
     def _summed(self) -> _Priced:
-        steps = self.steps or schedule(self.run.workload, self.deployment)
-        return _Priced.of(steps, self, kernels(self.gpu))
+        return _Priced.of(self._schedule, self, kernels(self.gpu))
+
+    def mark(self, belief: Belief, untaught: str) -> Coverage:
+        """How far a user is told to trust its prediction by `belief`; unknown where that takes a simulation."""
+        if not self._is_summed:
+            return Coverage.UNKNOWN
+        steps, model = self._schedule, find_model(self.deployment.model)
+        cost = OperationCost(model, self.deployment, kernels(self.gpu), belief.correction(""), untaught=untaught)
+        return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
 
     def at_roofline(self) -> Floats:
         """Milliseconds of each figure of a closed loop, with every operation as fast as the datasheet allows."""
-        steps = schedule(self.run.workload, self.deployment)
-        priced = _Priced.of(steps, self, Roofline(find_gpu(self.gpu)))
+        priced = _Priced.of(self._schedule, self, Roofline(find_gpu(self.gpu)))
         logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
         return priced.predicted(logs, self.figures, self.run.by_client)[0]
 

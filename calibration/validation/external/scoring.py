@@ -8,7 +8,7 @@ workloads are where two are possible, and a rate is known to one request of thos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case, scored."""
+    """A case, scored; `marks` is how far a user is told to trust each run, `provenance` the worst of them and why."""
 
     case: Case
     rows: Sequence[Row]
@@ -77,6 +77,7 @@ class CaseResult:
     runs: Sequence[MeasuredRun]
     correction: Correction | None
     provenance: tuple[Coverage, str]
+    marks: Mapping[str, Coverage]
 
     def median_error_pct(self, figure: str, runs: Sequence[str]) -> float | None:
         """The median absolute error of a figure over some runs, as predicted blind."""
@@ -97,8 +98,9 @@ def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
     runs = [each.run for each in ready]
     scored = [run.name for run in runs if case.anchor is None or run.name != case.anchor.run]
     verdicts = [_judge(case, target, rows, scored) for target in case.targets]
-    provenance = max((each.prediction.cost.provenance() for each in ready), key=lambda found: found[0])
-    return CaseResult(case, rows, verdicts, runs, correction, provenance)
+    found = {each.run.name: each.prediction.cost.provenance() for each in ready}
+    marks = {name: mark for name, (mark, _) in found.items()}
+    return CaseResult(case, rows, verdicts, runs, correction, max(found.values(), key=lambda one: one[0]), marks)
 
 
 def simulated_figures(

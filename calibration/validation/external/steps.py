@@ -51,7 +51,8 @@ def score_steps(case: Case, data: Path) -> CaseResult:
         columns[end] = priced.predict(known.correction.scaled(decode, prompts), middle)
     rows = list(_rows(found.measured_ns, columns, regimes(found.sizes)))
     verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
-    return CaseResult(case, rows, verdicts, [], None, provenance_of(cost, corners))
+    provenance = provenance_of(cost, corners)
+    return CaseResult(case, rows, verdicts, [], None, provenance, {row.run: provenance[0] for row in rows})
 
 
 def _rows(
