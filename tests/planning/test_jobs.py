@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from planning.jobs.job import DIED, Job, Status, finished
 from planning.progress import TimeLeft
 from serving.errors import UserError
 from tests.planning.test_plan_workers import group
+from tests.tokentwin.test_full_disk import disk_of
 
 TASK = "tests.planning.tiny_job:tiny"
 
@@ -227,7 +227,7 @@ def test_a_job_is_found_though_its_starter_was_killed_before_it_could_say(root: 
 
 
 def test_a_full_disk_is_a_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with limited_files(1 << 20):
+    with disk_of(1 << 20):
         job = Job(root, TASK, {"number": 1, "fill": True})
         job.start()
     until(lambda: not job.status.active)
@@ -240,15 +240,6 @@ def test_a_full_disk_is_a_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@contextmanager
-def limited_files(size: int):
-    """No file of this process and of those that it starts grows beyond `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_documents_are_whole_or_not_there(tmp_path: Path) -> None:
