@@ -24,12 +24,14 @@ class Mixture(NamedTuple):
 
 
 class ExpertBatch:
-    """`tokens` tokens and the experts of `mixture` for `ops`; the first fifth of them belong to another rank."""
+    """`tokens` tokens and the experts of `mixture` for `ops`; the first `others` of them belong to another rank."""
 
-    def __init__(self, mixture: Mixture, tokens: int, dtype: torch.dtype, numbers: Numbers, ops: LayerOps) -> None:
+    def __init__(
+        self, mixture: Mixture, tokens: int, dtype: torch.dtype, numbers: Numbers, ops: LayerOps, others: int
+    ) -> None:
         hidden, inner, experts, topk, quantization = mixture
         self._ops = ops
-        self._first = experts // 5
+        self._first = others
         own = experts - self._first
         self._x = numbers(tokens, hidden, dtype=dtype)
         self._stored = []

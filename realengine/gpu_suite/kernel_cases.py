@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from realengine.gpu_suite.expert_batch import ExpertBatch, Mixture
+from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.ragged_batch import (
     Draw,
     Numbers,
@@ -25,7 +26,6 @@ from realengine.gpu_suite.references import attended, distance_from_draw, normal
 from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, LayerOps
-from realengine.packed_weight import PackedWeight
 from realengine.projection import Fp8Rows
 from realengine.rope import Rope
 from realengine.step_input import Batch
@@ -52,32 +52,6 @@ class Case(NamedTuple):
     dtype: torch.dtype
     limit: float
     prepare: Callable[[], Prepared]
-
-
-class Packing(NamedTuple):
-    """Sizes of a packed weight: `zeros` if groups have a zero point; `group` 0 is all inputs."""
-
-    outputs: int
-    inputs: int
-    bits: int
-    group: int = 0
-    zeros: bool = False
-
-    def weight(self, numbers: Numbers, dtype: torch.dtype) -> PackedWeight:
-        """Random words, and scales with which its products are about as large as the activations."""
-        group = self.group or self.inputs
-        words = numbers(self.outputs, self.inputs * self.bits // 32, dtype=torch.float32, scale=1e9).to(torch.int32)
-        scale = numbers(self.outputs, -(-self.inputs // group), dtype=dtype, scale=2.0**-self.bits * self.inputs**-0.5)
-        zero = (numbers(*scale.shape, dtype=torch.float32).abs() * 2).to(torch.uint8) if self.zeros else None
-        return PackedWeight(words, scale, zero, self.bits, group)
-
-    def dense(self, weight: PackedWeight) -> Tensor:
-        """What it stands for, in float64."""
-        zero = torch.full_like(weight.scale, 2 ** (self.bits - 1)) if weight.zero is None else weight.zero
-        scale, zero = (
-            part.double().repeat_interleave(weight.group, 1)[:, : self.inputs] for part in (weight.scale, zero)
-        )
-        return (weight.integers().double() - zero) * scale
 
 
 def attention_case(
@@ -227,7 +201,8 @@ def experts_case(backend: str, mixture: Mixture, tokens: int, dtype: torch.dtype
     """Tokens through experts, some of which are another rank's."""
 
     def prepare() -> Prepared:
-        batch = ExpertBatch(mixture, tokens, dtype, Numbers(device, tokens), _ops(backend, dtype, device))
+        numbers, ops = Numbers(device, tokens), _ops(backend, dtype, device)
+        batch = ExpertBatch(mixture, tokens, dtype, numbers, ops, others=mixture.experts // 5)
         return lambda: (batch.run(),), lambda out: relative_error(out[0], batch.expected())
 
     return Case("grouped_gemm", f"{tokens} tokens, {mixture}", dtype, LIMIT[dtype], prepare)

@@ -1,7 +1,7 @@
 """How long each operation of a layer takes over the sizes that a step can have, beside what the device allows.
 
-Shapes are those of Llama-3.1-8B and Qwen3-0.6B, inputs are random, and each is called as the engine calls it. What the
-issue sets targets for comes first, then a coarse grid, then the rest, so that a run may be cut short anywhere.
+Shapes are those of Llama-3.1-8B and Qwen3-0.6B, and of the experts of two mixtures; inputs are random, and each is
+called as the engine calls it. Targets come first, then a coarse grid, then the rest: a run may be cut short anywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from realengine.gpu_suite.expert_batch import ExpertBatch, Mixture
+from realengine.gpu_suite.kernel_costs import (
+    Cost,
+    add_rms_norm_cost,
+    attention_cost,
+    experts_cost,
+    gemm_cost,
+    packed_cost,
+    rope_store_cost,
+    sample_cost,
+    silu_mul_cost,
+)
+from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.ragged_batch import (
     Backend,
     Draw,
@@ -33,6 +46,7 @@ from realengine.layer_ops import HeadNorms
 from realengine.projection import DenseProjection, Fp8Projection, quantised
 from realengine.rope import Rope
 from realengine.weights import RANDOM
+from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column
 
@@ -46,7 +60,12 @@ _SIZES = tuple(1 << power for power in range(15))
 _I64, _F64, _TEXT = pa.int64(), pa.float64(), pa.string()
 
 GRID_COLUMNS = (
-    Column("op", _TEXT, "", "the operation: gemm, attention_decode, attention_prefill, or a fused kernel's name"),
+    Column(
+        "op",
+        _TEXT,
+        "",
+        "gemm, packed_gemm, grouped_gemm, attention_decode, attention_prefill, or a fused kernel's name",
+    ),
     Column("model", _TEXT, "", "the model whose shapes these are"),
     Column("part", _TEXT, "", "which GEMM of a layer, how tokens are drawn, or `whole`: KV not divided; else empty"),
     Column("backend", _TEXT, "", "whose implementation: torch, triton, or hybrid (whole prompts by torch's SDPA)"),
@@ -67,13 +86,6 @@ GRID_COLUMNS = (
     Column("roofline_share", _F64, "", "roofline_ns / median_ns"),
     Column("error", _TEXT, "", "why there is no time; null if there is one"),
 )
-
-
-class Cost(NamedTuple):
-    """What an operation must move and compute, by its definition."""
-
-    bytes: int
-    flops: int = 0
 
 
 class Point(NamedTuple):
@@ -122,49 +134,6 @@ def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
 
 
-# Costs, by definition
-
-
-def gemm_cost(tokens: int, inputs: int, outputs: int, weight_bytes: int = 2) -> Cost:
-    """bf16 activations; weights of `weight_bytes` each, with a float32 scale for each output if that is 1."""
-    weights = inputs * outputs * weight_bytes + (4 * outputs if weight_bytes == 1 else 0)
-    return Cost(weights + 2 * tokens * (inputs + outputs), 2 * tokens * inputs * outputs)
-
-
-def attention_cost(rows: Sequence[Row], heads: int, kv_heads: int, dim: int, kv_bytes: int = 2) -> Cost:
-    """bf16, causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key
-    and one with a value. Block ids are not counted."""
-    tokens = sum(count for _, count in rows)
-    pairs = sum(count * (2 * context - count + 1) // 2 for context, count in rows)
-    cached = 2 * sum(context for context, _ in rows) * kv_heads * dim * kv_bytes
-    return Cost(cached + 2 * 2 * tokens * heads * dim, 4 * pairs * heads * dim)
-
-
-def add_rms_norm_cost(tokens: int, hidden: int) -> Cost:
-    """bf16: the input, the residual in and out, the output, the weight."""
-    return Cost(2 * hidden * (4 * tokens + 1))
-
-
-def silu_mul_cost(tokens: int, size: int) -> Cost:
-    """bf16: gate and up, and their product."""
-    return Cost(2 * 3 * tokens * size)
-
-
-def rope_store_cost(tokens: int, spec: ModelSpec) -> Cost:
-    """bf16: the QKV in and as much out; of each token an angle's float32 cosines and sines, position and slot."""
-    merged = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    norms = 2 * 2 * spec.head_dim if spec.qk_norm else 0
-    return Cost(tokens * (2 * 2 * merged + 4 * spec.head_dim + 8) + norms)
-
-
-def sample_cost(rows: int, vocab: int, draws: bool) -> Cost:
-    """bf16 logits, a token for each row, and what a draw asks for."""
-    return Cost(rows * (2 * vocab + 4 + (16 if draws else 0)))
-
-
-# Points
-
-
 def _points(device: torch.device) -> Iterator[Point]:
     large, small = RANDOM["llama-3.1-8b"], RANDOM["qwen3-0.6b"]
     for spec in (large, small):
@@ -178,6 +147,13 @@ def _points(device: torch.device) -> Iterator[Point]:
             coarse = tokens in (1, 16, 256, 2048, 8192)
             yield gemm_point(0 if tokens in targets else 1 if coarse else 2, spec, part, tokens, _BF16)
             yield gemm_point(1 if tokens in (1, 64, 8192) else 2, spec, part, tokens, _FP8)
+    for tokens in (1, 4, 16, 64, 256, 2048, 8192):
+        order = 1 if tokens in (1, 64, 2048) else 2
+        for part in _parts(large):
+            if part != "head":  # which stays in 16 bits
+                yield packed_point(order, large, part, tokens, device)
+        for name in ("Qwen3-30B-A3B", "Mixtral-8x7B"):
+            yield experts_point(order, find_model(name), tokens, device)
     for spec in (large, small):
         for tokens in _SIZES:
             order = 1 if tokens in (1, 64, 512, 8192) else 2
@@ -243,6 +219,8 @@ def _tiny_points(device: torch.device) -> Iterator[Point]:
         yield attention_point(0, spec, [(33, 1), (70, 1)], cached, "torch")
     yield attention_point(1, spec, [(20, 20)], _BF16, "torch")
     yield attention_point(1, spec, [(40, 8)], _BF16, "torch", whole=True)
+    yield packed_point(1, spec, "qkv", 4, device)
+    yield experts_point(1, RANDOM["qwen3-moe"], 4, device)
     for make in (norm_point, silu_point, rope_point):
         yield make(1, spec, 4, device)
     yield sample_point(1, spec, 2, None, device)
@@ -277,6 +255,41 @@ def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch
 
     about = _about("gemm", spec, "torch", tokens, dtype=_NAME[dtype], part=part, inputs=inputs, outputs=outputs)
     return Point(order, about, gemm_cost(tokens, inputs, outputs, dtype.itemsize), measure)
+
+
+def packed_point(order: int, spec: ModelSpec, part: str, tokens: int, device: torch.device) -> Point:
+    """A projection of the model with its weights in 4 bits, symmetric in groups of 128."""
+    inputs, outputs = _parts(spec)[part]
+    packing = Packing(outputs, inputs, 4, 128)
+    cost = packed_cost(tokens, packing)
+
+    def measure(bench: Bench) -> Timing:
+        ops, numbers = _backend(spec, bench.device).ops, Numbers(bench.device)
+
+        def make(_: int) -> tuple[Any, Tensor]:
+            return ops.packed(packing.weight(numbers, _BF16), _BF16, None), numbers(tokens, inputs)
+
+        return bench.time(make, lambda x: x[0](x[1]), cost.bytes)
+
+    about = _about("packed_gemm", spec, _name(device), tokens, dtype="int4", part=part, inputs=inputs, outputs=outputs)
+    return Point(order, about, cost, measure)
+
+
+def experts_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
+    """The routed experts of a layer of the model, all on this device, chosen at random."""
+    mixture = Mixture(spec.hidden_size, spec.moe_intermediate_size, spec.num_experts, spec.experts_per_token)
+    cost = experts_cost(tokens, mixture)
+
+    def measure(bench: Bench) -> Timing:
+        ops = _backend(spec, bench.device).ops
+
+        def make(number: int) -> ExpertBatch:
+            return ExpertBatch(mixture, tokens, _BF16, Numbers(bench.device, number), ops, others=0)
+
+        return bench.time(make, ExpertBatch.run, cost.bytes)
+
+    about = _about("grouped_gemm", spec, _name(device), tokens, inputs=spec.hidden_size, outputs=spec.hidden_size)
+    return Point(order, about, cost, measure)
 
 
 def attention_point(

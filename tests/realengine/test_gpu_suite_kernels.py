@@ -18,23 +18,21 @@ import torch
 
 from realengine.gpu_suite.ceilings import measure_ceilings
 from realengine.gpu_suite.correctness import check_case, check_kernels
+from realengine.gpu_suite.expert_batch import Mixture
 from realengine.gpu_suite.kernel_cases import Case
-from realengine.gpu_suite.kernel_grid import (
-    GRID_COLUMNS,
+from realengine.gpu_suite.kernel_costs import (
     Cost,
-    Point,
     add_rms_norm_cost,
     attention_cost,
+    experts_cost,
     gemm_cost,
-    kernel_grid,
-    measured,
-    points,
+    packed_cost,
     rope_store_cost,
     sample_cost,
     silu_mul_cost,
-    uneven,
-    write_grid,
 )
+from realengine.gpu_suite.kernel_grid import GRID_COLUMNS, Point, kernel_grid, measured, points, uneven, write_grid
+from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.page import decode_shares
 from realengine.gpu_suite.references import distance_from_draw, relative_error
 from realengine.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
@@ -198,6 +196,8 @@ def test_the_grid_in_miniature_goes_to_parquet(tmp_path: Path) -> None:
     rows = list(kernel_grid(find_bench("cpu"), CPU, CEILINGS, dry_run=True))
     assert {row["op"] for row in rows} == {
         "gemm",
+        "packed_gemm",
+        "grouped_gemm",
         "attention_decode",
         "attention_prefill",
         "add_rms_norm",
@@ -247,6 +247,12 @@ def test_costs_by_hand() -> None:
     # 3 tokens from 4 inputs to 5 outputs: 12 numbers in, 20 weights, 15 numbers out; 3 x 4 x 5 multiply-adds.
     assert gemm_cost(3, 4, 5) == (2 * (12 + 20 + 15), 2 * 60)
     assert gemm_cost(3, 4, 5, weight_bytes=1) == (2 * (12 + 15) + 20 + 4 * 5, 2 * 60)
+    # 128 inputs in groups of 64 to 2 outputs: half a byte a weight; four scales, and where there are some, zero points.
+    assert packed_cost(3, Packing(2, 128, 4, 64)) == (128 + 2 * 4 + 2 * 3 * 130, 2 * 3 * 256)
+    assert packed_cost(3, Packing(2, 128, 8, 64, zeros=True)).bytes == 256 + 3 * 4 + 2 * 3 * 130
+    # One token goes to 2 of 8 experts of 3 x 4 x 5 weights.
+    assert experts_cost(1, Mixture(4, 5, 8, 2)) == (2 * 2 * 60 + 2 * 2 * 4, 2 * 2 * 60)
+    assert experts_cost(1000, Mixture(4, 5, 8, 2)).bytes == 2 * 8 * 60 + 2 * 2 * 1000 * 4
     # Two decode rows at context 7: 2 x 2 heads x 8 in and out, 14 keys and 14 values of 1 x 8; 14 pairs, 2 heads.
     assert attention_cost([(7, 1)] * 2, 2, 1, 8) == (2 * (2 * 32 + 2 * 14 * 8), 14 * 2 * (2 * 8 + 2 * 8))
     assert attention_cost([(7, 1)] * 2, 2, 1, 8, kv_bytes=1) == (2 * 2 * 32 + 2 * 14 * 8, 14 * 2 * 32)
