@@ -60,12 +60,7 @@ _SIZES = tuple(1 << power for power in range(15))
 _I64, _F64, _TEXT = pa.int64(), pa.float64(), pa.string()
 
 GRID_COLUMNS = (
-    Column(
-        "op",
-        _TEXT,
-        "",
-        "gemm, packed_gemm, grouped_gemm, attention_decode, attention_prefill, or a fused kernel's name",
-    ),
+    Column("op", _TEXT, "", "the operation: a gemm, attention_decode, attention_prefill, or a fused kernel's name"),
     Column("model", _TEXT, "", "the model whose shapes these are"),
     Column("part", _TEXT, "", "which GEMM of a layer, how tokens are drawn, or `whole`: KV not divided; else empty"),
     Column("backend", _TEXT, "", "whose implementation: torch, triton, or hybrid (whole prompts by torch's SDPA)"),
