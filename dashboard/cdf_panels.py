@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from dashboard.palette import empty, finish, legend_once, line
 from serving.metrics import axis_of
 
+_TICKS = 4  # of each of several panels on a telephone
 _FEW = 10  # values of which a line alone would show little
 _SECONDS_FROM_MS = 10_000
 _UNIT = {1.0: "ms", 1000.0: "s"}
@@ -32,8 +33,8 @@ class Line(NamedTuple):
     opacity: float = 1.0
 
 
-def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x: bool) -> go.Figure:
-    """Metrics without any value are left out. Linear axes end past every p99, but no straggler flattens the rest.
+def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int) -> go.Figure:
+    """Metrics without any value are left out. Axes end past every p99, but no straggler flattens the rest.
 
     Curves are in milliseconds; an axis that reaches 10,000 of them is in seconds (`axis_ms`).
     """
@@ -53,13 +54,9 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int, log_x
     legend_once(figure)
     for at, metric in enumerate(panels, start=1):
         unit = units[metric]
-        figure.update_xaxes(title_text=axis_of(metric).replace("(ms)", f"({_UNIT[unit]})"), row=1, col=at)
-        ends = (
-            {"type": "log"}
-            if log_x
-            else {"type": "linear", "range": [0, _reach([line.curves[metric] for line in lines]) / unit]}
-        )
-        figure.update_xaxes(**ends, row=1, col=at)
+        ends = [0, _reach([line.curves[metric] for line in lines]) / unit]
+        title = axis_of(metric).replace("(ms)", f"({_UNIT[unit]})")
+        figure.update_xaxes(title_text=title, range=ends, nticks=_TICKS, row=1, col=at)
     figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, height)

@@ -10,10 +10,9 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operation_at
-from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit
 from calibration.kernels.times import Coverage, floor_ns
-from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, pale, tint
+from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, tint
 from serving.deployments.gpu_spec import GpuSpec
 
 Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
@@ -35,17 +34,14 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     found = estimate_at(gpu, key, fit, shape, sizes)
     operation = operation_at(key, shape, sizes)
     floor = np.broadcast_to(floor_ns(gpu, operation), x.shape)
-    alone = structure_of(operation).ns(gpu, operation, fit.efficiency)
     figure = go.Figure()
     spread = np.exp(_BAND * found.sigma)
     band(figure, x, found.ns * spread / 1e3, found.ns / spread / 1e3, "90 % band", SIMULATED)
     for ns, name, colour, width, dash in (
         (floor, "roofline", NEUTRAL, 1.5, "dash"),
-        (alone, "structure alone", pale(SIMULATED), 1.5, None),
         (found.ns, "fit", SIMULATED, 2, None),
     ):
-        hover, seen = f"{name}: %{{y:,.4~g}} µs<extra></extra>", "legendonly" if name == "structure alone" else True
-        line(figure, x, ns / 1e3, name, colour, hover, width, dash, visible=seen)
+        line(figure, x, ns / 1e3, name, colour, f"{name}: %{{y:,.4~g}} µs<extra></extra>", width, dash)
     dots(figure, knots, measured / 1e3, "measured", REAL, "measured: %{y:,.4~g} µs<extra></extra>")
     figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
     figure.update_yaxes(type="log", title_text="time (µs)", dtick=1)

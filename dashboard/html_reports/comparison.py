@@ -27,7 +27,7 @@ def comparison_report(answer: ComparisonDocument) -> tuple[str, list[str]]:
         warning(words.CARRIED_OVER) if answer.units.carry_over else "",
         warning(words.disturbance(answer)) if answer.disturbed else "",
         heading("Latency of all requests"),
-        figure(lab_charts.cdfs(answer.cdfs, names, colours, log_x=False), rated),
+        figure(lab_charts.cdfs(answer.cdfs, names, colours), rated),
         beside(
             [
                 heading("Differences") + figure(lab_charts.differences(rows, colours), rated),

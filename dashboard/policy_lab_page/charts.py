@@ -48,13 +48,13 @@ def side_colours(a: str, b: str) -> Sides:
     return Sides(first, pale(first) if second == first else second)
 
 
-def cdfs(curves: Cdfs, names: Sides, colours: Sides, log_x: bool) -> go.Figure:
+def cdfs(curves: Cdfs, names: Sides, colours: Sides) -> go.Figure:
     """How TTFT, TPOT and E2E are distributed on both sides."""
     lines = [
         Line({of: (curve.x, curve.y) for of, curve in curves_of}, f"{side.upper()}: {name}", colour)
         for (side, curves_of), name, colour in zip(curves, names, colours, strict=True)
     ]
-    return cdf_panels(lines, LATENCIES, HEIGHT, log_x)
+    return cdf_panels(lines, LATENCIES, HEIGHT)
 
 
 def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from planning.compare.request import CompareRecordingsRequest, CompareRequest, S
 from planning.plan.document import Recommendation
 from planning.plan.request import PlanRequest
 from planning.request import Timing
+from planning.settings import named_value
 from planning.traffic import Offered
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
-from serving.errors import UserError
 from serving.scheduler import POLICIES
 from sim.router import ROUTERS
 
@@ -51,7 +50,6 @@ _LIMITS: dict[str, tuple[float, float, float]] = {
     "max_num_seqs": (1, 1_000_000, 16),
     "max_num_batched_tokens": (1, 100_000_000, 256),
 }
-_DEADLINE = re.compile(r"\s*([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)\s*")
 
 
 def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest | Incomplete:
@@ -237,12 +235,7 @@ def _setting(side: str, name: str, usual: float | int, low: float, high: float, 
 def _deadlines(side: str) -> dict[str, Any]:
     """The bounds of `edf`, as `chat=300, batch=20000`."""
     said = text("TTFT bound by SLO class (ms)", f"{side}_deadlines", _DEADLINES, max_chars=500, help=f"`{_DEADLINES}`")
-    bounds = {}
-    for pair in filter(str.strip, said.split(",")):
-        match = _DEADLINE.fullmatch(pair)
-        if match is None:
-            raise UserError("edf_ttft_ms", pair.strip(), f"must be CLASS=MILLISECONDS, e.g. {_DEADLINES}")
-        bounds[match[1]] = float(match[2])
+    bounds = dict(named_value("edf_ttft_ms", pair.strip()) for pair in said.split(",") if pair.strip())
     return {"edf_ttft_ms": bounds} if bounds else {}
 
 

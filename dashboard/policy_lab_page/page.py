@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from calibration.validation.decision_replay import recorded_deployment
 from dashboard.blocks import badge, figure, mistake, table, titled
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
@@ -27,11 +26,9 @@ from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
 from dashboard.policy_lab_page.words import side_names
 from dashboard.shown import capitalised, verbatim
-from dashboard.url import go_to, in_url, named, pick, switch
+from dashboard.url import in_url, named, pick
 from planning.compare.document import ComparisonDocument
-from planning.compare.runs import recordings
 from planning.jobs.job import Job
-from planning.request import Timing
 from serving.errors import UserError
 from serving.metrics import metric
 
@@ -70,7 +67,6 @@ def _simulated(runs: Path, plan: Planned | None) -> None:
         offer(job, "These inputs have no answer yet. It takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
-    _on_engine(runs, answer, request.timing)
     _rest(answer)
 
 
@@ -129,12 +125,7 @@ def _answer(answer: ComparisonDocument) -> None:
         st.warning(words.CARRIED_OVER, icon=":material/warning:")
     if words.disturbance(answer):
         st.warning(verbatim(words.disturbance(answer)), icon=":material/warning:")
-    with st.container():
-        above, toggle = st.columns([3, 1], vertical_alignment="bottom")
-        with toggle, st.container(horizontal_alignment="right"):
-            log_x = switch("Log time", "log")
-        curves = lab_charts.cdfs(answer.cdfs, names, colours, log_x)
-        figure(curves, "cdfs", "Latency of all requests", rated, _HELP["cdfs"], place=above)
+    figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
     left, right = st.columns(2, gap="medium")
     with left:
         claims = lab_charts.differences(answer.rows, colours)
@@ -173,32 +164,6 @@ def _ranking(answer: ComparisonDocument) -> None:
     st.markdown(words.errors(answer))
     with st.expander("Simulated against real"):
         table(words.error_rows(answer), _ERROR_FORMATS, _ERROR, height="content")
-
-
-def _on_engine(runs: Path, answer: ComparisonDocument, timing: Timing) -> None:
-    """The way to real recordings of these very deployments, if there are any."""
-    ran = [side.deployment.as_json() for side in (answer.a, answer.b)]
-    for name, path in _recordings(runs).items():
-        other = path.with_name("b")
-        if path.name != "a" or not other.is_dir():
-            continue
-        try:
-            sides = [recordings(side, str(at)) for side, at in zip("AB", (path, other), strict=True)]
-            made = [recorded_deployment(side[0]).model_dump(mode="json") for side in sides]
-        except UserError:
-            continue  # damaged, or not finished yet
-        if made == ran and all(recording.run["clock"] == "wall" for side in sides for recording in side):
-            beside = timing.calibration and Path(timing.calibration).relative_to(runs.resolve()).as_posix()
-            with st.container(horizontal=True, vertical_alignment="center"):
-                shown = {
-                    "compare": "recordings",
-                    "rec_a": name,
-                    "rec_b": f"{name[:-1]}b",
-                    "beside": beside or timing.gpu,
-                }
-                st.markdown(f"The real engine recorded these two in {verbatim(name.rpartition('/')[0])}.")
-                st.button("Did the ranking hold there?", on_click=go_to, kwargs=shown)
-            return
 
 
 def _rest(answer: ComparisonDocument) -> None:

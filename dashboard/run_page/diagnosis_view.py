@@ -13,7 +13,7 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.blocks import BARE, figure, table
-from dashboard.bundled import bundled_answer
+from dashboard.bundled import SAMPLES, bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
@@ -65,7 +65,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     elif job is not None and not (found and found.counterfactuals):
         offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
-        _counterfactuals(found, at)
+        _counterfactuals(found, at, runs)
 
 
 def _verdict(found: DiagnosisDocument | None) -> None:
@@ -88,12 +88,15 @@ def _symptom_table(found: DiagnosisDocument) -> None:
         st.caption(NO_STEPS)
 
 
-def _counterfactuals(found: DiagnosisDocument, run: str) -> None:
+def _counterfactuals(found: DiagnosisDocument, run: str, runs: Path) -> None:
     for asked in found.questions:
         st.markdown(f"- {asked.question} {literal(asked.text)}")
     if found.changes:
         st.markdown("The change that buys most for its GPUs, request by request:")
-        st.code(found.command(found.changes[0], run), language="shell", wrap_lines=True)
+        command = found.command(found.changes[0], run)
+        for where in (runs.resolve().parent, SAMPLES.parents[1]):  # which is nobody's business
+            command = command.replace(f"{where}/", "")
+        st.code(command, language="shell", wrap_lines=True)
     figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
     if found.warning:
         st.warning(literal(sentence(found.warning)), icon=":material/warning:")

@@ -52,7 +52,7 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
     """How each bounded latency is distributed among the requests that finished, with its bound."""
     names = [name for name, _ in objectives.bounds]
     curves: dict[str, Any] = {name: ecdf(metrics.values(name)) for name in names}
-    plot = cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT, log_x=False)
+    plot = cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT)
     panels = [name for name in names if len(curves[name][0])]
     for name, bound in objectives.bounds:
         if name in panels:

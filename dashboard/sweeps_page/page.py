@@ -56,7 +56,9 @@ def show(runs: Path) -> None:
     except UserError as error:
         mistake(error, runs)
         return
-    _summary(found)
+    top = st.container(horizontal=True, vertical_alignment="center")
+    with top:
+        _summary(found)
     if not found.complete.num_rows or not found.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
         table(found.runs.select(["status", "error", *found.parameters]))
@@ -67,7 +69,9 @@ def show(runs: Path) -> None:
         chosen = _filtered(found, view.by, view.values)
     with right:
         _plot(found, chosen, view)
-    _table(found, chosen, view.y, name, Sweep(sweeps[name], replace(found, runs=chosen), view))
+    with top:
+        downloads(Sweep(sweeps[name], replace(found, runs=chosen), view), name)
+    _table(found, chosen, view.y, name)
     _sql(sweeps[name], found, view.y)
 
 
@@ -80,7 +84,7 @@ def _summary(found: SweepResults) -> None:
     failed = found.runs.num_rows - found.complete.num_rows
     runs = f"{found.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
     varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
-    st.caption(f"{runs} · varied: {varied or 'nothing'}")
+    st.caption(f"{runs} · varied: {varied or 'nothing'}", width="content")
 
 
 def _axes(found: SweepResults) -> SweepView:
@@ -136,13 +140,9 @@ def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     )
 
 
-def _table(found: SweepResults, chosen: pa.Table, y: str, name: str, source: Sweep) -> None:
-    heading, save = st.columns([4, 1], vertical_alignment="bottom")
-    with heading:
-        st.subheader("Runs", anchor=False)
-        st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
-    with save, st.container(horizontal_alignment="right"):
-        downloads(source, name)
+def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
+    st.subheader("Runs", anchor=False)
+    st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
     metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))

@@ -26,7 +26,6 @@ def cdfs(
     real: Sequence[Mapping[str, NDArray[Any]]],
     simulated: Mapping[str, NDArray[Any]] | None,
     metrics: Sequence[str],
-    log_x: bool = False,
 ) -> go.Figure:
     """The distribution of each metric side by side: a line for every real repeat, one for the simulation.
 
@@ -40,7 +39,7 @@ def cdfs(
     lines = [line(run, repeats, REAL, 1.6, 0.75) for run in real]
     if simulated is not None:
         lines.append(line(simulated, "simulated", SIMULATED, 2.4))
-    return cdf_panels(lines, metrics, 380, log_x)
+    return cdf_panels(lines, metrics, 380)
 
 
 def errors(rows: Sequence[RunRow]) -> go.Figure:

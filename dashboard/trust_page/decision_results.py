@@ -14,8 +14,8 @@ from dashboard.trust_page.external_results import Result, read_results
 DECISIONS = "decisions.json"
 
 
-class Score(Result):
-    """What the choices of a rule were worth; shares of the questions."""
+class Rule(Result):
+    """What the choices of a rule were worth; shares of the questions. The first rule is that of `tokentwin plan`."""
 
     questions: int
     groups: int
@@ -23,21 +23,7 @@ class Score(Result):
     low: float
     high: float
     broke: float
-    promised: float | None = None
-    kept: float | None = None
-
-
-class Rule(Score):
-    """A way to choose. The first one of all is that of `tokentwin plan`."""
-
     rule: str
-
-
-class Part(Score):
-    """Choices of the first rule among configurations of one model, on one GPU or several."""
-
-    model: str
-    gpu: str
 
 
 class Decisions(Result):
@@ -45,7 +31,6 @@ class Decisions(Result):
 
     created: str = ""
     rules: list[Rule] = Field(min_length=1)
-    parts: list[Part] = Field([])
 
     @property
     def ours(self) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Literal, TypeVar
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.library import find
+from dashboard.library import find, stamp
 from serving.deployments.config import parse
 from serving.errors import UserError
 
@@ -144,6 +145,11 @@ def read_results(kind: type[Results], directory: Path, file: str) -> Results:
 
     Raises UserError, one line, when it is missing or damaged.
     """
+    return _read(kind, directory, file, stamp(directory) if directory.is_dir() else 0)
+
+
+@lru_cache(maxsize=16)
+def _read(kind: type[Results], directory: Path, file: str, written: int) -> Results:
     name, rung = f"{directory.name}/{file}", file.removesuffix(".json")
     try:
         data = json.loads((directory / file).read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ from dashboard.trust_page.decision_results import Decisions, decision_rows, newe
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
 from dashboard.trust_page.external_view import show_external
-from dashboard.trust_page.latencies import COMPARED, compared_latencies, step_errors
+from dashboard.trust_page.latencies import COMPARED, ComparedLatencies, compared_latencies, step_errors
 from dashboard.trust_page.own_question import judged, question_of
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import (
@@ -39,7 +39,7 @@ from dashboard.trust_page.words import (
     figure_rows,
     of_report,
 )
-from dashboard.url import choose, in_url, named, part_in_url, pick, switch
+from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
 from serving.errors import UserError
 from serving.metrics import metric
@@ -104,8 +104,7 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
     """What is chosen here is drawn anew without the rest of the page; the others are not made at all."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     if view == "runs":
-        with st.container():
-            _distributions(directory, report)
+        _distributions(directory, report)
         _errors(directory, report)
     elif view == "steps":
         _steps(directory, report, runs)
@@ -162,23 +161,22 @@ def _ladder(found: Sequence[Rung]) -> None:
                 st.caption(literal(rung.detail))
 
 
+@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
+def _cdfs(directory: Path, read: tuple[int, bool], _found: ComparedLatencies) -> go.Figure:
+    """Of the latencies of a report; `read` says how many repeats could be, and whether the simulated run could."""
+    return trust_charts.cdfs(_found.real, _found.simulated, COMPARED)
+
+
 def _distributions(directory: Path, report: ValidationReport) -> None:
-    above, toggle = st.columns([5, 1], vertical_alignment="bottom")
-    with toggle, st.container(horizontal_alignment="right"):
-        log_x = switch(
-            "Log time",
-            "log",
-            help="A logarithmic axis shows the whole tail. A linear one ends at 1.3 times the largest p99.",
-        )
     found = compared_latencies(directory, report, lambda path: open_run(path)[1])
     for problem in found.problems:
         st.warning(problem, icon=":material/error:")
     if found.real or found.simulated:
-        plot = trust_charts.cdfs(found.real, found.simulated, COMPARED, log_x)
+        plot = _cdfs(directory, (len(found.real), found.simulated is not None), found)
         help = "\n\n".join(metric(name).help for name in COMPARED)
-        figure(plot, "cdfs", _REQUESTS, found.provenance, help, place=above)
+        figure(plot, "cdfs", _REQUESTS, found.provenance, help)
         return
-    above.subheader(_REQUESTS, anchor=False)
+    st.subheader(_REQUESTS, anchor=False)
     if not found.problems:
         st.caption("The report names no recording.")
 

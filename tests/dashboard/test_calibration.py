@@ -80,7 +80,7 @@ def test_every_kind_of_kernel_has_its_figures(key):
     fit_ = H100.fits[key]
     figure = calibration_charts.times(H100.gpu, key, fit_, 0, 1)
     traces = {trace.name: trace for trace in figure.data}
-    assert set(traces) == {"90 % band", "roofline", "structure alone", "fit", "measured"}
+    assert set(traces) == {"90 % band", "roofline", "fit", "measured"}
     assert (np.array(traces["fit"].y) >= np.array(traces["roofline"].y) * 0.999).all()
     shape = np.exp2(fit_.surface.shapes[0]).tolist()
     shares = calibration_charts.utilisations({"H100": (H100.gpu, fit_)}, key, shape, 1)

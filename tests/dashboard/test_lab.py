@@ -435,20 +435,6 @@ def test_a_ranking_is_held_against_the_engine(tmp_path: Path, started: list[Job]
     assert "does not hold on the engine" in one_line(lab(tmp_path, compare="recordings", beside="cal"))
 
 
-def test_a_simulation_leads_to_the_engines_recordings_of_the_same_two(tmp_path: Path, started: list[Job]) -> None:
-    engine_pair(tmp_path / "out", calibrated(tmp_path / "cal"))
-    url = {"timing": "cal", "a_max_num_seqs": "1", "b": "vllm", "b_max_num_seqs": "16", "req_s": "2", "seeds": "1"}
-    settings = asked(lab(tmp_path, **url), started)
-    leave(tmp_path, SIMULATED, settings, simulated(settings, QUIET, told))
-    app = lab(tmp_path, **url)
-    (there,) = [button for button in app.button if "ranking" in button.label]
-    there.click().run()
-    assert not app.exception and app.query_params["compare"] == "recordings"
-    assert asked(app, started)["timing"]["calibration"] == str((tmp_path / "cal").resolve())
-    other = lab(tmp_path, **(url | {"b_max_num_seqs": "15"}))
-    assert not [button for button in other.button if "ranking" in button.label]
-
-
 def test_only_a_real_recording_is_held_against(tmp_path: Path) -> None:
     for name in "xy":
         toy_run(tmp_path / name, "virtual", seed=1)
@@ -506,7 +492,7 @@ def test_where_nothing_finishes_or_is_claimed_a_figure_says_so() -> None:
     empty = {name: {"x": [], "y": []} for name in lab_charts.LATENCIES}
     nothing = document.Cdfs.model_validate({"a": empty, "b": empty})
     figures = [
-        lab_charts.cdfs(nothing, Sides("a", "b"), Sides("#111111", "#222222"), False),
+        lab_charts.cdfs(nothing, Sides("a", "b"), Sides("#111111", "#222222")),
         lab_charts.differences([], Sides("#111111", "#222222")),
         lab_charts.ranking([]),
     ]

@@ -28,7 +28,6 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "run, steps": ("run", {"view": "steps"}),
     "run, diagnosis": ("run", {"view": "diagnosis"}),
     "step": ("step", {}),
-    "trust": ("trust", {}),
     "trust, engines": ("trust", {"view": "engines"}),
     "claims": ("claims", {"claim": "kv-of-a-70b"}),
     "calibration": ("calibration", {}),
