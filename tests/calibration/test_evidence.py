@@ -29,7 +29,7 @@ from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts, wider_types
-from calibration.steps.predict import blind, kernels, predicted_cost
+from calibration.steps.predict import blind, bundled_evidence, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.fitting import fit
 from calibration.validation.external.leave_out import HEADER, leave_out, table
@@ -241,6 +241,20 @@ def test_left_out_groups_have_a_table() -> None:
         {"gpu": [("all", "2", "8.1 %", "20.0 %", "9 %", "9 %"), ("of these, x", "2", "9 %", "", "84 %", "90 %")]}
     )
     assert "| **8.1 %** | 20.0 % | 9 % | 9 % |" in bold and "| 9 % |  | **84 %** | 90 % |" in bold
+
+
+def test_prefill_and_decode_apart_are_simulated_where_their_workers_are_known() -> None:
+    """Left out like others, with slopes of a step and a prompt; the datasheet is faster, and nothing is taught."""
+    pools = [{"name": role, "role": role, "replicas": count} for role, count in (("prefill", 1), ("decode", 2))]
+    whole = lesson(4, 900, 40, True)
+    split = Deployment.model_validate({**whole.deployment.model_dump(), "fleet": {"pools": pools}})
+    apart = replace(whole, deployment=split)
+    logs = bundled_evidence().belief(HERE).logs
+    found, slopes = apart.predicted(logs)
+    assert slopes.sum(axis=1) == pytest.approx([1, 1]) and slopes.min() >= 0
+    assert (apart.at_roofline() < found).all() and found[0] < whole.predicted(logs)[0][0]  # no prompts between decodes
+    (first, *_) = leave_out([apart], fit([apart]), "source")
+    assert first.predicted > 0 and first.reach > 0 and fit([apart]) is bundled_evidence()
 
 
 # Predictions

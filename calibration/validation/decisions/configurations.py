@@ -104,6 +104,7 @@ def _configuration(scored: Sequence[Scored]) -> Configuration:
     lesson = both[0].lesson
     slots, lengths, deployment = lesson.run.workload.concurrency, lesson.run.lengths, lesson.deployment
     assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
+    engines = sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1
     ideal = dict(zip(lesson.figures, lesson.at_roofline().tolist(), strict=True))
     low, blind, high = (Times(*(each.predicted * exp(end * each.reach) for each in both)) for end in (-1, 0, 1))
     return Configuration(
@@ -111,8 +112,8 @@ def _configuration(scored: Sequence[Scored]) -> Configuration:
         model=deployment.model,
         gpu=lesson.gpu,
         lengths=lengths,
-        requests=slots * deployment.data_parallel_size,
-        gpus=deployment.gpus,
+        requests=slots if deployment.fleet else slots * deployment.data_parallel_size,
+        gpus=engines * deployment.gpus,
         measured=Times(*(lesson.run.figures[each.figure] for each in both)),
         low=low,
         blind=blind,

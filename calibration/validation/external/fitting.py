@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.steps.evidence import LEVELS, NOISE, NUMBERS, Evidence, Origin, Spreads, Taught
+from calibration.steps.predict import bundled_evidence
 from calibration.validation.external.lessons import Lesson
 
 Floats = NDArray[np.float64]
@@ -54,8 +55,11 @@ class Linearised:
 
 
 def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
-    """What the lessons teach. Those of a caution teach nothing."""
-    used = [lesson for lesson in lessons if not lesson.run.caution and lesson.figures]
+    """What the lessons teach, those of a caution or a fleet nothing; where there are no others, what is bundled."""
+    alone = [lesson for lesson in lessons if not lesson.run.caution and lesson.deployment.fleet is None]
+    used = [lesson for lesson in alone if lesson.figures]
+    if not used:
+        return bundled_evidence()
     logs = {origin: np.zeros(len(NUMBERS)) for origin in dict.fromkeys(lesson.origin for lesson in used)}
     evidence = Evidence([], spreads)
     for round_ in range(_ROUNDS):

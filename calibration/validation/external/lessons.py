@@ -19,6 +19,7 @@ from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.steps.coverage import mark_of, step_coverage
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
+from calibration.steps.evidence_calibration import step_shares
 from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts
@@ -71,15 +72,23 @@ class Lesson:
         """Milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`, at numbers `logs`."""
         if self._is_summed:
             return self._summed.predicted(logs, self.figures, self.run.by_client)
-        at = self._simulated(logs)
+        at = self._simulated(logs, kernels(self.gpu))
         if "slopes" not in self._kept:  # they take many simulations, and change little
-            beside = [self._simulated(logs + _STEP * unit) for unit in np.eye(len(logs))]
-            self._kept["slopes"] = np.log(np.array(beside) / at).T / _STEP
+            self._kept["slopes"] = self._slopes(logs, at)
         return at, self._kept["slopes"]
+
+    def _slopes(self, logs: Floats, at: Floats) -> Floats:
+        """Those of what is simulated; a fleet takes so long that a step without prompts and a prompt stand for it."""
+        if self.deployment.fleet is None:
+            beside = [self._simulated(logs + _STEP * unit, kernels(self.gpu)) for unit in np.eye(len(logs))]
+            return np.asarray(np.log(np.array(beside) / at).T / _STEP)
+        shares = step_shares(find_model(self.deployment.model), self.deployment, kernels(self.gpu)) * np.exp(logs)
+        return np.array([shares[FIGURES.index(name)] / shares[FIGURES.index(name)].sum() for name in self.figures])
 
     @cached_property
     def _is_summed(self) -> bool:
-        return self.steps is not None or (self.case.replicas == 1 and is_plain_loop(self.run.workload))
+        alone = self.case.replicas == 1 and self.deployment.fleet is None
+        return self.steps is not None or (alone and is_plain_loop(self.run.workload))
 
     @cached_property
     def _schedule(self) -> Schedule:
@@ -98,15 +107,18 @@ class Lesson:
         return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
 
     def at_roofline(self) -> Floats:
-        """Milliseconds of each figure of a closed loop, with every operation as fast as the datasheet allows."""
-        priced = _Priced.of(self._schedule, self, Roofline(find_gpu(self.gpu)))
+        """Milliseconds of each figure, with every operation as fast as the datasheet allows."""
+        ideal = Roofline(find_gpu(self.gpu))
         logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
+        if not self._is_summed:
+            return self._simulated(logs, ideal)
+        priced = _Priced.of(self._schedule, self, ideal)
         return priced.predicted(logs, self.figures, self.run.by_client)[0]
 
-    def _simulated(self, logs: Floats) -> Floats:
+    def _simulated(self, logs: Floats, times: KernelTimes) -> Floats:
         belief = Belief(logs, np.zeros((len(logs), len(logs))))
         model = find_model(self.deployment.model)
-        cost = OperationCost(model, self.deployment, kernels(self.gpu), belief.correction(""), belief.host)
+        cost = OperationCost(model, self.deployment, times, belief.correction(""), belief.host)
         outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
         found = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
         return np.array([found[name] for name in self.figures])
@@ -177,8 +189,6 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
     if case.is_of_steps:
         return list(log_lessons(case, data)), []
     for run in case.format.read(data):
-        if "fleet" in run.settings:
-            continue  # they take long to simulate and teach nothing; where their table is read whole they are counted
         if run.skipped:
             skipped.append(run.skipped)
             continue
