@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -38,21 +38,9 @@ class Usage:
         }
 
 
-class Style(Protocol):
-    """How an endpoint words its answers. `token_ids` says whether choices hold their tokens, too, as vLLM's may."""
-
-    token_ids: bool
-    object: str
-    chunk_object: str
-
-    def opening(self) -> dict[str, Any] | None: ...
-    def choice(self, piece: Piece) -> dict[str, Any]: ...
-    def delta(self, piece: Piece) -> dict[str, Any]: ...
-
-
 @dataclass(slots=True)
 class CompletionStyle:
-    """`/v1/completions`."""
+    """How `/v1/completions` words its answers. `token_ids`: whether choices hold their tokens, too, as vLLM's may."""
 
     texts: Texts
     token_ids: bool = False
@@ -87,7 +75,7 @@ class CompletionStyle:
 
 @dataclass(slots=True)
 class ChatStyle:
-    """`/v1/chat/completions`."""
+    """The same of `/v1/chat/completions`."""
 
     texts: Texts
     token_ids: bool = False
@@ -119,6 +107,9 @@ class ChatStyle:
 
     def _word(self, token: int) -> str:
         return self.texts.decode([token])
+
+
+Style = CompletionStyle | ChatStyle
 
 
 def _token_ids(style: Style, piece: Piece) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from realengine.op_times import OpTimes
 from realengine.router import BIAS, Router
 from serving.deployments.model_spec import ModelSpec
 
+_PARTS = ("gate", "up", "down")
+
 
 class MixtureNames(NamedTuple):
     """What a family calls the parts of a layer's mixture; `shared` is the expert that every token passes."""
@@ -35,12 +37,9 @@ class MixtureNames(NamedTuple):
     def router(self) -> str:
         return f"{self.mixture}.gate"
 
-    def of(self, expert: int, part: str) -> str:
-        """One expert's `gate`, `up` or `down`."""
-        return f"{self.mixture}.experts.{expert}.{getattr(self, part)}"
-
-    def of_shared(self, part: str) -> str:
-        return f"{self.mixture}.{self.shared}.{getattr(self, part)}"
+    def of(self, expert: int | None, part: str) -> str:
+        """One of `_PARTS` of an expert, None being the shared one."""
+        return f"{self.mixture}.{self.shared if expert is None else f'experts.{expert}'}.{getattr(self, part)}"
 
     @property
     def shared_gate(self) -> str:
@@ -64,14 +63,10 @@ def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{names.router}.weight", (spec.num_experts, hidden)
     if spec.router_bias:
         yield f"{names.router}.{BIAS}", (spec.num_experts,)
-    for expert in range(spec.num_experts):
-        yield f"{names.of(expert, 'gate')}.weight", (inter, hidden)
-        yield f"{names.of(expert, 'up')}.weight", (inter, hidden)
-        yield f"{names.of(expert, 'down')}.weight", (hidden, inter)
-    if shared:
-        yield f"{names.of_shared('gate')}.weight", (shared, hidden)
-        yield f"{names.of_shared('up')}.weight", (shared, hidden)
-        yield f"{names.of_shared('down')}.weight", (hidden, shared)
+    sizes = [*((expert, inter) for expert in range(spec.num_experts)), *([(None, shared)] if shared else [])]
+    for expert, size in sizes:
+        for part in _PARTS:
+            yield f"{names.of(expert, part)}.weight", (hidden, size) if part == "down" else (size, hidden)
     if spec.shared_gate:
         yield f"{names.shared_gate}.weight", (1, hidden)
 
@@ -86,7 +81,7 @@ class Mixture:
         self._route = Router(spec, weights, at + names.router, own)
         self._shared = None
         if spec.shared_intermediate_size:
-            self._shared = DenseMlp(weights, *(at + names.of_shared(part) for part in ("gate", "up", "down")))
+            self._shared = DenseMlp(weights, *(at + names.of(None, part) for part in _PARTS))
         self._shared_gate = weights.unrounded(at + names.shared_gate) if spec.shared_gate else None
         self._gate_up = weights.experts([[at + names.of(e, part) for part in ("gate", "up")] for e in own])
         self._down = weights.experts([[at + names.of(e, "down")] for e in own])

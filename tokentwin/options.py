@@ -5,6 +5,7 @@ Help and default of an option are said once, by the field that it fills.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -19,6 +20,16 @@ from serving.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Requested = TypeVar("Requested", bound=BaseModel)
+
+
+class Finite(click.FloatRange):
+    """Numbers that are numbers: click's own ranges let NaN and infinity pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 class RequestOption(click.Option):

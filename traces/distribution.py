@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.numeric_columns import known
+from traces.numeric_columns import Floats, known
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -47,3 +47,21 @@ def percentiles(values: NDArray[Any], ranks: tuple[int, ...]) -> list[float]:
     at = [max(-(-q * len(values) // 100), 1) - 1 for q in ranks]
     ordered = np.partition(values, sorted(set(at)))
     return [float(ordered[i]) for i in at]
+
+
+def ecdf(values: NDArray[Any], points: int = 400) -> tuple[Floats, Floats]:
+    """The empirical distribution in at most `points` of the values, in ascending order, each with the percentage of all
+    that are no larger; NaN is left out.
+
+    Half of the points are spread evenly over the ranks, half crowd towards the largest values, so that the tail keeps
+    its detail.
+    """
+    ordered = np.sort(values[~np.isnan(values)])
+    n = len(ordered)
+    if n <= points:
+        ranks = np.arange(n)
+    else:
+        even = np.linspace(0, n - 1, points // 2)
+        tail = n - np.geomspace(1, n, points // 2)
+        ranks = np.unique(np.concatenate([even, tail]).round().astype(int))
+    return ordered[ranks], 100.0 * (ranks + 1) / n if n else np.empty(0)

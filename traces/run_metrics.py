@@ -26,14 +26,13 @@ from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
 from traces.fairness import jain_index
 from traces.fragmentation import internal_fragmentation
-from traces.numeric_columns import Floats, has_value, known, known_or_zero, numbers, over, ratio
+from traces.numeric_columns import Floats, gaps_ms, has_value, known, known_or_zero, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
 from traces.slo import check_slo
 from traces.step_metrics import COLUMNS, RARE_COLUMNS, STEP_METRICS, StepMetrics
 from traces.step_work import StepWork
-from traces.token_gaps import gaps_ms
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # of an API server and its clients

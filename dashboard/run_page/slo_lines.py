@@ -19,7 +19,7 @@ from dashboard.planned import Planned
 from dashboard.shown import literal
 from planning.jobs.files import read_json
 from planning.plan.objectives import Objective, Objectives, parse_objectives
-from traces.ecdf import ecdf
+from traces.distribution import ecdf
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 

@@ -16,7 +16,8 @@ from dashboard.cdf_panels import Line, cdf_panels
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, band, dots, empty, finish, legend_once, line, log_axis, tint
 from dashboard.series import thin
 from serving.metrics import label_of
-from traces.ecdf import Floats, ecdf
+from traces.distribution import ecdf
+from traces.numeric_columns import Floats
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500

@@ -18,8 +18,7 @@ from planning.compare.document import SHARES, Cdfs, Compared, Curve, Curves, Ran
 from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
 from serving.metrics import metric
-from traces.distribution import PERCENTILES
-from traces.ecdf import ecdf
+from traces.distribution import PERCENTILES, ecdf
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # by which a request wins or loses

@@ -24,7 +24,7 @@ from serving.front_door import FrontDoor
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.client_view import matched
-from traces.measured.recorded_client import RecordedClient
+from traces.measured.recorded_client import RecordedClient, sent, spread_pct
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -77,9 +77,8 @@ def hold_against_clients(
     recordings of different workloads, and for servers whose weather is not known.
     """
     runs = RecordedClient(folders=tuple(str(path.absolute()) for path in clients)).read(Path())
-    sent = [[(request.id, request.arrival_ns) for request in run.workload.requests] for run in runs]
-    for path, requests in zip(clients, sent, strict=True):
-        if requests != sent[0]:
+    for path, run in zip(clients, runs, strict=True):
+        if sent(run) != sent(runs[0]):
             raise UserError("client", str(path), f"served other requests than {clients[0]}; give repeats of one run")
     real = [_numbers(RunMetrics.of(Recording.load(path))) for path in clients]
     priced = Scenario.model_validate({**scenario, "workload": {"trace": str(clients[0])}}).priced()
@@ -93,10 +92,8 @@ def hold_against_clients(
     rows = []
     for name, value in simulated.items():
         measured = [numbers[name] for numbers in real]
-        centre = mean(measured)
-        floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 and centre else None
         in_weather = mean(numbers[name] for numbers in weathered) if weathered else None
-        rows.append(Row(*name, centre, without[name], value, floor, in_weather))
+        rows.append(Row(*name, mean(measured), without[name], value, spread_pct(measured), in_weather))
     return rows
 
 
@@ -122,8 +119,8 @@ def _in_their_weather(
             raise UserError(
                 "served", str(server.path), "does not tell the machine's weather, or its calibration does not"
             )
-        served, sent = matched(server, client)
-        begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), sent.column("send_ns")), 0.5)[0].as_py()
+        served, told = matched(server, client)
+        begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), told.column("send_ns")), 0.5)[0].as_py()
         failures = slowed_fleet(server, weather, begin_ns / 1e9).failures
         fleet = priced.fleet.model_copy(update={"failures": failures})
         slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}), front_door=door)

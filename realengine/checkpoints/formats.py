@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
-from realengine.checkpoints import awq, compressed_tensors, fp8, gptq, kv_scales
+from realengine.checkpoints import fp8, kv_scales, packed
 from realengine.checkpoints.tensors import CheckpointTensors
 from serving.deployments.model_spec import ModelSpec
 
-_READERS = {"gptq": gptq.read, "awq": awq.read, "compressed-tensors": compressed_tensors.read}  # others are FP8
+_READERS = {  # others are FP8
+    "gptq": packed.read_gptq,
+    "awq": packed.read_awq,
+    "compressed-tensors": packed.read_compressed_tensors,
+}
 
 
 def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:

@@ -14,8 +14,7 @@ from planning.deployments import read_deployment
 from planning.scenario import Scenario
 from planning.traffic import Offered
 from serving.deployments.config import Deployment
-from tokentwin.finite import Finite
-from tokentwin.options import deployment_options, options_of, requested
+from tokentwin.options import Finite, deployment_options, options_of, requested
 
 option = options_of(Offered, BenchTarget, Scenario)
 _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "router")
@@ -47,11 +46,6 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "r
 @deployment_options
 def bench(
     out: str,
-    minutes: float | None,
-    virtual_arrivals: bool,
-    time_operations: bool,
-    replicas: int | None,
-    router: str | None,
     force: bool,
     deployment_file: str | None,
     **given: Any,
@@ -74,17 +68,17 @@ def bench(
 
     request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
     target = {name: given.pop(name) for name in BenchTarget.model_fields}
+    replay = {name: given.pop(name) for name in _OF_A_REPLAY}
     if (Path(out) / "runs.parquet").exists() and not force:
         raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
     if target["url"] is None:
         for name in ("endpoint", "timeout_s", "vocab_size"):
             if target[name] is not None:
                 raise UserError(name.replace("_", "-"), target[name], "is about a server; add --url, or leave it out")
-        deployment = _deployed(deployment_file, given, replicas, router)
-        _replay(request, deployment, out, minutes, virtual_arrivals, time_operations, force)
+        deployment = _deployed(deployment_file, given, replay.pop("replicas"), replay.pop("router"))
+        _replay(request, deployment, out, force, **replay)
     else:
-        of_a_replay = (minutes, virtual_arrivals, time_operations, replicas, router)
-        for name, value in zip(_OF_A_REPLAY, of_a_replay, strict=True):
+        for name, value in replay.items():
             if value:
                 raise UserError(name.replace("_", "-"), value, "is about the real engine; leave it out with --url")
         _send(request, requested(BenchTarget, target), out, force, deployment_file, given)
@@ -145,10 +139,11 @@ def _replay(
     request: Offered,
     deployment: Deployment,
     out: str,
+    force: bool,
+    *,
     minutes: float | None,
     virtual_arrivals: bool,
     time_operations: bool,
-    force: bool,
 ) -> None:
     from tokentwin.run_table import print_reasons
     from traces.recording import Recording

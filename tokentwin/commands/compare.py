@@ -9,8 +9,7 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
-from tokentwin.finite import Finite
-from tokentwin.options import options_of, requested
+from tokentwin.options import Finite, options_of, requested
 
 if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tokentwin.finite import Finite
+from tokentwin.options import Finite
 
 if TYPE_CHECKING:
     from realengine.replay import Replayed

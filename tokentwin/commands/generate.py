@@ -10,8 +10,7 @@ from typing import Any, TextIO
 import click
 
 from planning.deployments import read_deployment
-from tokentwin.finite import Finite
-from tokentwin.options import deployment_options
+from tokentwin.options import Finite, deployment_options
 
 
 @click.command()

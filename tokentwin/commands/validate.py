@@ -11,8 +11,7 @@ from planning.measure.request import ValidateRequest
 from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
-from tokentwin.finite import Finite
-from tokentwin.options import options_of, requested
+from tokentwin.options import Finite, options_of, requested
 
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tokentwin.finite import Finite
+from tokentwin.options import Finite
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from tokentwin.finite import Finite
-from tokentwin.options import deployment_options
+from tokentwin.options import Finite, deployment_options
 from tokentwin.tables import print_table
 
 TARGET_MISSED = 3

@@ -28,12 +28,10 @@ class RecordedClient(Settings):
     def read(self, data: Path) -> list[MeasuredRun]:
         """See `MeasuredFormat`. Lengths of prompts and answers are those that the server told."""
         runs = [_run(Recording.load(data / folder)) for folder in self.folders]
-        return [
-            replace(run, floor_pct=_floor_pct([each for each in runs if _sent(each) == _sent(run)])) for run in runs
-        ]
+        return [replace(run, floor_pct=_floor_pct([each for each in runs if sent(each) == sent(run)])) for run in runs]
 
 
-def _sent(run: MeasuredRun) -> list[tuple[int, int]]:
+def sent(run: MeasuredRun) -> list[tuple[int, int]]:
     """What the client sent, and when: repeats have it in common."""
     return [(request.id, request.arrival_ns) for request in run.workload.requests]
 
@@ -94,11 +92,16 @@ def _offered_per_s(workload: Workload) -> float | None:
 
 
 def _floor_pct(repeats: Sequence[MeasuredRun]) -> dict[str, float]:
-    """How far apart each figure of the repeats is, in percent of their mean; nothing of a single run."""
+    """`spread_pct` of each figure; nothing of a single run."""
     found = {}
     for name in repeats[0].figures:
-        values = [run.figures[name] for run in repeats if name in run.figures]
-        centre = mean(values)
-        if len(values) > 1 and centre:
-            found[name] = 100 * (max(values) - min(values)) / centre
+        floor = spread_pct([run.figures[name] for run in repeats if name in run.figures])
+        if floor is not None:
+            found[name] = floor
     return found
+
+
+def spread_pct(repeats: Sequence[float]) -> float | None:
+    """How far apart they are, in percent of their mean; None of a single one."""
+    centre = mean(repeats)
+    return 100 * (max(repeats) - min(repeats)) / centre if len(repeats) > 1 and centre else None
