@@ -12,23 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.aiconfigurator import Measured, measurements
-from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collective_fit import fit_form
 from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
-from calibration.kernels.times import Coverage, KernelTimes, floor_ns
+from calibration.kernels.times import Coverage, floor_ns
 from calibration.operations import Collective, Elementwise, StepSizes
 from calibration.step_operations import step_operations
+from calibration.steps.predict import kernels
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.model_catalogue import find_model
 
 TABLES = Path(__file__).parents[3] / "shared" / "data" / "aiconfigurator" / "kernel_tables"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
-KERNELS: dict[str, KernelTimes] = {name: load_kernels(gpu) for name, gpu in gpus().items()}
 
 
 @given(
-    gpu=st.sampled_from(sorted(KERNELS)),
+    gpu=st.sampled_from(sorted(gpus())),
     kind=st.sampled_from(KINDS),
     devices=st.tuples(st.integers(2, 16), st.integers(2, 16)),
     elements=st.tuples(st.integers(1, 2**31), st.integers(1, 2**31)),
@@ -39,7 +38,7 @@ def test_never_cheaper_with_more_bytes_or_more_devices(
 ) -> None:
     (few, many), (small, large) = sorted(devices), sorted(elements)
     times = [
-        float(KERNELS[gpu].time(Collective("c", kind, *sizes, fusible=fusible)).ns)
+        float(kernels(gpu).time(Collective("c", kind, *sizes, fusible=fusible)).ns)
         for sizes in ((few, small), (few, large), (many, small), (many, large))
     ]
     less, bytes_more, devices_more, both = (ns * (1 + 1e-9) for ns in times)
@@ -47,10 +46,10 @@ def test_never_cheaper_with_more_bytes_or_more_devices(
     assert bytes_more <= both + 1e-3 and devices_more <= both + 1e-3
 
 
-@given(gpu=st.sampled_from(sorted(KERNELS)), devices=st.sampled_from([2, 4, 8]))
+@given(gpu=st.sampled_from(sorted(gpus())), devices=st.sampled_from([2, 4, 8]))
 def test_the_time_grows_smoothly_but_where_an_engine_takes_another_kernel(gpu: str, devices: int) -> None:
     sizes = np.geomspace(256, 2**28, 2000)
-    ns = KERNELS[gpu].time(Collective("c", "all_reduce", devices, sizes, fusible=True)).ns
+    ns = kernels(gpu).time(Collective("c", "all_reduce", devices, sizes, fusible=True)).ns
     jumps = np.diff(np.log(ns)) > 2 * np.diff(np.log(sizes))  # no algorithm grows faster than its bytes
     assert jumps.sum() <= 2
 
@@ -67,7 +66,7 @@ def test_without_peer_access_pcie_is_dearer() -> None:
 def test_a_norm_behind_a_fused_all_reduce_needs_no_launch() -> None:
     after = Collective("all-reduce", "all_reduce", 8, np.array([5120.0 * 8, 5120.0 * 8192]), fusible=True)
     for name, saved in (("B300", True), ("H100", False)):
-        time = KERNELS[name].time
+        time = kernels(name).time
         norm = Elementwise("norms", 8.0 * np.asarray(after.elements), after=after)
         apart, fused = time(replace(norm, after=None)).ns, time(norm).ns
         assert (fused < apart).tolist() == [saved, False]  # 84 MB are too many for the fused kernel

@@ -81,11 +81,10 @@ def test_an_overlapped_run_of_the_engine_is_reproduced(more: dict[str, Any], tmp
 
     deployment = Deployment(model="random:llama", dtype="float32", scheduler=config(async_scheduling=True, **more))
     engine = Engine(deployment, load_model_files("random:llama", Path()))
-    for seed, rate in ((1, 150.0), (2, 400.0)):
-        record(traffic(seed, rate), engine, tmp_path / "run", overwrite=True)
-        recording = Recording.load(tmp_path / "run")
-        replay = replay_decisions(recording)
-        assert replay.exact, replay.first_difference
-        assert replay.identical_requests == 60
-        assert set(recording.steps["in_flight"].to_pylist()) == {0, 1}
+    record(traffic(2, 400.0), engine, tmp_path / "run")
     engine.close()
+    recording = Recording.load(tmp_path / "run")
+    replay = replay_decisions(recording)
+    assert replay.exact, replay.first_difference
+    assert replay.identical_requests == 60
+    assert set(recording.steps["in_flight"].to_pylist()) == {0, 1}

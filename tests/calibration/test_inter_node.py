@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import Coverage, KernelTimes, floor_ns
+from calibration.kernels.times import Coverage, floor_ns
 from calibration.operations import Collective, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
 from calibration.steps.pipeline_cost import PipelineCost
-from calibration.steps.predict import predicted_cost
+from calibration.steps.predict import kernels, predicted_cost
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.inter_node import InterNodeConfig
@@ -25,7 +24,6 @@ from serving.deployments.node_groups import data_group, hops_between_nodes, node
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 
-KERNELS: dict[str, KernelTimes] = {name: load_kernels(gpu) for name, gpu in gpus().items()}
 NVLINK = sorted(name for name, gpu in gpus().items() if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LINKS = ("infiniband-xdr", "infiniband-ndr", "infiniband-hdr", "roce-400", "roce-100")
@@ -42,7 +40,7 @@ def collective(kind: str, elements: Any, nodes: int, per_node: int = 8, link: st
 
 
 @given(
-    gpu=st.sampled_from(sorted(KERNELS)),
+    gpu=st.sampled_from(sorted(gpus())),
     kind=st.sampled_from((*KINDS, "p2p")),
     link=st.sampled_from(LINKS),
     nodes=st.tuples(st.integers(1, 16), st.integers(1, 16)),
@@ -54,7 +52,7 @@ def test_never_cheaper_with_more_bytes_or_more_nodes(
     (few, many), (small, large) = sorted(nodes), sorted(elements)
     if kind == "p2p":
         few, many = min(few, 2), min(many, 2)
-    time = KERNELS[gpu].time
+    time = kernels(gpu).time
     least = time(collective(kind, small, few, link=link)).ns
     assert least <= time(collective(kind, large, few, link=link)).ns * (1 + 1e-9)
     assert least <= time(collective(kind, small, many, link=link)).ns * (1 + 1e-9)
@@ -72,8 +70,8 @@ def test_the_same_devices_on_more_nodes_are_never_faster(
     """Over NVLink, which is faster than any of these links."""
     nodes, per_node, more = shape
     whole = nodes * per_node
-    fewer = KERNELS[gpu].time(collective(kind, elements, nodes, per_node))
-    spread = KERNELS[gpu].time(collective(kind, elements, more, whole // more))
+    fewer = kernels(gpu).time(collective(kind, elements, nodes, per_node))
+    spread = kernels(gpu).time(collective(kind, elements, more, whole // more))
     assert fewer.ns <= spread.ns * (1 + 1e-9)
     assert spread.coverage == Coverage.EXTRAPOLATED
 
@@ -86,8 +84,8 @@ def test_large_messages_take_the_rate_of_the_link(kind: str) -> None:
     sent = 2 * 2.0**33 * ring[kind]
     assert message.sent_between_nodes == pytest.approx(sent)
     slow = replace(message, link=message.link._replace(bytes_per_s=1e8))  # type: ignore[union-attr]
-    assert KERNELS["H100"].time(slow).ns == pytest.approx(1e9 * sent / 1e8, rel=0.05)
-    assert KERNELS["H100"].time(slow).ns >= floor_ns(find_gpu("H100"), slow)
+    assert kernels("H100").time(slow).ns == pytest.approx(1e9 * sent / 1e8, rel=0.05)
+    assert kernels("H100").time(slow).ns >= floor_ns(find_gpu("H100"), slow)
 
 
 def test_ranks_fill_nodes_as_vllm_numbers_them() -> None:

@@ -15,6 +15,7 @@ from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit
 from calibration.steps.step_cost import Calibration
 from calibration.steps.weather import Weather
+from calibration.validation import same_weather
 from calibration.validation.covalidation import covalidate
 from calibration.validation.report import ValidationReport
 from serving.step_plan import StepPlan
@@ -96,8 +97,11 @@ def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(
     assert not report.disturbed and "others took" in report.disturbance
 
 
-def test_shuffled_step_times_are_not_explained_away(tmp_path: Path, calibration: Calibration) -> None:
-    """It would pass if the second verdict knew what each step took."""
+def test_shuffled_step_times_are_not_explained_away(
+    tmp_path: Path, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would pass if the second verdict knew what each step took. Its bands are of no interest."""
+    monkeypatch.setattr(same_weather, "_DRAWS", 5)
     report = validated(tmp_path, calibration, shuffled=True)
     assert report.rungs.step is not None
     assert (report.rungs.step.same_weather["decode"].median_error_pct or 0) > 10

@@ -128,6 +128,7 @@ def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(serve
     page.wait_for_url("**rate=34")
 
 
+@pytest.mark.deep
 def test_the_frontier_is_that_of_the_plan_and_its_fleets_can_be_chosen_in_turn(server, page):
     page.goto(server)
     page.get_by_role("link", name="See the frontier").click()

@@ -77,6 +77,7 @@ def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(server, pa
     assert page.evaluate("location.href") == f"{server}/{address}"
 
 
+@pytest.mark.deep
 def test_shape_and_preset_in_quick_turns(server, page):
     page.goto(server)
     page.get_by_label("Peak req/s").first.wait_for()

@@ -372,6 +372,7 @@ def test_the_bundled_pair_is_what_its_answer_says() -> None:
     assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
 
 
+@pytest.mark.deep
 def test_nor_does_it_depend_on_the_cpu() -> None:
     """The same again on a CPU without this one's vector units, as far as numpy is concerned."""
     units = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,17 +182,17 @@ def test_a_small_parquet_file_that_unpacks_to_much_is_refused(
 @pytest.mark.parametrize(
     ("content", "limits", "says"),
     [
-        (gzip.compress(CSV + b"3,1,1\n" * 5000), {"requests": 5000}, "holds more than 5,000 requests"),
-        (gzip.compress(b'{"prompt": [' + b'["",1],' * 9_000_000), {"memory_mb": 400}, "memory"),
-        (CSV + b"3,1,1\n" * 400_000, {"seconds": 1}, "time"),
+        (lambda: gzip.compress(CSV + b"3,1,1\n" * 5000), {"requests": 5000}, "holds more than 5,000 requests"),
+        (lambda: gzip.compress(b'{"prompt": [' + b'["",1],' * 9_000_000), {"memory_mb": 400}, "memory"),
+        (lambda: CSV + b"3,1,1\n" * 400_000, {"seconds": 1}, "time"),
     ],
     ids=["rows", "one long line", "time"],
 )
 def test_a_text_that_unpacks_to_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, limits: dict, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Callable[[], bytes], limits: dict, says: str
 ) -> None:
     limited(monkeypatch, **limits)
-    assert says in refused(keep_trace, tmp_path, content)
+    assert says in refused(keep_trace, tmp_path, content())
     assert not any((tmp_path / "uploads").iterdir())
 
 

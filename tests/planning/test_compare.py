@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.signal import lfilter
 from scipy.stats import t
 
 from calibration.steps.step_cost import Calibration
@@ -84,6 +83,8 @@ def table(e2e_ms, arrival_ns=None, tenants=None, statuses=None) -> pa.Table:
 
 def autocorrelated(rng: np.random.Generator, count: int, rho: float) -> np.ndarray:
     """A stationary AR(1) of variance 1."""
+    from scipy.signal import lfilter  # a second that every worker would spend
+
     noise = rng.standard_normal(count)
     noise[1:] *= np.sqrt(1 - rho * rho)
     return lfilter([1.0], [1.0, -rho], noise)

@@ -102,7 +102,7 @@ def outputs(model: str, attention: str, overlapped: bool, shape: dict[str, Any],
     for number, length in enumerate((15, 4, 1)):  # the first step samples nothing
         how = SamplingParams(0.7, top_k=20, top_p=0.9, seed=3) if number == 1 else None
         prompt = [7 * i + number for i in range(length)]
-        found.add(WorkloadRequest(number, 0, (("", length),), 3), prompt, sampling=how)
+        found.add(WorkloadRequest(number, 0, (("", length),), 2), prompt, sampling=how)
         sequences.append(found.sequences[number])
     while found.step() is not None:
         pass

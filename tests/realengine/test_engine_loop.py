@@ -113,13 +113,6 @@ def test_the_overlapped_loop_gives_the_same_tokens(scheduler: dict[str, Any], pl
     assert any(step.plan.preempted for step in steps) == ("num_blocks" in scheduler)
 
 
-@pytest.mark.parametrize("policy", ["static", "prefill-first"])
-def test_other_policies_overlap_too(policy: str, plain: list[list[int]]) -> None:
-    engine = engine_for(scheduler={"async_scheduling": True}, policy=policy)
-    assert run(engine, drawn=True)[0] == plain
-    engine.close()
-
-
 def test_steps_overlap_in_time_and_keep_their_order() -> None:
     engine = engine_for(scheduler={"async_scheduling": True})
     _, steps = run(engine)

@@ -76,6 +76,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(tmp_path: Path) -> No
     assert other == ["_add_rms_norm", False]  # another size is another kernel
 
 
+@pytest.mark.deep
 def test_every_launch_of_a_gpu_run_can_be_prepared(tmp_path: Path) -> None:
     """With no claim left to make nothing is compiled. Both models' attention is among them; of the numbers of decode
     rows the fewest, the most, and one between are enough."""

@@ -28,7 +28,6 @@ from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from sim.simulate import simulate_to
 from tests.budget import examples
 from tests.serving.test_scheduler_properties import LOOPS, Driver, leapt
 from tests.traces.test_run_metrics import finished, requests_table
@@ -503,25 +502,6 @@ def test_jains_index_by_hand(tokens: list[int], index: float | None) -> None:
     assert RunMetrics(requests_table(early[:1])).scalars()["jain_fairness"] is None
 
 
-def test_jains_index_is_higher_under_fair_with_a_greedy_tenant() -> None:
-    chance = random.Random(1)
-    requests, ids = [], itertools.count()
-    for ms in range(10_000):
-        for tenant, chance_per_ms in (("greedy", 0.12), ("b", 0.03), ("c", 0.03)):
-            if chance.random() < chance_per_ms:
-                prompt = (("", chance.randrange(50, 200)),)
-                requests.append(WorkloadRequest(next(ids), ms * 10**6, prompt, chance.randrange(10, 50), tenant=tenant))
-    index = {}
-    for policy in ("vllm", "fair"):
-        config = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512, num_blocks=600)
-        sink = TableSink()
-        deployment = Deployment(policy=policy, scheduler=config)
-        Cluster(deployment, TokenCost(6_000_000, 20_000, 400), sink, shares_prefixes=False).run(Workload(requests))
-        index[policy] = RunMetrics(sink.requests).scalars()["jain_fairness"]
-    assert index["vllm"] < 0.7
-    assert 0.99 < index["fair"] <= 1.0
-
-
 # On both clocks
 
 ENGINE = {"max_num_seqs": 6, "max_num_batched_tokens": 40, "max_model_len": 200, "num_blocks": 40, "block_size": 4}
@@ -594,17 +574,6 @@ def test_a_padded_run_of_the_engine_is_reproduced_and_its_steps_computed_the_pad
     computed = [step["prefill_tokens"] + step["decode_rows"] for step in steps]
     assert all(there >= tokens for there, tokens in zip(packed, computed, strict=True))
     assert sum(computed) > sum(sum(step["row_tokens"]) for step in steps)
-
-
-@pytest.mark.parametrize("policy", NEW)
-def test_same_seed_same_bytes(policy: str, tmp_path: Path) -> None:
-    deployment = Deployment(policy=policy, scheduler=SchedulerConfig(**{**ENGINE, **SETTINGS}))
-    cost = TokenCost(300_000, 5_000, 2_000, 0)
-    for name in ("once", "twice"):
-        simulate_to(tmp_path / name, engine_traffic(2), deployment, cost, tokens=True)
-    once, twice = (sorted((tmp_path / name).glob("requests*")) for name in ("once", "twice"))
-    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in twice]
-    assert once
 
 
 # A policy of one's own, and settings that are wrong

@@ -49,7 +49,7 @@ def test_jobs_do_not_import_from_where_the_server_was_started(strangers: Path) -
 
 
 def test_workers_of_plans_and_sweeps_do_not_import_from_where_they_were_started(strangers: Path) -> None:
-    plan = ("plan", "trace.csv", "--gpu", "H100", "--slo", "ttft_ms p99<=900")
+    plan = ("plan", "trace.csv", "--gpu", "H100", "--tp", "1", "--slo", "ttft_ms p99<=900")
     (strangers / "sweep.yaml").write_text(_SWEPT)
     for arguments in ((*plan, "--jobs", "2"), (*_SWEEP, "-o", "swept")):
         _run_console(strangers, *arguments)

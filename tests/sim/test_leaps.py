@@ -117,14 +117,13 @@ TIGHT = {"num_blocks": 70, "max_num_seqs": 32, "max_num_batched_tokens": 256, "m
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("concurrency", [None, 24], ids=["open", "closed"])
 @pytest.mark.parametrize("scheduler", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize(
-    ("overlapped", "plan_ns"),
-    [(False, 1_000), (True, 1_000), (True, 6_500_000)],
-    ids=["plain", "overlapped", "by the CPU"],
+    ("concurrency", "overlapped", "plan_ns"),
+    [(None, False, 1_000), (24, True, 1_000), (None, True, 6_500_000)],
+    ids=["plain", "overlapped, closed", "by the CPU"],
 )
-def test_leaping_is_stepping(policy, concurrency, scheduler, overlapped, plan_ns):
+def test_leaping_is_stepping(policy, scheduler, concurrency, overlapped, plan_ns):
     def cost():
         return TokenCost(6_000_000, 18_000, 450, plan_ns=plan_ns)
 

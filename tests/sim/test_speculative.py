@@ -263,21 +263,6 @@ def test_luck_does_not_depend_on_the_batch_or_the_policy():
     assert len(seen) == 1
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not():
-    requests = arriving(50)
-    cost = TokenCost(5 * MS, 18_000, 450)
-
-    def run(seed):
-        config = SchedulerConfig(num_blocks=40, speculative=speculative(3, 0.6, "eagle", seed=seed), max_model_len=256)
-        _, sink = simulated(requests, config, cost)
-        return sink
-
-    first, again, other = run(1), run(1), run(2)
-    assert first.requests == again.requests and first.steps == again.steps
-    assert first.requests != other.requests
-    assert sum(first.requests["preemptions"].to_pylist()) > 0
-
-
 class _Leviathan:
     """A run of the target takes `target_ns` whatever it computes; drafting is what the configuration states."""
 

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     calibrated = tokentwin(
-        "calibrate", "-o", folder / "calibration", "--minutes", 0.1, "-d", folder / "deployment.yaml"
+        "calibrate", "-o", folder / "calibration", "--minutes", 0.05, "-d", folder / "deployment.yaml"
     )
     assert calibrated.returncode == 0, calibrated.stderr
     assert "held-out" in calibrated.stdout
@@ -58,12 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert benched.returncode == 0, benched.stderr
     assert "complete: 60/60" in benched.stdout
     return folder
-
-
-def test_the_engine_is_reproduced_decision_by_decision(folder: Path) -> None:
-    replay = replay_decisions(Recording.load(folder / "real"))
-    assert replay.exact, replay.first_difference
-    assert (replay.requests, replay.identical_requests) == (60, 60)
 
 
 def test_every_time_is_stamped_and_in_order(folder: Path) -> None:
@@ -119,17 +113,6 @@ def test_python_measures_as_the_commands_do(folder: Path, tmp_path: Path) -> Non
     fitted = Calibration.load(folder / "calibration")
     again = api.calibrate(out=tmp_path / "again", recordings=sorted((folder / "calibration" / "runs").iterdir()))
     assert isinstance(again, Calibration) and again.fitted_steps == fitted.fitted_steps
-
-
-def test_the_same_simulation_gives_the_same_bytes(folder: Path) -> None:
-    contents = []
-    for name in ("one", "two"):
-        done = tokentwin(
-            "simulate", folder / "trace.parquet", "-c", folder / "calibration", "-o", folder / name / "run"
-        )
-        assert done.returncode == 0, done.stderr
-        contents.append({file.name: file.read_bytes() for file in (folder / name / "run").iterdir()})
-    assert contents[0] == contents[1]
 
 
 def test_virtual_arrivals_saturate(folder: Path) -> None:
