@@ -84,6 +84,7 @@ _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
 _ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
+_MOST_TEXT = 1000  # characters
 _VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
 _COMBINATIONS, _CANDIDATES = 64, 4096  # of these, and of all: the page prices each candidate while one types
 _TABLES = "kernel tables"
@@ -282,9 +283,8 @@ def _parts(annotation: Any) -> list[Any]:
 
 def _slos() -> list[str]:
     """What was typed, each once; whether it is an SLO is for `parse_objectives` to say."""
-    typed: str = st.text_area(
-        "SLOs", "\n".join(named_all("slo") or SLOS), 100, 1000, fresh_key("url_slo", "slo"), help=_SLOS
-    )
+    said = "\n".join(named_all("slo") or SLOS)[:_MOST_TEXT]
+    typed: str = st.text_area("SLOs", said, 100, _MOST_TEXT, fresh_key("url_slo", "slo"), help=_SLOS)
     slos = list(dict.fromkeys(filter(None, (" ".join(line.split()) for line in typed.splitlines()))))
     keep_all("slo", slos, SLOS)
     return slos
