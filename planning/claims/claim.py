@@ -55,6 +55,14 @@ class Experiment(Request):
         return check_slo(slo)
 
     @property
+    def paced_by(self) -> Experiment | None:
+        """The run at whose rate of finished requests these arrive, if there is one."""
+        if self.as_fast_as is None:
+            return None
+        alone = {name: value for name, value in self.as_json().items() if name != "as_fast_as"}
+        return parse(Experiment, overridden(alone, self.as_fast_as), "as_fast_as")
+
+    @property
     def sides(self) -> list[Experiment]:
         """The baseline and the change; or, where nothing is compared, the one deployment."""
         if self.baseline is None:
@@ -104,6 +112,12 @@ class Case(Request):
     set: Settings = Field({}, description="the fields of the experiment that say so, by path")
 
 
+class OnEngine(Case):
+    """The experiment at the size of one machine: on its GPU in bfloat16 or, without one, on its CPU in float32."""
+
+    gpu: bool = Field(False, description="whether a machine without a GPU cannot tell")
+
+
 class BreakEven(Request):
     """A number of the experiment, between whose ends it is searched where a change pays and where the claim holds."""
 
@@ -129,7 +143,7 @@ class Claim(Request):
     cases: tuple[Case, ...] = Field(min_length=1)
     terms: bool = Field(False, description="also say what E2E is made of, where requests come one at a time")
     break_even: BreakEven | None = Field(None, description="where the experiment's change begins to pay, cases aside")
-    engine: Case | None = Field(None, description="the experiment at the size of a machine without a GPU")
+    engine: OnEngine | None = Field(None, description="the experiment on the real engine of this machine")
     learnt: str = Field("", description="what a reader may take from it")
 
     def experiments(self) -> Iterator[tuple[Case, Experiment]]:

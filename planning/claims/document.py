@@ -165,19 +165,30 @@ tokentwin claims --write docs/claims.md
 tokentwin claims --only chunked-prefill
 tokentwin claims --engine
 ```
-Articles repeat figures. The first command puts each of them to the test and writes this page. All of it is simulated,
-with step times from kernel tables and measured engines ([cost model](cost-model.md)). The range behind a figure is its
-90 % interval. A claim *cannot be told* where the interval lies across an end of what is expected.
+Articles repeat figures. The first command puts each of them to the test and writes this page, in about 5 minutes of
+one CPU. All of it is simulated, with step times from kernel tables and measured engines
+([cost model](cost-model.md)). The range behind a figure is its 90 % interval. A claim *cannot be told* where the
+interval lies across an end of what is expected.
 
-`--engine` also tries, on the real engine of this machine, the claims that state an experiment for it: with a small
-model of random weights, three times each side in turn. It says the median, the least and the greatest ratio of the
-pairs, and by how much the same side differs from run to run. What it finds is about that machine and that model.
+`--engine` also tries, on the real engine of this machine, the claims that state an experiment for it, which takes
+minutes more: with a small model of random weights, three times each side in turn, on the GPU if there is one. It says
+the median, the least and the greatest ratio of the pairs, and by how much the same side differs from run to run. What
+it finds is about that machine and that model.
+
+| not tried by the real engine | why |
+| --- | --- |
+| `cuda-graphs` | a CPU has none; a machine with a GPU tries it |
+| `answer-of-200-tokens`, `decoding-a-70b`, `prefill-of-1000-tokens`, `gpus-of-a-70b` | they are about H100s |
+| `grouped-query-attention`, `kv-of-a-70b` | they follow from shapes |
+| `autoscaling`, `autoscaling-gpu-hours`, `prefill-decode-split` | only simulated fleets can do that |
+| `kernel-fusion` | the real engine cannot run without it |
+| `kv-offloading-capacity` | it would take a CPU too long |
 
 Each claim is a file of `planning/claims/claims`: the sentence, an experiment, the range it expects, and the cases it is
 tried in. `break_even` searches between two values of a condition where the change begins to pay and where the verdict
 flips, at the centre of step times, by halving the stretch between them five times. `as_fast_as` lets requests arrive as
 fast as another run is served, so that an open and a closed loop are equally loaded at every end of step times. `engine`
-is the experiment for a machine without a GPU. Put files of your own in a folder, and give it as `--claims`.
+is the experiment on the real engine. Put files of your own in a folder, and give it as `--claims`.
 
 | claim | expected | verdict |
 | --- | --- | --- |"""

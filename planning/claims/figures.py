@@ -22,8 +22,6 @@ from calibration.steps.launches import launches
 from calibration.steps.predict import predicted_cost
 from planning.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
-from planning.settings import overridden
-from serving.deployments.config import parse
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_bytes import kv_dtype
@@ -126,19 +124,21 @@ def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
     What comes as fast as another run is served does so at the same end of step times.
     """
     scenario = scenario_of(side)
-    alone = {name: value for name, value in side.as_json().items() if name != "as_fast_as"}
-    other = side.as_fast_as and scenario_of(parse(Experiment, overridden(alone, side.as_fast_as), "as_fast_as"))
+    other = side.paced_by and scenario_of(side.paced_by)
 
     def paced(end: PricedScenario, other: PricedScenario | None) -> PricedScenario:
         if other is None:
             return end
-        served = other.measured({})[1].scalars()["request_throughput"]
-        scale = served / _offered_rate(end.workload)
-        return replace(end, workload=reshaped(end.workload, rate_scale=scale))
+        return replace(end, workload=as_fast_as(end.workload, other.measured({})[1]))
 
     yield paced(scenario, other or None)
     for at, end in enumerate(scenario.ends()):
         yield paced(end, other.ends()[at] if other else None)
+
+
+def as_fast_as(workload: Workload, run: RunMetrics) -> Workload:
+    """`workload` at the rate at which requests finished in `run`."""
+    return reshaped(workload, rate_scale=run.scalars()["request_throughput"] / _offered_rate(workload))
 
 
 def _offered_rate(workload: Workload) -> float:

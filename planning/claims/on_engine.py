@@ -1,4 +1,4 @@
-"""A claim on the real engine, at the size of this machine: both sides in turn, several times, so that noise is seen.
+"""A claim on the real engine of this machine, its GPU if it has one: both sides in turn, several times, to see noise.
 
 What a machine does meanwhile disturbs the two runs of a pair alike, so the figure is the median of the pairs' ratios,
 between the least and the greatest of them. The noise is how much the same side differs from run to run.
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from planning.claims.claim import Claim, Experiment
 from planning.claims.document import TriedOnEngine
-from planning.claims.figures import gain, of_run
-from planning.measure.real_engine import load_engine
+from planning.claims.figures import as_fast_as, gain, of_run
+from planning.measure.real_engine import load_engines
+from planning.priced_scenario import with_fleet
 from planning.settings import overridden
 from serving.deployments.config import parse
 from serving.errors import UserError
@@ -23,25 +24,48 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 if TYPE_CHECKING:
-    from realengine.engine import Engine
+    from planning.measure.real_engine import RealEngines
 
 PAIRS = 3
 
 
+def machine() -> str:
+    """Which machine it is: its GPU if it has one, else its CPU. Raises UserError where torch is missing."""
+    device = _on()["deployment.device"]
+    from realengine.hardware import describe
+
+    about = describe(device)
+    what = about["gpu"] if device == "cuda" else f"{about['cpu']}, {about['cores']} cores"
+    return f"{what}, torch {about['torch']}"
+
+
+def _on() -> dict[str, str]:
+    """The device of every experiment, and the type that it computes well."""
+    try:
+        import torch
+    except ImportError:
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
+    kind = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+    return dict(zip(("deployment.device", "deployment.dtype"), kind, strict=True))
+
+
 def on_engine(claim: Claim) -> TriedOnEngine | None:
-    """What the engine of this machine says; None of a claim that states no experiment for it.
+    """What this machine's engine says; None of a claim that states no experiment, or one for a GPU that is missing.
 
     Raises UserError where torch is missing or the engine cannot do what is asked.
     """
-    if claim.engine is None:
+    on = _on()
+    if claim.engine is None or (claim.engine.gpu and on["deployment.device"] == "cpu"):
         return None
     settings = overridden(claim.experiment, claim.engine.set)
-    sides = parse(Experiment, settings, "engine").sides
+    sides = parse(Experiment, overridden(settings, on), "engine").sides
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engines = []
         for side in sides:
-            engines.append(load_engine(side.serves, lambda said: None))
+            fleet = side.replicas is not None
+            served = with_fleet(side.serves, side.replicas, side.router) if fleet else side.serves
+            engines.append(load_engines(served, lambda said: None))
             stack.callback(engines[-1].close)
         runs = [
             [_measured(*pair, folder / f"{turn}-{at}") for at, pair in enumerate(zip(sides, engines, strict=True))]
@@ -60,14 +84,24 @@ def on_engine(claim: Claim) -> TriedOnEngine | None:
     )
 
 
-def _measured(side: Experiment, engine: Engine, out: Path) -> float:
+def _measured(side: Experiment, engine: RealEngines, out: Path) -> float:
     """The figure of one run."""
+    recording = _recorded(side, engine, out)
+    return of_run(side, recording.requests, RunMetrics.of(recording, side.slo))
+
+
+def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
+    """After the run that paces it, if there is one."""
+    from realengine.engine import Engine
     from realengine.replay import record
 
     if side.offered is None:
         raise UserError("engine.offered", None, f"is missing; figure {side.figure} is measured under traffic")
-    done = record(side.offered.workload(), engine, out)
+    workload = side.offered.workload()
+    if side.paced_by is not None:
+        paced = _recorded(side.paced_by, engine, out.with_name(f"{out.name}-pace"))
+        workload = as_fast_as(workload, RunMetrics.of(paced))
+    done = record(workload, engine, out) if isinstance(engine, Engine) else engine.record(workload, out)
     if done.status != "complete":
         raise KeyboardInterrupt
-    recording = Recording.load(out)
-    return of_run(side, recording.requests, RunMetrics.of(recording, side.slo))
+    return Recording.load(out)

@@ -1,14 +1,14 @@
 """What the end-to-end time of a request is made of, term by term, in a run in which nobody waits for another.
 
-Queue, the CPU before each step, and of the steps every part by regime, as `tokentwin explain` names them. The terms add
-up to the mean E2E.
+Queue, the CPU before each step, and of the steps every part by regime, as `tokentwin explain` names them. These terms
+add up to the mean E2E of the engine. The last is what comes before and after it, as measured servers teach.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from calibration.steps.predict import predicted_cost
+from calibration.steps.predict import blind, predicted_cost
 from calibration.steps.run_explanation import explain_run
 from planning.claims.claim import Experiment
 from planning.claims.document import Term
@@ -16,6 +16,8 @@ from planning.claims.figures import scenario_of
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.numeric_columns import numbers
+
+OUTSIDE = "around the engine: tokenise, detokenise, stream, client"  # no measured run tells these four apart
 
 
 def terms_of(experiment: Experiment) -> tuple[Term, ...]:
@@ -31,4 +33,5 @@ def terms_of(experiment: Experiment) -> tuple[Term, ...]:
     for regime, of in parts.items():
         found += [(f"{regime}: {part}", ns) for part, ns in sorted(of.items(), key=lambda item: -item[1])]
     found.append(("between its steps", whole - sum(ns for _, ns in found)))
-    return tuple(Term(name=name, ms=ns / count / 1e6) for name, ns in found if ns > 0)
+    outside = Term(name=OUTSIDE, ms=blind(experiment.gpu, scenario.deployment).request_ms)
+    return (*(Term(name=name, ms=ns / count / 1e6) for name, ns in found if ns > 0), outside)

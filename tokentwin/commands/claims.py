@@ -62,11 +62,7 @@ def _tried(wanted: Mapping[str, Claim], tell: Tell) -> ClaimsDocument:
     from datetime import UTC, datetime
 
     from planning.claims.check import check
-    from planning.claims.on_engine import on_engine
+    from planning.claims.on_engine import machine, on_engine
 
-    answer = check(wanted, tell, on_engine)
-    from realengine.hardware import describe
-
-    about = describe("cpu")
-    machine = f"{about['cpu']}, {about['cores']} cores, torch {about['torch']}"
-    return answer.model_copy(update={"machine": machine, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
+    ran_on, answer = machine(), check(wanted, tell, on_engine)
+    return answer.model_copy(update={"machine": ran_on, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
