@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from planning.claims.break_even import break_even
-from planning.claims.claim import Claim, Expected, Experiment
+from planning.claims.claim import Claim, Experiment
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
-from planning.claims.figures import Known, Measured, measured
+from planning.claims.figures import Known, measured
 from planning.claims.terms import terms_of
 from planning.progress import Tell, quiet
 from serving.deployments.config import parse
@@ -31,7 +31,8 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet, engine: Engine | None
             except UserError as error:
                 raise UserError(f"claim {name}, when {case.when}: {error.field}", error.value, error.remedy) from None
             terms = terms_of(experiment) if claim.terms else ()
-            cases.append(_case(name, case.when, value, claim.expects).model_copy(update={"terms": terms}))
+            judged = {"unit": claim.expects.unit, "holds": claim.expects.judge(value.low, value.high), "terms": terms}
+            cases.append(CheckedCase.model_validate({"claim": name, "when": case.when, **judged, **value._asdict()}))
             done += 1
         turns = ""
         if claim.break_even is not None:
@@ -50,8 +51,3 @@ def check(claims: Mapping[str, Claim], tell: Tell = quiet, engine: Engine | None
             )
         )
     return ClaimsDocument(claims=tuple(checked))
-
-
-def _case(claim: str, when: str, found: Measured, expects: Expected) -> CheckedCase:
-    holds = expects.judge(found.low, found.high)
-    return CheckedCase(claim=claim, when=when, unit=expects.unit, holds=holds, **found._asdict())

@@ -52,25 +52,19 @@ class Measured(NamedTuple):
     reason: str
 
 
-class Figures(NamedTuple):
-    """A figure of one side at the centre of step times and at their fast and slow ends, and how far to trust it."""
-
-    ends: tuple[float, ...]
-    mark: Coverage
-    reason: str
-
-
+# A figure of one side at the centre of step times and at their fast and slow ends, how far to trust it, and why.
+Figures = tuple[tuple[float, ...], Coverage, str]
 Known = dict[str, Any]  # what was found of a side, by its JSON
 
 
 def measured(experiment: Experiment, known: Known | None = None) -> Measured:
     """The figure of `experiment`, of sides that are not `known` yet. Raises UserError where it cannot be measured."""
     found = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
-    ways = list(found[0].ends)
+    ways = list(found[0][0])
     if len(found) == 2:
-        ways = [gain(experiment.figure, *pair) for pair in zip(*(side.ends for side in found), strict=True)]
-    worst = max(found, key=lambda side: side.mark)
-    return Measured(ways[0], min(ways), max(ways), worst.mark.name.lower(), worst.reason)
+        ways = [gain(experiment.figure, *pair) for pair in zip(*(ends for ends, _, _ in found), strict=True)]
+    _, mark, reason = max(found, key=lambda side: side[1])
+    return Measured(ways[0], min(ways), max(ways), mark.name.lower(), reason)
 
 
 def central(sides: Sequence[Experiment], known: Known) -> float:
@@ -96,18 +90,18 @@ def _known(find: Callable[[Experiment], Any], side: Experiment, known: Known) ->
 
 def _figures(side: Experiment) -> Figures:
     if of_shapes := _OF_SHAPES.get(side.figure):
-        return Figures((of_shapes(side),) * 3, Coverage.VALIDATED, "it follows from the shapes of model and GPU")
+        return (of_shapes(side),) * 3, Coverage.VALIDATED, "it follows from the shapes of model and GPU"
     if side.figure == "attention_ms":
         return _attention_ms(side)
     values: list[float] = []
     for scenario in _at_ends(side):
         values.append(_of(side, scenario, *values[:1]))
-    return Figures(tuple(values), *scenario.provenance())
+    return tuple(values), *scenario.provenance()
 
 
 def _centre(side: Experiment) -> float:
     if side.figure in _OF_SHAPES or side.figure == "attention_ms":
-        return _figures(side).ends[0]
+        return _figures(side)[0][0]
     return _of(side, next(_at_ends(side)))
 
 
@@ -209,7 +203,7 @@ def _attention_ms(side: Experiment) -> Figures:
     mine = [one for one in operations if one.name.startswith("prefill attention")]
     ends = (sum(one.ns * math.exp(z * one.sigma) for one in mine) / 1e6 for z in (0.0, -_Z, _Z))
     worst = max(mine, key=lambda one: one.coverage)
-    return Figures(tuple(ends), worst.coverage, f"{worst.name} {worst.coverage.clause}")
+    return tuple(ends), worst.coverage, f"{worst.name} {worst.coverage.clause}"
 
 
 def _decode_step(side: Experiment) -> list[Operation]:

@@ -31,22 +31,19 @@ PAIRS = 3
 
 def machine() -> str:
     """Which machine it is: its GPU if it has one, else its CPU. Raises UserError where torch is missing."""
-    device = _on()["deployment.device"]
+    device = _device()
     from realengine.hardware import describe
 
     about = describe(device)
-    what = about["gpu"] if device == "cuda" else f"{about['cpu']}, {about['cores']} cores"
-    return f"{what}, torch {about['torch']}"
+    return f"{about.get('gpu') or '{cpu}, {cores} cores'.format(**about)}, torch {about['torch']}"
 
 
-def _on() -> dict[str, str]:
-    """The device of every experiment, and the type that it computes well."""
+def _device() -> str:
     try:
         import torch
     except ImportError:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
-    kind = ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
-    return dict(zip(("deployment.device", "deployment.dtype"), kind, strict=True))
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def on_engine(claim: Claim) -> TriedOnEngine | None:
@@ -54,9 +51,9 @@ def on_engine(claim: Claim) -> TriedOnEngine | None:
 
     Raises UserError where torch is missing or the engine cannot do what is asked.
     """
-    on = _on()
-    if claim.engine is None or (claim.engine.gpu and on["deployment.device"] == "cpu"):
+    if claim.engine is None or (claim.engine.gpu and _device() == "cpu"):
         return None
+    on = {"deployment.device": _device(), "deployment.dtype": "bfloat16" if _device() == "cuda" else "float32"}
     settings = overridden(claim.experiment, claim.engine.set)
     sides = parse(Experiment, overridden(settings, on), "engine").sides
     with ExitStack() as stack:

@@ -8,6 +8,7 @@ order: of the model, of its kernels, of KV, of the scheduler, and then of capaci
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -246,7 +247,8 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
     requests = list(scenario.workload.requests)
     if waits_for_answers(scenario.workload):
         return "arrivals depend on answers"
-    if dispersion(requests) < _BURSTY:
+    windows = max(len(requests) // _WINDOW, 2)
+    if dispersion(requests) < max(_BURSTY, 1 + 2 * math.sqrt(2 / (windows - 1))):  # two deviations of Poisson's
         return "arrivals are no burstier than Poisson's"
     first, last = requests[0].arrival_ns, requests[-1].arrival_ns
     gaps = max(len(requests) - 1, 1)

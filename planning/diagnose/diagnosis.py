@@ -67,6 +67,7 @@ from traces.saturation import FEWEST
 _LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NEARLY = 0.8  # of what the best lift buys
 _OF_MORE = 0.65  # the same of what less work or more GPUs would buy, which make healthy runs faster, too
+_LASTING = 0.25  # of the run: more arrives than can be served, and not all at once
 _NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK)  # of this run: symptoms that nobody waits for
 
 
@@ -246,7 +247,9 @@ def diagnose(
         if judged:
             raise UserError("metric", judged, "has no value in this run; choose another latency")
         name = "e2e_ms"  # an output of one token has no TPOT
-    overloaded = any(symptom.name == OVERLOAD for symptom in found)
+    arrivals = [request.arrival_ns for request in scenario.workload.requests]
+    lasting = arrivals[-1] - arrivals[0] > _LASTING * 1e9 * (recorded.window_s or 0.0)
+    overloaded = lasting and any(symptom.name == OVERLOAD for symptom in found)
     tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, scenario, overloaded)
     known = replace(
         known,

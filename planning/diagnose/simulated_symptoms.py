@@ -50,12 +50,10 @@ def scaling_efficiency(scenario: PricedScenario) -> float | None:
     """
     more = twice_the_gpus(scenario)
     more = one_more_replica(scenario) if isinstance(more, str) else more
-    before = Baseline.drained_ns(scenario)
-    after = None if isinstance(more, str) else Baseline.drained_ns(more)
-    if not before or not after or isinstance(more, str):
+    if isinstance(more, str):
         return None
-    grown = more.gpus / scenario.gpus
-    return before / after / grown
+    before, after = Baseline.drained_ns(scenario), Baseline.drained_ns(more)
+    return before / after / (more.gpus / scenario.gpus) if before and after else None
 
 
 def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
@@ -66,14 +64,8 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
         return
     told = []
     if helps_little:
-        percent = round(100 * replica.gain(name))
-        if name == FINISHED:
-            lets = f"{percent} %" if percent > 0 else "none"
-            told.append(f"one more replica lets {lets} of the unfinished requests finish")
-        else:
-            takes = f"takes {f'{percent} %' if percent else 'nothing'} off"
-            does = takes if percent >= 0 else f"adds {-percent} % to"
-            told.append(f"one more replica {does} the p99 of {metric(name).label}")
+        of = "the unfinished requests" if name == FINISHED else f"the p99 of {metric(name).label}"
+        told.append(f"one more replica buys {max(round(100 * replica.gain(name)), 0)} % of {of}")
     if scaling is not None and scaling < _SCALES:
         told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
     yield Symptom.of("more GPUs do not help", Found(0.5, "; ".join(told), "" if name == FINISHED else name))
