@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -23,6 +23,7 @@ from planning.diagnose.document import DiagnosisDocument
 from planning.plan.document import PlanDocument
 from serving.document import Document, print_document
 from serving.errors import UserError
+from tests.budget import examples
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example
 
@@ -76,7 +77,7 @@ def test_one_that_was_saved_is_shown_as_one_that_was_just_made(name: str) -> Non
     kind, content = BUNDLED[name]
 
     @given(st.integers(0, 2**32))
-    @settings(max_examples=25, deadline=None)
+    @examples(0.3)
     def holds(seed: int) -> None:
         try:
             document = kind.read(damaged(content(), seed))
@@ -95,7 +96,7 @@ def test_a_report_is_made_of_what_was_saved(name: str) -> None:
     kind, content = BUNDLED[name]
 
     @given(st.integers(0, 2**32))
-    @settings(max_examples=3, deadline=None)
+    @examples(0.05)
     def holds(seed: int) -> None:
         try:
             document = kind.read(damaged(content(), seed))

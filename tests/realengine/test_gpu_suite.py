@@ -76,6 +76,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
     return out, subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
+@pytest.mark.deep
 def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = dry
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -99,6 +100,7 @@ def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.Complete
     assert done.stdout.startswith("figure")
 
 
+@pytest.mark.deep
 def test_its_scenarios_are_what_they_are_called(
     dry: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_its_scenarios_are_what_they_are_called(
     assert mean["long-prompts-1"] > 2 * mean["roomy-1"]
 
 
+@pytest.mark.deep
 def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     found = load(dry[0])
     assert page(found) == page({})
