@@ -381,11 +381,7 @@ def test_counts_never_fall_and_replicas_that_ended_disappear():
         served.ask(50, 30)
         served.wait(50)
         scrapes.append(served.scrape())
-    assert [scrape.engines() for scrape in (scrapes[0], scrapes[5], scrapes[-1])] == [
-        {"0", "1"},
-        {"0"},
-        {"0", "2"},
-    ]
+    assert [scrape.engines() for scrape in (scrapes[0], scrapes[5], scrapes[-1])] == [{"0", "1"}, {"0"}, {"0", "2"}]
     for before, after in pairwise(scrapes):
         for engine in before.engines() & after.engines():
             for name in ("generation_tokens_total", "prompt_tokens_total", "inter_token_latency_seconds_count"):

@@ -158,10 +158,7 @@ def test_what_is_not_supported_is_refused_by_name(server, field, value):
     assert field in refused.error["message"]
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [("top_logprobs", 2), ("tool_choice", "required"), ("store", True)],
-)
+@pytest.mark.parametrize("field, value", [("top_logprobs", 2), ("tool_choice", "required"), ("store", True)])
 def test_what_chats_do_not_support_is_refused_by_name(server, field, value):
     refused = server.chat(**{field: value})
     assert refused.status == 400 and refused.error["param"] == field

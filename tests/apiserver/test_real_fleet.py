@@ -12,19 +12,7 @@ import zmq
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import (
-    About,
-    Add,
-    Drain,
-    From,
-    Hello,
-    Output,
-    Outputs,
-    Row,
-    encode,
-    read_answer,
-    read_request,
-)
+from apiserver.messages import About, Add, Drain, From, Hello, Output, Outputs, Row, encode, read_answer, read_request
 from apiserver.real_fleet import RealFleet
 from serving.deployments.config import Deployment
 from sim.router import find_router

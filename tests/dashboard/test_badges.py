@@ -65,9 +65,7 @@ def test_every_plot_has_a_badge(tmp_path, name):
 
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
     shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
-    assert [found.mark for found in badges(opened("calibration", tmp_path, of="Engines"))] == [
-        "validated",
-    ]
+    assert [found.mark for found in badges(opened("calibration", tmp_path, of="Engines"))] == ["validated"]
     assert len(badges(opened("step"))) == 2
 
 

@@ -62,10 +62,7 @@ def comparison_of(size: float) -> Document:
 @pytest.mark.parametrize("size", [1.234, 12_345.0, 345_678.0])
 @pytest.mark.parametrize("shown", [report_of, comparison_of])
 def test_reports_cut_nothing(
-    shown: Callable[[float], Document],
-    size: float,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    shown: Callable[[float], Document], size: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     print_document(shown(size))

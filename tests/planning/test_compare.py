@@ -20,15 +20,7 @@ from scipy.stats import t
 from calibration.steps.step_cost import Calibration
 from planning.compare import comparison
 from planning.compare.comparison import _row, ranking, verdict, winner
-from planning.compare.document import (
-    Compared,
-    RanDeployment,
-    Row,
-    Side,
-    furthest_off,
-    ranking_report,
-    simulated_errors,
-)
+from planning.compare.document import Compared, RanDeployment, Row, Side, furthest_off, ranking_report, simulated_errors
 from planning.compare.paired_runs import PairedRuns
 from planning.compare.request import CompareRequest
 from planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
@@ -484,10 +476,7 @@ def test_a_ranking_of_nothing_is_a_sentence_and_no_table() -> None:
     [
         (["{spec}"], "give both"),
         (["--gpu", "H100"], "trace: is missing"),
-        (
-            ["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--tensor-parallel-size", "2"],
-            "needs --model",
-        ),
+        (["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--tensor-parallel-size", "2"], "needs --model"),
         (
             ["--trace", "{spec}", "--gpu", "H100", "--b", "policy=sjf", "--model", "nobody"],
             "model: 'nobody': must be one of",

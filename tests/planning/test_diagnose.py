@@ -298,11 +298,7 @@ def operation_cost() -> OperationCost:
     return OperationCost(LLAMA, deployment(), Roofline(), host=HostTimes(1e6, 3e3))
 
 
-COSTS = {
-    "token": TokenCost(5 * MS, 1001, 457, plan_ns=3 * MS),
-    "step": step_cost(),
-    "operation": operation_cost(),
-}
+COSTS = {"token": TokenCost(5 * MS, 1001, 457, plan_ns=3 * MS), "step": step_cost(), "operation": operation_cost()}
 LIFTED = {
     "free prefill": FreePrefill,
     "no CPU": NoCpuTime,

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realengine.kernels.kv_splits import Splits, plan_splits
-from realengine.kernels.paged_attention import (
-    PagedRows,
-    attention_splits,
-    make_tiles,
-    paged_attention,
-    tile_tokens,
-)
+from realengine.kernels.paged_attention import PagedRows, attention_splits, make_tiles, paged_attention, tile_tokens
 from tests.budget import examples
 
 FP8 = torch.float8_e4m3fn

@@ -177,13 +177,7 @@ def test_operations_are_timed_on_demand_and_add_up() -> None:
         assert 0 < sum(step.op_ns.values()) <= step.computed_ns - step.start_ns
 
 
-@pytest.mark.parametrize(
-    ("model", "overlapped", "experts"),
-    [
-        ("mixtral", False, False),
-        ("qwen2-moe", True, True),
-    ],
-)
+@pytest.mark.parametrize(("model", "overlapped", "experts"), [("mixtral", False, False), ("qwen2-moe", True, True)])
 def test_two_ranks_give_the_same_tokens_as_one(
     model: str, overlapped: bool, experts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,12 +17,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from realengine.engine import Engine
 from realengine.gpu_suite.__main__ import _commit, main
-from realengine.gpu_suite.engine_benchmark import (
-    decode_weight_bytes,
-    idle_share,
-    prefill_flops,
-    usual_workload,
-)
+from realengine.gpu_suite.engine_benchmark import decode_weight_bytes, idle_share, prefill_flops, usual_workload
 from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
 from realengine.gpu_suite.phases import GROUPS, PHASES, chosen
 from realengine.gpu_suite.recorded_runs import pace_of, record_runs

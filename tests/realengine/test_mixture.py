@@ -126,12 +126,7 @@ def test_experts_that_ranks_cannot_share_are_one_line() -> None:
         Engine(deployment, ModelFiles(spec, None, "tiny"))
 
 
-@given(
-    st.integers(1, 4),
-    st.sampled_from([8, 12, 15]),
-    st.integers(1, 40),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.integers(1, 4), st.sampled_from([8, 12, 15]), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_load_statistics_are_what_counting_finds(layers: int, experts: int, tokens: int, seed: int) -> None:
     chosen = np.random.default_rng(seed).integers(0, experts, (layers, tokens))
     counts = np.array([np.bincount(layer, minlength=experts) for layer in chosen], dtype=np.int32)

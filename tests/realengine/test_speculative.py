@@ -380,9 +380,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(
 
 @pytest.mark.parametrize(
     ("speculative", "more", "said"),
-    [
-        ({"method": "eagle", "num_speculative_tokens": 2}, {}, r"scheduler\.speculative\.method: 'eagle'"),
-    ],
+    [({"method": "eagle", "num_speculative_tokens": 2}, {}, r"scheduler\.speculative\.method: 'eagle'")],
 )
 def test_what_the_engine_cannot_draft_is_one_line(speculative: dict[str, Any], more: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -101,8 +101,7 @@ def test_both_generations_of_rope_fields_mean_the_same(rope: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "rope",
-    [{}, {"rope_scaling": None}, {"rope_parameters": None}, {"rope_parameters": {"rope_type": "default"}}],
+    "rope", [{}, {"rope_scaling": None}, {"rope_parameters": None}, {"rope_parameters": {"rope_type": "default"}}]
 )
 def test_rope_is_plain_unless_scaled(rope: dict[str, Any]) -> None:
     assert (spec(**rope).rope_theta, spec(**rope).rope_scaling) == (10000.0, None)

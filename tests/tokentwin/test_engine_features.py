@@ -39,10 +39,7 @@ HOST = KvTiersConfig(tiers=(KvTier(name="cpu", capacity_gib=0.01, read_gb_s=10, 
     ],
 )
 def test_a_feature_is_recorded_calibrated_simulated_and_validated(
-    feature: str,
-    column: str | None,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    feature: str, column: str | None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     model, kv_tiers, settings = "random:llama", None, {}
     if feature == "windows":

@@ -119,11 +119,7 @@ def test_candidates_are_every_combination_and_what_does_not_fit_says_why() -> No
     large = LLAMA.model_copy(update={"model": "Llama-3.1-70B"})
     gpus = {name: find_gpu(name) for name in ("H100", "H200")}
     fitting, ruled_out = candidate_engines(large, gpus, [1, 2, 3, 4], ["vllm", "sjf"], {"H200": 1.0})
-    assert [e.name for e in fitting if e.deployment.policy == "vllm"] == [
-        "TP4 H100",
-        "TP2 H200",
-        "TP4 H200",
-    ]
+    assert [e.name for e in fitting if e.deployment.policy == "vllm"] == ["TP4 H100", "TP2 H200", "TP4 H200"]
     reasons = dict(ruled_out)
     assert "0 KV blocks" in reasons["TP2 H100"] and not any("lower" in reasons[f"TP{size} H100"] for size in (1, 2))
     assert len(fitting) + len(ruled_out) == 16

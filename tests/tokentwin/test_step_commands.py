@@ -27,16 +27,7 @@ def run(*arguments: object) -> Result:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
-    arguments = [
-        "--requests",
-        60,
-        "--arrivals",
-        "poisson:rate=4",
-        "--prompt",
-        "300",
-        "--output",
-        "40",
-    ]
+    arguments = ["--requests", 60, "--arrivals", "poisson:rate=4", "--prompt", "300", "--output", "40"]
     run("trace", "synth", path, *arguments)
     return path
 

@@ -178,10 +178,7 @@ MISTAKES = {
     "no segments": (JSONL.replace('"prompt_tokens": 1', '"prompt": []'), "must hold at least one segment"),
     "segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a"]]'), r"must be a segment \[name, tokens\]"),
     "empty segment": (JSONL.replace('"prompt_tokens": 1', '"prompt": [["a", 0]]'), "prompt: 0: must be at least"),
-    "sum": (
-        JSONL.replace("}", ', "prompt": [["a", 4]]}'),
-        "prompt_tokens: 1: must be 4, the sum of the segments",
-    ),
+    "sum": (JSONL.replace("}", ', "prompt": [["a", 4]]}'), "prompt_tokens: 1: must be 4, the sum of the segments"),
     "no such output": (SEGMENTS.replace("out:4", "out:5"), ":3: prompt: 'out:5': must name an earlier request"),
     "too much output": (
         SEGMENTS.replace('"out:4", 80', '"out:4", 81'),
@@ -312,16 +309,7 @@ def test_spreading_ticks(read):
     lines = "".join(f"{t},5,5\n" for t, n in rows for _ in range(n))
     workload = read("arrival_ms,prompt_tokens,output_tokens\n" + lines)
     spread = spread_ticks(workload)
-    assert [r.arrival_ns // 1_000_000 for r in spread.requests] == [
-        0,
-        1000,
-        2000,
-        3000,
-        4500,
-        6000,
-        60_000,
-        61_500,
-    ]
+    assert [r.arrival_ns // 1_000_000 for r in spread.requests] == [0, 1000, 2000, 3000, 4500, 6000, 60_000, 61_500]
     assert [r.id for r in spread.requests] == list(range(8))
     distinct = read(CSV + "0,1,1\n1,1,1\n")
     assert spread_ticks(distinct) is distinct

@@ -190,10 +190,7 @@ def test_duckdb_and_polars_read_it(tmp_path):
     assert database.execute(query).fetchall() == [(65,)]
     frame = polars.read_parquet(rec / "requests.parquet")
     assert frame["token_times_ns"].to_list() == [[5, 15, 25], None]
-    assert polars.read_parquet(rec / "workload.parquet")["prompt"].to_list()[0][0] == {
-        "segment": "sys0",
-        "tokens": 4,
-    }
+    assert polars.read_parquet(rec / "workload.parquet")["prompt"].to_list()[0][0] == {"segment": "sys0", "tokens": 4}
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path):

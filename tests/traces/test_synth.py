@@ -175,11 +175,7 @@ def test_system_prompts():
 
 
 def test_sessions_carry_the_conversation():
-    made = requests(
-        requests=300,
-        sessions={"turns": 3, "think_ms": 5_000},
-        system_prompts={"count": 1, "tokens": 40},
-    )
+    made = requests(requests=300, sessions={"turns": 3, "think_ms": 5_000}, system_prompts={"count": 1, "tokens": 40})
     by_session: dict[str, list[WorkloadRequest]] = {}
     for request in made:
         by_session.setdefault(request.prompt[1][0].split(".")[0], []).append(request)
