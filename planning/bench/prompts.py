@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from realengine.segment_tokens import SegmentTokens, named_segments
 from serving.workload import WorkloadRequest
@@ -27,13 +27,6 @@ _COMMON = (
 _WORDS = _COMMON.split()
 
 
-class Prompts(Protocol):
-    """Makes the fields of a request's body that hold its prompt."""
-
-    def body(self, request: WorkloadRequest) -> dict[str, Any]: ...
-    def answered(self, request: WorkloadRequest, text: str, tokens: list[int]) -> None: ...
-
-
 def quoted(requests: Iterable[WorkloadRequest]) -> set[int]:
     """Ids of the requests whose answers other prompts quote."""
     names = {name for request in requests for name, _ in request.prompt if name.startswith(_OUT)}
@@ -49,7 +42,7 @@ class TokenPrompts:
         self._answers: dict[str, list[int]] = {}
 
     def body(self, request: WorkloadRequest) -> dict[str, Any]:
-        """`prompt`."""
+        """The fields of a request's body that hold its prompt: `prompt`."""
         ids = []
         for name, count in named_segments(request):
             said = self._answers.get(name, [])[:count]
@@ -85,3 +78,6 @@ class ChatPrompts:
     def answered(self, request: WorkloadRequest, text: str, tokens: list[int]) -> None:
         if request.id in self._quoted:
             self._answers[f"{_OUT}{request.id}"] = text
+
+
+Prompts = TokenPrompts | ChatPrompts

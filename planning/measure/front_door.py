@@ -25,12 +25,11 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.client_view import matched
 from traces.measured.recorded_client import RecordedClient, sent, spread_pct
+from traces.measured.run import RATES, STATISTICS
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
-STATISTICS = ("mean", "p50", "p90", "p99")
-RATES = ("request_throughput", "output_throughput")
 
 
 @dataclass(frozen=True)
