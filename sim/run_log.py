@@ -26,7 +26,7 @@ from sim.leap import Leap
 from sim.step_log import StepLog
 from traces.schema import REQUESTS, arrow_schema
 
-BLOCK = 4096  # rows handed to the sink at once, if not told otherwise
+BLOCK = 16_384  # rows handed to the sink at once, if not told otherwise
 _NOWHERE = -1  # the replica of a request that is on none
 _FINISHED = Status.FINISHED.value
 

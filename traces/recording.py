@@ -30,7 +30,7 @@ from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
-ROW_GROUP = 8192
+ROW_GROUP, _GROUP_BYTES = 65_536, 1 << 25  # what is reached first: rows with lists are large
 _PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
 _READERS = 2  # columns that are decoded at once
 _FORMAT = "1"
@@ -163,9 +163,17 @@ class _Dataset:
         self._dropped = lists - set(keep) if keep is not None else set()
         self._rows: list[Mapping[str, Any]] = []
         self._pieces: list[pa.Table] = []
-        self._pending = 0
+        self._pending = self._pending_bytes = 0
         self._path = path
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+        numbers = [field.name for field in self._schema if pa.types.is_integer(field.type)]
+        others = [f"{field.name}.list.element" if field.name in lists else field.name for field in self._schema]
+        self._writer = pq.ParquetWriter(
+            path,
+            self._schema,
+            compression="zstd",
+            use_dictionary=[name for name in others if name not in numbers],
+            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most grow from row to row
+        )
 
     def add(self, row: Mapping[str, Any]) -> None:
         self._rows.append(row)
@@ -188,7 +196,7 @@ class _Dataset:
 
     def abandon(self) -> None:
         """Let the file go: its content no longer matters, its handle does."""
-        self._rows, self._pieces, self._pending = [], [], 0
+        self._rows, self._pieces = [], []
         with suppress(OSError):  # what could not be written cannot be finished either
             self._writer.close()
         self._writer.is_open = False  # else it would try once more
@@ -213,15 +221,15 @@ class _Dataset:
                 self.end_ns = max(self.end_ns, pc.max(piece.column(name)).as_py() or 0)
         self._pieces.append(piece)
         self._pending += count
-        if self._pending >= ROW_GROUP:
+        self._pending_bytes += piece.nbytes
+        if self._pending >= ROW_GROUP or self._pending_bytes >= _GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
         if self._pieces:
-            table = pa.concat_tables(self._pieces).combine_chunks()
             with _written(self._path.parent):
-                self._writer.write_table(table, row_group_size=ROW_GROUP)
-            self._pieces, self._pending = [], 0
+                self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=ROW_GROUP)
+            self._pieces, self._pending, self._pending_bytes = [], 0, 0
 
 
 class _Footer(NamedTuple):

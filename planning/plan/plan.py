@@ -18,8 +18,8 @@ from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-_KNEE, _HEADROOM, _ENDS, _NEAR = 6, 10, 3, 1  # simulations, more or less: of one fleet, and around each offer
-_HOLDING = 4  # that find how probably a fleet holds on one draw of the traffic
+_KNEE, _HEADROOM, _ENDS, _NEAR = 4, 10, 3, 2  # simulations, more or less, of and around the answer
+_HOLDING = 1  # that find how probably a fleet holds on one draw of the traffic
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def make_plan(
     replicas as hold with that risk on other draws of the traffic, too.
     """
     question = workers.common
-    after = _KNEE + _HEADROOM + _ENDS + _NEAR * min(len(engines), RUNNERS_UP + 1) + _choosing(question)
+    after = _KNEE + _HEADROOM + _ENDS + _NEAR + _choosing(question)
     found = search(
         workers,
         engines,
@@ -175,7 +175,7 @@ def _recommended(
     settled: int,
     progress: OnProgress,
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
-    """The first offer examined, and trials for the frontier: a replica fewer and a few more of each offer.
+    """The first offer examined, and trials for the frontier: a replica fewer and a few more.
 
     Those that are `known` to their end are not made again.
     """
@@ -183,16 +183,15 @@ def _recommended(
     engine, replicas = best.engine, best.trial.replicas
     there = {(of.name, trial.replicas) for of, trial in known if trial.decisive.figures}
     around = [
-        (offer.engine, number, try_more if number > offer.trial.replicas else partial(try_fleet, to_the_end=True))
-        for offer in offers[: RUNNERS_UP + 1]
-        for number in _around(offer.trial.replicas, limits.most, offer is best)
-        if (offer.engine.name, number) not in there
+        (number, try_more if number > replicas else partial(try_fleet, to_the_end=True))
+        for number in (replicas - 1, replicas + max(replicas // 4, 1))
+        if 1 <= number <= limits.most and (engine.name, number) not in there
     ]
     tasks: list[Task[Question, Any]] = [  # the longest first
         partial(headroom_band, engine=engine, replicas=replicas, holds=(held.planned, *held.draws)),
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
-        *(partial(attempt, engine=of, replicas=number) for of, number, attempt in around),
+        *(partial(attempt, engine=engine, replicas=number) for number, attempt in around),
     ]
     runs = [_HEADROOM, _KNEE, _ENDS, *(1 for _ in around)]
 
@@ -201,7 +200,7 @@ def _recommended(
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), left))
 
     headroom, found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
-    more = [(of, trial) for (of, *_), trial in zip(around, trials, strict=True)]
+    more = [(engine, trial) for trial in trials]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
     choices = _choices(workers, engine, {replicas: held}, [n for n in (likely, slow) if n])
     fewer = tried[0] if tried else None
@@ -221,12 +220,6 @@ def _choices(
 def _choosing(question: Question) -> int:
     """Simulations, more or less, of what becomes of three choices on all draws."""
     return 3 * (3 + _HOLDING * (1 + len(question.draws)))
-
-
-def _around(replicas: int, most: int, best: bool) -> list[int]:
-    """More replicas, for the frontier; of the `best` offer one fewer, too, where an objective should break."""
-    near = (*((replicas - 1,) if best else ()), replicas + max(replicas // 4, 1))
-    return [number for number in near if 1 <= number <= most]
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:

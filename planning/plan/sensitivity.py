@@ -49,12 +49,19 @@ def replicas_at(question: Question, engine: Engine, replicas: int, most: int) ->
 
 
 def holding(
-    question: Question, engine: Engine, replicas: int, least: float = 0.0, draw: int | None = None, most: float = SURE
+    question: Question,
+    engine: Engine,
+    replicas: int,
+    least: float = 0.0,
+    wanted: float = 0.0,
+    draw: int | None = None,
+    most: float = SURE,
 ) -> float | None:
     """The probability that so many replicas meet all objectives, in whole percent up to `most`; None if not known.
 
-    They do at `least`. Faster steps are taken never to break what slower ones keep. On another `draw` of the traffic,
-    whose steps are taken to be as sure, it is 1 or 0 if nothing is known of how far off step times are.
+    They do at `least`, which is the answer if they do not at `wanted`. Faster steps are taken never to break what
+    slower ones keep. On another `draw` of the traffic, whose steps are taken to be as sure, it is 1 or 0 if nothing is
+    known of how far off step times are.
     """
     traffic, of = (question, engine) if draw is None else on_draw(question, engine, draw)
     cost = cost_at(question, engine, replicas, LIKELY)
@@ -66,6 +73,10 @@ def holding(
             return at_share(question, engine, replicas, percent / 100, to_the_end=True)
         return simulated(traffic, of, cost_at(question, engine, replicas, percent / 100, of), replicas, to_the_end=True)
 
+    if wanted > least:
+        if not at_share(question, engine, replicas, wanted).met:
+            return least
+        least = wanted
     low, high = round(100 * least), round(100 * most) + 1
     likely, planned = round(100 * LIKELY), round(100 * (1 - question.risk))
     first = (likely, planned) if draw is None else (high - 1, planned)

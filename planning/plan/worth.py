@@ -7,8 +7,9 @@ needed for the rule of `calibration.choice`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -85,27 +86,24 @@ def most_worth(
 def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
     """Of the `fewest` replicas of each engine that hold with the risk taken, the cheapest first, and of a few more.
 
-    Fleets that cost so much that they would not be worth more if they were sure are not looked at.
+    Of fleets that are not worth more than the cheapest it is not found out how probably they hold.
     """
     least = 1 - workers.common.risk
 
     def fleet(engine: Engine, replicas: int) -> Fleet:
         return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour)
 
-    def known(found: Sequence[Fleet]) -> list[Fleet]:
-        tasks = [partial(holding, engine=f.engine, replicas=f.replicas, least=least) for f in found]
-        held = workers.run(tasks)
-        return [Fleet(f.engine, f.replicas, f.usd_per_hour, holds) for f, holds in zip(found, held, strict=True)]
-
-    (cheapest,) = known([fleet(*fewest[0])])
-    if cheapest.holds is None or not cheapest.usd_per_hour:
-        return cheapest
-    others = [
-        fleet(engine, replicas + more) for engine, replicas in fewest for more in _MORE if replicas + more <= most
-    ]
-    affordable = [f for f in others if f.usd_per_hour < cheapest.usd_per_hour / cheapest.holds]
-    same = (cheapest.engine, cheapest.replicas)
-    found = [cheapest, *known([f for f in affordable if (f.engine, f.replicas) != same])]
-    holds = np.array([f.holds or 0.0 for f in found])
-    best = choose(holds, holds / [f.usd_per_hour for f in found], workers.common.risk)
-    return found[best or 0]
+    cheapest = fleet(*fewest[0])
+    (sure,) = workers.run([partial(holding, engine=cheapest.engine, replicas=cheapest.replicas, least=least)])
+    if sure is None or not cheapest.usd_per_hour:
+        return replace(cheapest, holds=sure)
+    found, tasks = [cheapest], []
+    for engine, replicas in fewest:
+        for other in (fleet(engine, replicas + more) for more in _MORE if replicas + more <= most):
+            wanted = math.floor(100 * sure * other.usd_per_hour / cheapest.usd_per_hour + 1e-9) + 1
+            if wanted <= 100 * SURE and (other.engine, other.replicas) != (cheapest.engine, cheapest.replicas):
+                found.append(other)
+                tasks.append(partial(holding, engine=engine, replicas=other.replicas, least=least, wanted=wanted / 100))
+    held = [sure, *workers.run(tasks)]
+    best = choose(np.array(held), np.array(held) / [f.usd_per_hour for f in found], workers.common.risk) or 0
+    return replace(found[best], holds=held[best])
