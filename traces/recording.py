@@ -30,7 +30,8 @@ from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
-ROW_GROUP, _GROUP_BYTES = 65_536, 1 << 25  # what is reached first: rows with lists are large
+_ROW_GROUP = {"steps": 65_536}  # rows; of other datasets pages look at groups one by one
+_OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large
 _PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
 _READERS = 2  # columns that are decoded at once
 _FORMAT = "1"
@@ -164,6 +165,7 @@ class _Dataset:
         self._rows: list[Mapping[str, Any]] = []
         self._pieces: list[pa.Table] = []
         self._pending = self._pending_bytes = 0
+        self._row_group = _ROW_GROUP.get(name, _OTHER_ROW_GROUP)
         self._path = path
         numbers = [field.name for field in self._schema if pa.types.is_integer(field.type)]
         others = [f"{field.name}.list.element" if field.name in lists else field.name for field in self._schema]
@@ -222,13 +224,13 @@ class _Dataset:
         self._pieces.append(piece)
         self._pending += count
         self._pending_bytes += piece.nbytes
-        if self._pending >= ROW_GROUP or self._pending_bytes >= _GROUP_BYTES:
+        if self._pending >= self._row_group or self._pending_bytes >= _GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
         if self._pieces:
             with _written(self._path.parent):
-                self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=ROW_GROUP)
+                self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=self._row_group)
             self._pieces, self._pending, self._pending_bytes = [], 0, 0
 
 

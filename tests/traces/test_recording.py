@@ -63,13 +63,13 @@ def test_rows_and_columns_keep_their_order(tmp_path):
     with RecordingWriter(tmp_path / "rec", RUN) as writer:
         writer.add_step(step=0)
         writer.add_steps({"step": [1, 2], "running": np.array([5, 6])})
-        writer.add_steps({"step": range(3, 20_000)})
-        writer.add_step(step=20_000)
+        writer.add_steps({"step": range(3, 80_000)})
+        writer.add_step(step=80_000)
     file = pq.ParquetFile(tmp_path / "rec" / "steps.parquet")
-    assert file.metadata.row_group(0).num_rows <= 8192
+    assert file.metadata.row_group(0).num_rows <= 65_536
     steps = Recording.load(tmp_path / "rec").table("steps", ["running", "step"])
     assert steps.column_names == ["running", "step"]
-    assert steps["step"].to_pylist() == list(range(20_001))
+    assert steps["step"].to_pylist() == list(range(80_001))
     assert steps["running"].to_pylist()[:4] == [None, 5, 6, None]
 
 
