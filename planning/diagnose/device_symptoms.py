@@ -7,6 +7,7 @@ from collections.abc import Callable
 from calibration.steps.operation_cost import WAITING
 from planning.diagnose.document import Found, shown_ms
 from planning.diagnose.evidence import Evidence
+from planning.diagnose.lifted_costs import KV_PARTS
 from traces.distribution import Distribution
 
 LOW_UTILISATION = "low utilisation"
@@ -83,6 +84,12 @@ def _communication(e: Evidence) -> Found | None:
     return Found(share, told) if share >= _MUCH else None
 
 
+def _kv_reads(e: Evidence) -> Found | None:
+    share = sum(e.parts.get(part, 0.0) for part in KV_PARTS)
+    told = f"{100 * share:.0f} % of the steps' time goes into attention to cached KV"
+    return Found(share, told) if share >= HALF else None
+
+
 def _bubbles(e: Evidence) -> Found | None:
     bubble = e.metrics.scalars()["pipeline_bubble"]
     if bubble is None or bubble < SHARE:
@@ -119,6 +126,7 @@ DEVICE_LOOKS: dict[str, Look] = {
     LOW_UTILISATION: _low_utilisation,
     "small batches": _small_batches,
     "communication": _communication,
+    "KV reads": _kv_reads,
     "pipeline bubbles": _bubbles,
     "launch-bound steps": _launches,
     "expert imbalance": _uneven_experts,

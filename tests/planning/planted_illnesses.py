@@ -428,7 +428,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
     "slow host": ("compute", ("no CPU time between steps",), "time between steps", slow_host),
     "uneven experts": ("compute", ("even experts",), "expert imbalance", uneven_experts),
     "KV memory": ("memory", ("infinite KV memory",), "full KV memory", starved_kv),
-    "KV reads": ("memory", ("half the KV to read",), "high ITL", long_contexts),
+    "KV reads": ("memory", ("half the KV to read",), "KV reads", long_contexts),
     "fragmentation": ("memory", ("small KV blocks",), "KV fragmentation", fragments),
     "reserved KV": ("memory", ("paged KV memory",), "KV fragmentation", reserved_kv),
     "missed prefixes": ("memory", ("perfect prefix reuse",), "missed prefixes", missed_prefixes),
