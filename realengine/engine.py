@@ -15,6 +15,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 from realengine.deployable import check_deployment
+from realengine.drafting.drafted_kv import DraftedKv
 from realengine.drafting.drafter import Drafter
 from realengine.drafting.drafters import find_drafter
 from realengine.drafting.proposals import propose
@@ -74,9 +75,9 @@ class Engine:
             self.deployment = self._fit_memory(deployment)
             self._config = self.deployment.scheduler
             self.runner.allocate(self._config.num_blocks)
-            self._make_tier()
             if self._drafter is not None:
                 self._drafter.allocate(self._config.num_blocks)
+            self._make_tier()
         except BaseException:
             self.close()
             raise
@@ -105,8 +106,12 @@ class Engine:
             return
         kv = self.runner.kv
         self._block_bytes = kv.block_bytes * self.deployment.tensor_parallel_size
+        if self._drafter is not None:
+            self._block_bytes += self._drafter.block_bytes
         (slots,) = tier_blocks(config, self._block_bytes)
         self.runner.keep_in_host(slots)
+        if self._drafter is not None:
+            self._drafter.keep_in_host(slots)
         config = config.model_copy(update={"kv_bytes_per_token": self._block_bytes // kv.block_size})
         self.deployment = self.deployment.model_copy(update={"kv_tiers": config})
 
@@ -154,7 +159,9 @@ class Engine:
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
         if (tiers := self.deployment.kv_tiers) is not None:
-            self.tier = HostTier(self.runner, tiers, self._block_bytes, self._config, content, self._policy)
+            drafts = self._drafter is not None and self._drafter.block_bytes
+            memory = DraftedKv(self.runner, self._drafter) if self._drafter is not None and drafts else self.runner
+            self.tier = HostTier(memory, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)
@@ -332,8 +339,6 @@ class Engine:
         thread_ns = thread_time_ns()
         told = verify_step(flight.rows, flight.sampled_rows, launched, tokens, self.sequences)
         self._verified.accepted_tokens = told.accepted
-        if self.tier is not None:
-            self.tier.step_ended()
         proposed, draft_ns = self._draft(flight, told.stopped)
         draft_thread_ns = thread_time_ns() - thread_ns if draft_ns is not None else 0
         finished = self._policy.commit(plan, told.stopped)
@@ -345,16 +350,21 @@ class Engine:
 
     def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
         """Propose what the next step verifies: how much for whom, and how long it took. A step that waits for that is
-        handed over; it was planned for as many drafts as there can be."""
-        if self._drafter is None:
-            return None, None
+        handed over; it was planned for as many drafts as there can be. Blocks that are full now go to the tier: a draft
+        model has filled its own, and the next step has not begun."""
         began_ns = perf_counter_ns()
-        proposed = propose(self._drafter, flight.rows, stopped, self.sequences, self._seating)
+        proposed = None
+        if self._drafter is not None:
+            proposed = propose(self._drafter, flight.rows, stopped, self.sequences, self._seating)
+        ended_ns = perf_counter_ns()
+        if self.tier is not None:
+            self.tier.step_ended()
+        if proposed is None:
+            return None, None
         if self._depth == 1:
             for row in flight.rows:
                 row.request.proposed = proposed.get(row.request.id, 0)
-            return proposed, perf_counter_ns() - began_ns
-        ended_ns = perf_counter_ns()
+            return proposed, ended_ns - began_ns
         if self._in_flight and self._in_flight[0].launched is None:
             self._hand_over(self._in_flight[0])
             ended_ns = self._in_flight[0].prepared_ns

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from realengine.copier import Copy
 from realengine.kv_budget import KvBudget
 from realengine.runner import ModelRunner
 from realengine.seating import Seating
@@ -115,6 +116,16 @@ class ModelDrafter:
 
     def allocate(self, num_blocks: int) -> None:
         self._runner.allocate(num_blocks)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._runner.kv.block_bytes
+
+    def keep_in_host(self, slots: int) -> None:
+        self._runner.keep_in_host(slots)
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        return self._runner.copy(pairs, reads)
 
     def warm_up(self) -> None:
         self._runner.warm_up()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from realengine.copier import Copy
 from realengine.kv_budget import KvBudget
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
@@ -34,6 +35,16 @@ class Drafter(Protocol):
 
     def allocate(self, num_blocks: int) -> None:
         """Make room for the KV of so many blocks. Raises UserError when the memory does not suffice."""
+
+    @property
+    def block_bytes(self) -> int:
+        """What the KV of a block takes beside the target's; 0 where drafting has none."""
+
+    def keep_in_host(self, slots: int) -> None:
+        """Make room for so many of its blocks in host memory. Raises UserError if there is none."""
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        """Begin to copy its blocks, as `ModelRunner.copy`; only where it has some."""
 
     def warm_up(self) -> None:
         """Run once what drafting is made of."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from realengine.copier import Copy
 from realengine.kv_budget import KvBudget
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
@@ -46,6 +47,14 @@ class NgramDrafter:
 
     def allocate(self, num_blocks: int) -> None:
         pass
+
+    block_bytes = 0
+
+    def keep_in_host(self, slots: int) -> None:
+        pass
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        raise AssertionError("prompt lookup has no KV")
 
     def warm_up(self) -> None:
         pass

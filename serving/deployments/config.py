@@ -243,8 +243,8 @@ class Deployment(TerseSettings):
         if self.kv_tiers is not None and not self.scheduler.enable_prefix_caching:
             raise ValueError("kv_tiers need scheduler.enable_prefix_caching, because tiers find blocks by prefix")
         drafts = self.scheduler.speculative
-        if self.kv_tiers is not None and drafts is not None and drafts.method != "ngram":
-            remedy = "keep no KV of what drafts; choose scheduler.speculative.method ngram, or leave one of them out"
+        if self.kv_tiers is not None and drafts is not None and drafts.method in ("eagle", "mtp"):
+            remedy = "keep no KV of a head that drafts; choose scheduler.speculative.method ngram or draft_model"
             raise ValueError(f"kv_tiers {remedy}")
         return self
 

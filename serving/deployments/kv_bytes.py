@@ -5,6 +5,7 @@ from __future__ import annotations
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 
@@ -14,12 +15,19 @@ def kv_dtype(deployment: Deployment) -> str:
 
 
 def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) -> int:
-    """As `given`, else by the model's shapes. Raises UserError that names `setting` where those are not known."""
+    """As `given`, else by the shapes of the model and of its draft model. Raises UserError that names `setting` where
+    those are not known."""
     if given is not None:
         return given
+    drafts, each = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])
+    return sum(
+        _shapes(name, setting).kv_bytes_per_token(each) for name in (deployment.model, drafts and drafts.model) if name
+    )
+
+
+def _shapes(name: str, setting: str) -> ModelSpec:
     try:
-        model = find_model(deployment.model)
+        return find_model(name)
     except UserError:
         remedy = f"has no known shapes, which give the KV bytes of a token; set {setting}"
-        raise UserError("model", deployment.model, remedy) from None
-    return model.kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(deployment)]))
+        raise UserError("model", name, remedy) from None

@@ -23,15 +23,15 @@ class KvLoading:
         self._pool = pool
         self._block_size = block_size
 
-    def load(self, request: Request, hit: Hit, tokens: int) -> None:
+    def load(self, request: Request, hit: Hit, tokens: int, slots: int) -> None:
         """Begin to load `tokens` tokens after those of `hit`.
 
-        Blocks are taken for all that is known, so that what has been loaded waits for nobody's blocks: requests that
-        hold some and lack others could otherwise wait for one another for ever.
+        Blocks are taken for `slots` tokens, which are all that its next step can want, so that what has been loaded
+        waits for nobody: requests that hold some blocks and lack others could otherwise wait for one another for ever.
         """
         found = hit.blocks * self._block_size
         self._pool.admit(request, hit)
-        self._pool.extend(request, request.known)
+        self._pool.extend(request, slots)
         request.loading = found + tokens
         request.status = Status.LOADING
         self.external.load(request, found, tokens)

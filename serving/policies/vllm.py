@@ -282,8 +282,9 @@ class VllmScheduler(Residents):
             hit = self.pool.lookup(request)
             found = hit.blocks * self._block_size
             if loading is not None and (loadable := loading.external.matched(request, found)):
-                if self._fits(request, request.known, hit, request.known):
-                    loading.load(request, hit, loadable)
+                slots = request.known if self.drafts is None else self.drafts.slots(request.known + self.drafts.tokens)
+                if self._fits(request, slots, hit, slots):
+                    loading.load(request, hit, loadable, slots)
                 return 0
         tokens = request.known - found
         if tokens == 1 and self._pads and (self._serves or found):

@@ -32,6 +32,7 @@ BLOCK_GIB = 8 * 1024 / 1024**3  # more than a block of the model takes
 
 ASYNC = {"async_scheduling": True}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+MODEL = {"model": "random:llama", "num_speculative_tokens": 2}  # the target itself: nearly all is accepted
 
 DISK = KvTier(name="disk", capacity_gib=1, read_gb_s=1, write_gb_s=1)
 
@@ -48,7 +49,9 @@ def deployed(num_blocks: int = 40, kv_tiers: KvTiersConfig | None = None, **sche
 
 
 def engine(deployment: Deployment) -> Engine:
-    return Engine(deployment, load_model_files("random:llama", Path()))
+    drafts = deployment.scheduler.speculative
+    draft = drafts and drafts.model and load_model_files(drafts.model, Path())
+    return Engine(deployment, load_model_files("random:llama", Path()), draft or None)
 
 
 def talk(seed: int, users: int = 6, turns: int = 3) -> Workload:
@@ -94,7 +97,7 @@ def outputs(engine: Engine, seed: int) -> dict[int, list[int]]:
     room=st.sampled_from([1.5, 12, 200]),
     preemption=st.sampled_from(["swap", "recompute"]),
     overlapped=st.booleans(),
-    drafts=st.sampled_from([None, NGRAM]),
+    drafts=st.sampled_from([None, NGRAM, MODEL]),
 )
 def test_outputs_are_those_without_a_tier(
     seed: int, blocks: int, room: float, preemption: str, overlapped: bool, drafts: dict[str, Any] | None
@@ -117,6 +120,8 @@ WAYS = [
     (NGRAM, False, "recompute", 200),
     (NGRAM, True, "swap", 200),
     (NGRAM, True, "recompute", 20),
+    (MODEL, False, "swap", 200),
+    (MODEL, True, "recompute", 20),
 ]
 
 
@@ -136,7 +141,10 @@ def test_every_decision_is_made_again(
     assert replay.exact, replay.first_difference
     assert replay.identical_requests == replay.requests == 18
     requests = recording.requests.to_pylist()
-    assert (sum(r["accepted_tokens"] or 0 for r in requests) > 5) == (drafts is not None)
+    accepted = sum(r["accepted_tokens"] or 0 for r in requests)
+    assert (accepted > 5) == (drafts is not None)
+    if drafts is MODEL:  # whose KV comes back, too. Overlapped, each request's last step verifies two more
+        assert accepted + 36 * overlapped > 0.95 * sum(r["draft_tokens"] for r in requests)
     hits = sum(dict(r["tier_hit_tokens"]).get("cpu", 0) for r in requests)
     swapped = sum(r["swapped_in_tokens"] for r in requests)
     assert (hits > 0) >= (room == 200) and (swapped > 0) <= (preemption == "swap")

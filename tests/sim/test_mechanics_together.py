@@ -152,6 +152,8 @@ def engines(draw, tiered=True):
     proposals = draw(drafts) if "drafts" in kind else None
     if proposals and "tiers" in kind:
         proposals["method"] = "ngram"
+        if draw(st.booleans()):
+            proposals |= {"method": "draft_model", "model": "Qwen3-0.6B", "draft_us": None}
     scheduler = {
         "block_size": BLOCK,
         "num_blocks": draw(st.sampled_from([31, 50, 200])),
@@ -299,4 +301,5 @@ def test_whatever_meets_everybody_is_answered_and_leaps_are_exact(deployment, se
     assert run.requests.equals(again.requests) and run.done == again.done
     assert run.requests.equals(stepped.requests) and run.done == stepped.done
     if not (deployment.fleet.failures.crashes or deployment.fleet.admission.retry.max_attempts > 1):
-        assert run.ends["finished"] == len(offered)
+        too_long = sum("are not split" in row["reason"] for row in run.rows)  # which `trtllm` says of long prompts
+        assert run.ends["finished"] == len(offered) - too_long
