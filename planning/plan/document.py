@@ -107,8 +107,8 @@ class Recommendation(Offered):
     choices: Choices | None = fact("what other appetites for risk would take; null if unknown", default=None)
     headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
     headroom_band: tuple[int, int | None] | None = fact(
-        "the same at the slow and the fast end of the 90 % interval of step times, on the draw of the traffic that has "
-        "least and the one that has most (null: nothing that was tried broke it); null if unknown",
+        "the same at the slow and the fast end of the 90 % interval of step times (null: nothing that was tried broke "
+        "it); 0 where slow steps break another draw of the traffic; null if unknown",
         "%",
         default=None,
     )

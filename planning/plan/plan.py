@@ -18,7 +18,7 @@ from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-_KNEE, _HEADROOM, _ENDS, _NEAR = 4, 10, 3, 2  # simulations, more or less, of and around the answer
+_KNEE, _HEADROOM, _ENDS, _NEAR = 4, 6, 3, 2  # simulations, more or less, of and around the answer
 _HOLDING = 1  # that find how probably a fleet holds on one draw of the traffic
 
 
@@ -48,7 +48,7 @@ class Recommendation:
     fast, slow  the fewest replicas at the ends of the cost model's 90 % interval, and
     likely      as predicted
     knee        how much more traffic it takes
-    headroom    the same from slow steps to fast ones, on all draws of it, in percent (`headroom_band`)
+    headroom    the same from slow steps to fast ones, in percent (`headroom_band`)
     choices     by replicas: this fleet, the likely one and the slow one, and how probably each holds
     """
 

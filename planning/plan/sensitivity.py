@@ -172,22 +172,19 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
 def headroom_band(
     question: Question, engine: Engine, replicas: int, holds: Sequence[float | None], most_percent: int = 300
 ) -> tuple[int, int | None] | None:
-    """`Knee.headroom_percent` with slow steps on the draw of the traffic that has least, with fast ones on the best.
+    """`Knee.headroom_percent` at the slow and at the fast end of the 90 % interval of step times.
 
-    Steps are at the ends of their 90 % interval. `holds` is how probably the fleet holds on each draw, the planned one
-    first: where it breaks with slow steps, nothing is left. None for the best where nothing that was tried broke it;
-    None where nothing is known of how far off step times are.
+    `holds` is how probably the fleet holds on the planned traffic and on each draw of it: where one of them breaks with
+    slow steps, nothing is left. None for the fast end where nothing that was tried broke it; None where nothing is
+    known of how far off step times are.
     """
     known = [p for p in holds if p is not None]
     if len(known) < len(holds):
         return None
-    least, most = most_percent if min(known) >= SLOW else 0, 0
-    for draw in (None, *range(len(question.draws))):
-        slow, fast = (partial(_faster, question, engine, replicas, end, draw=draw) for end in (SLOW, FAST))
-        first = (0, _FIRST_PERCENT) if draw is None else (least,)
-        least = _last_to_hold(0, least + 1, slow, first, _growth, near=_NEAR).last if least else 0
-        further = max(round(most * (1 + _NEAR)), most + 1) if most else _FIRST_PERCENT
-        most = _last_to_hold(most, most_percent + 1, fast, (further,), _growth, near=_NEAR).last
+    slow, fast = (partial(_faster, question, engine, replicas, end) for end in (SLOW, FAST))
+    first = (0, _FIRST_PERCENT)
+    least = _last_to_hold(0, most_percent + 1, slow, first, _growth, _NEAR).last if min(known) >= SLOW else 0
+    most = _last_to_hold(least, most_percent + 1, fast, (2 * least + _FIRST_PERCENT,), _growth, _NEAR).last
     return least, None if most == most_percent else most
 
 
@@ -195,15 +192,12 @@ def _growth(percent: int) -> float:
     return math.log1p(percent / 100)
 
 
-def _faster(
-    question: Question, engine: Engine, replicas: int, share: float, percent: int, draw: int | None = None
-) -> Trial:
+def _faster(question: Question, engine: Engine, replicas: int, share: float, percent: int) -> Trial:
     """The same requests at so much more rate, with steps that take no longer in that share of the cases."""
-    if draw is None and not percent:
+    if not percent:
         return at_share(question, engine, replicas, share, to_the_end=True)
-    there, of = (question, engine) if draw is None else on_draw(question, engine, draw)
-    faster = replace(there, workload=reshaped(there.workload, rate_scale=1 + percent / 100))
-    return simulated(faster, of, cost_at(question, engine, replicas, share, of), replicas, to_the_end=True)
+    faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
+    return simulated(faster, engine, cost_at(question, engine, replicas, share), replicas, to_the_end=True)
 
 
 def _broken(question: Question, trial: Trial) -> str:

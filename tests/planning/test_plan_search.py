@@ -14,7 +14,6 @@ from calibration.validation.bands import run_metrics
 from planning.plan import trial as trials
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine
-from planning.plan.draws import on_draw
 from planning.plan.frontier import Point, pareto, per_dollar
 from planning.plan.lower_bounds import least_replicas
 from planning.plan.plan import Limits, Plan, make_plan
@@ -153,25 +152,19 @@ def test_headroom_ends_where_an_objective_breaks(plan: Plan) -> None:
         assert try_fleet(query, best.offer.engine, best.offer.trial.replicas).met == holds
 
 
-def test_the_band_of_headroom_is_of_slow_steps_on_the_worst_draw_and_of_fast_ones_on_the_best() -> None:
-    query = question(*SLOS)
-    query = replace(query, draws=tuple(traffic(seed=seed) for seed in (7, 8)))
-    replicas = 5
+def test_the_band_of_headroom_goes_from_slow_steps_to_fast_ones() -> None:
+    query, replicas = question(*SLOS), 5
 
-    def keep(percent: int | None, share: float) -> list[bool]:
-        everywhere = [(query, engine()), *(on_draw(query, engine(), draw) for draw in range(2))]
-        faster = (
-            (replace(there, workload=reshaped(there.workload, rate_scale=1 + (percent or 0) / 100)), of, there)
-            for there, of in everywhere
-        )
-        return [simulated(more, of, cost_at(there, of, replicas, share), replicas).met for more, of, there in faster]
+    def keeps(percent: int, share: float) -> bool:
+        faster = replace(query, workload=reshaped(query.workload, rate_scale=1 + percent / 100))
+        return simulated(faster, engine(), cost_at(query, engine(), replicas, share), replicas).met
 
     band = headroom_band(query, engine(), replicas, [0.99] * 3)
     assert band is not None and band[1] is not None
     least, most = band
     assert 0 < least < most
-    assert all(keep(least, SLOW)) and not all(keep(least + max(least // 4, 2), SLOW))
-    assert any(keep(most, FAST)) and not any(keep(most + max(most // 4, 2), FAST))
+    assert keeps(least, SLOW) and not keeps(least + max(least // 4, 2), SLOW)
+    assert keeps(most, FAST) and not keeps(most + max(most // 4, 2), FAST)
     assert headroom_band(query, engine(), replicas, [0.99, 0.9, 0.99], 20) == (0, None)
     assert headroom_band(query, engine(), replicas, [None, 1.0, 1.0]) is None
 
