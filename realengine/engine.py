@@ -21,7 +21,7 @@ from realengine.drafting.drafters import find_drafter
 from realengine.drafting.proposals import propose
 from realengine.grammar import Grammars
 from realengine.hold import Hold
-from realengine.host_tier import HostTier
+from realengine.host_tier import HostTier, Memory
 from realengine.ranks import Ranks
 from realengine.runner import ModelRunner
 from realengine.seating import Seating
@@ -96,22 +96,22 @@ class Engine:
             budget = self._drafter.budget(budget)
         budget.check(deployment.scheduler)
         self.memory_report = budget.explain()
-        scheduler = deployment.scheduler.model_copy(update={"num_blocks": budget.num_blocks})
-        return deployment.model_copy(update={"scheduler": scheduler, "gpu_memory_utilization": None})
+        sized = deployment.rescheduled(num_blocks=budget.num_blocks)
+        return sized.model_copy(update={"gpu_memory_utilization": None})
 
     def _make_tier(self) -> None:
         """The host memory of `kv_tiers`, and in the deployment what a token takes there, on all ranks together."""
         config = self.deployment.kv_tiers
         if config is None:
             return
-        kv = self.runner.kv
+        kv, drafter = self.runner.kv, self._drafter
         self._block_bytes = kv.block_bytes * self.deployment.tensor_parallel_size
-        if self._drafter is not None:
-            self._block_bytes += self._drafter.block_bytes
+        self._kept: Memory = self.runner
+        if drafter is not None and drafter.block_bytes:
+            self._block_bytes += drafter.block_bytes
+            self._kept = DraftedKv(self.runner, drafter)
         (slots,) = tier_blocks(config, self._block_bytes)
-        self.runner.keep_in_host(slots)
-        if self._drafter is not None:
-            self._drafter.keep_in_host(slots)
+        self._kept.keep_in_host(slots)
         config = config.model_copy(update={"kv_bytes_per_token": self._block_bytes // kv.block_size})
         self.deployment = self.deployment.model_copy(update={"kv_tiers": config})
 
@@ -121,17 +121,12 @@ class Engine:
         return None if self.deployment.kv_tiers is None else self.deployment.kv_tiers.tiers[0].name
 
     @property
-    def attention(self) -> str:
-        """Name of the attention backend."""
-        return self.runner.attention.name
-
-    @property
     def notes(self) -> dict[str, Any]:
         """What a recording notes of the engine beside its deployment; see `traces.recording_notes`."""
-        spec = self.spec
-        notes: dict[str, Any] = {"attention": self.attention, "model": self.source, "memory": self.memory_report}
-        if spec.num_experts:
-            notes["experts"] = {"experts": spec.num_experts, "topk": spec.experts_per_token}
+        attention = self.runner.attention.name
+        notes: dict[str, Any] = {"attention": attention, "model": self.source, "memory": self.memory_report}
+        if self.spec.num_experts:
+            notes["experts"] = {"experts": self.spec.num_experts, "topk": self.spec.experts_per_token}
         return notes
 
     def reset(self) -> None:
@@ -159,9 +154,7 @@ class Engine:
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
         if (tiers := self.deployment.kv_tiers) is not None:
-            drafts = self._drafter is not None and self._drafter.block_bytes
-            memory = DraftedKv(self.runner, self._drafter) if self._drafter is not None and drafts else self.runner
-            self.tier = HostTier(memory, tiers, self._block_bytes, self._config, content, self._policy)
+            self.tier = HostTier(self._kept, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)
@@ -177,8 +170,7 @@ class Engine:
         allowed = {"num_blocks", "max_num_seqs", "max_num_batched_tokens", "scheduler_reserve_full_isl"}
         for name, value in scheduler.items():
             if name not in allowed or value > getattr(self._config, name):
-                remedy = "cannot change once the engine is made; make another engine"
-                raise UserError(f"scheduler.{name}", value, remedy)
+                raise UserError(f"scheduler.{name}", value, "cannot change in an engine that is made; make another")
         settings = {**self._config.model_dump(), **scheduler}
         limited = parse(SchedulerConfig, settings, where="scheduler")
         self.deployment = self.deployment.model_copy(update={"scheduler": limited})
@@ -349,9 +341,8 @@ class Engine:
         return flight.ended(told, finished, proposed, draft_ns, draft_thread_ns)
 
     def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
-        """Propose what the next step verifies: how much for whom, and how long it took. A step that waits for that is
-        handed over; it was planned for as many drafts as there can be. Blocks that are full now go to the tier: a draft
-        model has filled its own, and the next step has not begun."""
+        """Propose what the next step verifies: how much for whom, and how long it took. Then full blocks go to the
+        tier, a draft model's too, and a step that waited, planned for as many as there can be, is handed over."""
         began_ns = perf_counter_ns()
         proposed = None
         if self._drafter is not None:

@@ -76,6 +76,9 @@ class _UnderWay(NamedTuple):
 class Memory(Protocol):
     """What copies blocks to host memory and back: a runner."""
 
+    def keep_in_host(self, slots: int) -> None:
+        """Make room for so many blocks in host memory. Raises UserError if there is none."""
+
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         """Blocks and slots: from the slots into the blocks, or the other way."""
 

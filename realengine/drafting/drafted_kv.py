@@ -11,10 +11,14 @@ from realengine.host_tier import Memory
 
 
 class DraftedKv(NamedTuple):
-    """Copies blocks of both: a `Memory`."""
+    """Of both."""
 
     target: Memory
     drafter: Drafter
+
+    def keep_in_host(self, slots: int) -> None:
+        self.target.keep_in_host(slots)
+        self.drafter.keep_in_host(slots)
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         return _Copies(self.drafter.copy(pairs, reads), self.target.copy(pairs, reads))

@@ -89,7 +89,7 @@ def test_one_of_your_own_gives_the_same_tokens(name: str, folder: Path, plain: l
     engine.runner.graph_mixed_steps(name == "plain")
     outputs, steps = run(engine, drawn=True)
     assert outputs == plain
-    assert engine.attention == name.format(folder=folder)
+    assert engine.runner.attention.name == name.format(folder=folder)
     assert engine.runner.attention._backend.prepared == [step.graph for step in steps]
 
 

@@ -56,7 +56,7 @@ def test_both_are_what_float64_says(seed: int) -> None:
 
 def test_the_engine_says_the_same_with_either(plain: list[list[int]]) -> None:  # noqa: F811
     engine = engine_for(attention="unfused")
-    assert engine.attention == "unfused"
+    assert engine.runner.attention.name == "unfused"
     assert run(engine, drawn=True)[0] == plain
     engine.close()
 
