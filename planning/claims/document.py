@@ -165,13 +165,13 @@ tokentwin claims --write docs/claims.md
 tokentwin claims --only chunked-prefill
 tokentwin claims --engine
 ```
-Articles repeat figures. The first command puts each of them to the test and writes this page, in about 5 minutes of
-one CPU. All of it is simulated, with step times from kernel tables and measured engines
+Articles repeat figures. The first command puts each of them to the test and writes this page, in about 3 and a half
+minutes of one CPU. All of it is simulated, with step times from kernel tables and measured engines
 ([cost model](cost-model.md)). The range behind a figure is its 90 % interval. A claim *cannot be told* where the
 interval lies across an end of what is expected.
 
 `--engine` also tries, on the real engine of this machine, the claims that state an experiment for it, which takes
-minutes more: with a small model of random weights, three times each side in turn, on the GPU if there is one. It says
+4 minutes more: with a small model of random weights, three times each side in turn, on the GPU if there is one. It says
 the median, the least and the greatest ratio of the pairs, and by how much the same side differs from run to run. What
 it finds is about that machine and that model.
 
