@@ -96,6 +96,7 @@ class OperationCost:
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
         self._curves: dict[int, _DecodeRows] = {}
         self._prompts = _PromptGrid(self)
+        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1))  # what cannot be priced is refused before a run
         self._launching_ps: dict[tuple[bool, bool, bool], int] = {}  # by whether there are decodes, prompts, samples
         self.stages = self._stages()
 
