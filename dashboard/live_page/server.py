@@ -80,7 +80,8 @@ class Server:
         except HTTPError as error:
             raise UserError("server", self.url, f"{path} says {error.code}: {_said(error)}") from None
         except (OSError, HTTPException, ValueError) as error:
-            raise UserError("server", self.url, f"does not answer ({error}); start one: tokentwin serve") from None
+            why = getattr(error, "reason", error)
+            raise UserError("server", self.url, f"does not answer ({why}); start one: tokentwin serve") from None
 
 
 def _said(error: HTTPError) -> str:

@@ -216,9 +216,7 @@ def _headline(answer: PlanDocument, best: Recommendation) -> None:
             band = _escaped(bands[name]) if name in bands else None
             help = helps.get(name)
             st.metric(_escaped(name), _escaped(value), band, "off", help=help, width="content", delta_arrow="off")
-    st.caption(
-        "In grey are 90 % bands over what steps may take; that of the headroom is over other draws of the traffic, too."
-    )
+    st.caption("In grey are 90 % bands over what steps may take.")
 
 
 def _plausible(best: Recommendation) -> str:
