@@ -174,5 +174,6 @@ main()
         time.sleep(0.05)
     end(process.pid)
     _, said = process.communicate()  # which waits for everybody who could write to stderr
-    assert (process.returncode, said.splitlines()[-1]) == (130, "tokentwin: interrupted")  # after a first answer
-    assert "Traceback" not in said
+    first_answer = "tokentwin: Probably none: every fleet so far breaks the SLOs"
+    assert [line for line in said.splitlines() if line] == [first_answer, "tokentwin: interrupted"]
+    assert process.returncode == 130
