@@ -18,7 +18,7 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 
 PATIENCE_S = 120.0  # a rank that is silent for longer is taken for dead
-ENDING_S = 5.0  # how long ranks may take to end by themselves
+ENDING_S = 30.0  # how long ranks may take to end by themselves: on a busy machine, seconds
 _LOOK_AT_WORK_S = 0.002  # how often ranks look whether the work of a step has failed
 
 
