@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,17 +124,22 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
 
 
 def table(reports: list[tuple[Specialisation, Resources]]) -> str:
-    """Markdown: the compiler's version, and a row for each kernel: registers of a thread, bytes, counts in the PTX."""
+    """Markdown: the compiler's version, and a row for each sort of kernel: in how many forms it is compiled, and over
+    them the least and most registers of a thread, bytes, and counts in the PTX."""
     lines = [
         f"Triton {triton.__version__}, sm_{TARGET.arch}.",
         "",
-        "| kernel | warps | stages | registers | ceiling | shared | stack | spills | wgmma | cp.async |",
+        "| kernel | forms | warps | registers | ceiling | shared | stack | spills | wgmma | cp.async |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for spec, used in reports:
-        cells = [spec.name, used.warps, used.stages, used.registers, spec.register_ceiling, used.shared_bytes]
-        cells += [used.stack_bytes, used.spill_bytes, *(used.counts[text] for text in _COUNTED)]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for name, alike in groupby(reports, key=lambda report: report[0].name.split()[0]):
+        rows = [
+            (used.warps, used.registers, spec.register_ceiling, used.shared_bytes, used.stack_bytes, used.spill_bytes)
+            + tuple(used.counts[text] for text in _COUNTED)
+            for spec, used in alike
+        ]
+        spans = (" to ".join(map(str, sorted({min(column), max(column)}))) for column in zip(*rows, strict=True))
+        lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} |")
     return "\n".join(lines)
 
 

@@ -23,21 +23,18 @@ def compiled(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=REPOSITORY, env=kept | environment, capture_output=True, text=True)
 
 
-# The first specialisation of each kernel, with the page's line about it if the same compiler made the page.
+# The first specialisation of each kernel.
 ONE_EACH = """
-from pathlib import Path
 from realengine.kernels import aot
 first = {spec.kernel: spec for spec in reversed(aot.specialisations())}.values()
 reports = [(spec, aot.compile_report(spec)) for spec in first]
-page, made = Path("docs/kernels.md").read_text().splitlines(), aot.table(reports).splitlines()
 assert not [fault for spec, used in reports for fault in aot.faults(spec, used)]
-assert made[0] not in page or set(made) <= set(page), made
-print(len(made))
+print(len(reports))
 """
 
 
 @pytest.mark.aot
-def test_a_kernel_of_each_sort_is_within_its_limits_and_as_the_page_says() -> None:
+def test_a_kernel_of_each_sort_is_within_its_limits() -> None:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", ONE_EACH]
     done = subprocess.run(command, cwd=REPOSITORY, env=kept, capture_output=True, text=True)
