@@ -18,7 +18,7 @@ from calibration.operations import StepSizes
 from calibration.steps.correction import domain_amounts
 from calibration.steps.features import recorded_sizes
 from calibration.steps.interval import REACH, StepInterval, widened
-from calibration.steps.launches import LAUNCH_SIGMA
+from calibration.steps.launches import PUBLISHED
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.parts import never_slower
 from serving.step_plan import AGGREGATES
@@ -72,12 +72,15 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         error_ns += error
         beyond_ns += np.where(time.coverage == Coverage.EXTRAPOLATED, error, 0.0)
     covered = _covered(cost, sizes)
-    if WAITING in parts:  # for launches, which nobody measured on this host
+    if WAITING in parts:  # for launches
+        known = cost.host.launches
+        mark = Coverage.EXTRAPOLATED if known == PUBLISHED else Coverage.INTERPOLATED
         waits = parts[WAITING] > NEGLIGIBLE * step_ns
-        coverage, worst = np.where(waits, Coverage.EXTRAPOLATED, coverage), np.where(waits, len(operations), worst)
-        uncertain = np.where(waits, LAUNCH_SIGMA * step_ns, 0.0)
+        coverage, worst = np.where(waits, np.maximum(coverage, mark), coverage), np.where(waits, len(operations), worst)
+        uncertain = np.where(waits, known.sigma * step_ns, 0.0)
         covered &= ~waits
-        kernels_ns, error_ns, beyond_ns = kernels_ns + parts[WAITING], error_ns + uncertain, beyond_ns + uncertain
+        kernels_ns, error_ns = kernels_ns + parts[WAITING], error_ns + uncertain
+        beyond_ns += uncertain * (mark == Coverage.EXTRAPOLATED)
     whole_ns = np.maximum(kernels_ns, 1e-9)
     return StepCoverage(
         kernels=np.maximum(coverage, Coverage.EXTRAPOLATED if cost.untaught else Coverage.VALIDATED),

@@ -18,7 +18,6 @@ from calibration.operations import StepSizes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Evidence, Origin
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, factors_of, widened
-from calibration.steps.operation_cost import HostTimes
 from calibration.steps.parts import step_parts
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
@@ -116,7 +115,7 @@ def transferred(
         wider=here.correction.wider,
         domain={},
     )
-    host = HostTimes(**moved(lambda c: vars(c.host)))
+    host = learnt.host.taking(moved(lambda c: c.host.times_ns))
     intervals = (
         widened(mine, max(abs(log(end)) for end in blind))
         for mine, blind in zip(learnt.step_interval, here.step_interval, strict=True)

@@ -14,6 +14,7 @@ from calibration.provenance import Provenance
 from calibration.steps.correction import PROMPT_PARTS
 from calibration.steps.coverage import stacked, step_coverage
 from calibration.steps.interval import Factors, widened
+from calibration.steps.launches import launches
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import never_slower
 
@@ -58,6 +59,8 @@ class Explanation:
     beyond         reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
     interval       factors of `step_ns` between which 9 of 10 runs lie
     coverage, why  how far to trust it, and the part that made it so
+    launches       kernels that the host launches one by one, 0 in a graph; what each takes of it, and
+    launch_source  how that is known
     """
 
     operations: list[ExplainedOperation]
@@ -69,6 +72,9 @@ class Explanation:
     interval: Factors
     coverage: Coverage
     why: str
+    launches: int
+    launch_ns: float
+    launch_source: str
 
 
 def explained(
@@ -118,4 +124,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         interval=widened(cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), beyond),
         coverage=Coverage(int(known.kernels[0])),
         why=known.names[worst] if worst >= 0 else "",
+        launches=int(launches(cost.operations(sizes))) if cost.deployment.enforce_eager else 0,
+        launch_ns=cost.host.launch_ns,
+        launch_source=cost.host.launches.source,
     )

@@ -16,6 +16,7 @@ from typing import Any
 from calibration.kernels.times import KernelTimes
 from calibration.steps.correction import ADDED, FACTORS, Correction
 from calibration.steps.interval import Factors, StepInterval
+from calibration.steps.launches import LaunchCost
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from serving.deployments.config import Deployment, parse
@@ -93,7 +94,7 @@ class ExternalCalibration:
             raise UserError("calibration", where, f"is not an engine calibration of format {_FORMAT}; calibrate again")
         try:
             data = {**data, "correction": _correction(data["correction"])}
-            data["host"] = HostTimes(**data["host"])
+            data["host"] = HostTimes(**_launches(data["host"]))
             data["interval"] = _factors(data["interval"])
             if data.get("prompt_interval") is not None:
                 data["prompt_interval"] = _factors(data["prompt_interval"])
@@ -141,13 +142,17 @@ def _correction(data: Mapping[str, Any]) -> Correction:
     return Correction(**{**data, "domain": domain})
 
 
+def _launches(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {**data, "launches": LaunchCost(**data["launches"])} if "launches" in data else dict(data)
+
+
 def _factors(data: Sequence[float]) -> Factors:
     low, high = data
     return float(low), float(high)
 
 
 def _check(loaded: ExternalCalibration) -> None:
-    numbers: dict[str, Any] = {**loaded.correction.factors, **loaded.correction.added_ns, **vars(loaded.host)}
+    numbers: dict[str, Any] = {**loaded.correction.factors, **loaded.correction.added_ns, **loaded.host.times_ns}
     numbers["request_ms"] = loaded.request_ms
     for name in (*FACTORS, *ADDED):
         if name not in numbers:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from calibration.steps.features import CPU_FEATURES, DRAFTING, REGIMES, SAMPLING, Floats, MeasuredSteps
+from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.step_cost import Calibration, Residuals
 from calibration.steps.weather import Weather
 from serving.errors import UserError
@@ -45,6 +46,7 @@ def fit(
     version: str,
     created: str,
     noise: Mapping[str, Any],
+    launches: LaunchCost = UNKNOWN,
 ) -> Calibration:
     """A calibration from `steps`. Raises UserError when there are too few of them."""
     if len(steps) < _LEAST_STEPS:
@@ -75,6 +77,7 @@ def fit(
             weather, interval=interval(steps, same_weather=True), misses=_misses(steps, predicted, weather)
         ),
         noise=dict(noise),
+        launches=launches,
         fitted_steps=len(steps),
         mask_ps=None if steps.mask_ns is None else round(steps.mask_ns * 1000),
     )

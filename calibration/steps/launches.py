@@ -1,4 +1,4 @@
-"""The host's launches of a step that runs kernel by kernel: how many there are, and what they take at the least.
+"""The host's launches of a step that runs kernel by kernel: how many there are, and what each takes at the least.
 
 While the device works on one kernel the host launches the next, so launches cost nothing as long as the device is the
 slower of the two. A step of little work waits for the host: it takes as long as its launches do. In a CUDA graph all
@@ -8,19 +8,47 @@ of them are one, which is in what measured steps teach.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from calibration.operations import Operation
+from calibration.step_operations import step_operations
+from calibration.steps.features import recorded_sizes
+from serving.deployments.config import Deployment
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from traces.numeric_columns import numbers
 
-LAUNCH_NS = 28_000
-"""Host time per kernel of an engine written in Python, all that it does around a launch included. A decode step of
-Llama-3-8B, batch 1, took 8.23 ms without graphs and 7.35 with them (sgl-project/sglang pull request 1401, FlashInfer,
-2024-09); it has 293 kernels as they are counted here. The launch alone is a tenth of that. Other engines: 16,000 in
-C++ (Qwen3-0.6B, 4.20 ms, xLLM-AI/xllm pull request 713), 80,000 (Qwen2.5-Omni-7B, 22 ms, vllm-project/vllm-omni issue
+_FEW_TOKENS = 64  # of a step that can be waiting for its launches
+_FEWEST = 10  # such steps, eager ones and graphs
+_SLOWER = 1.1  # eager steps than graphs, or else it was not the host that took the time
+_QUIET = 10  # percentile of the steps: those that nothing else held up
+
+
+@dataclass(frozen=True)
+class LaunchCost:
+    """Host time per kernel, all that an engine does around a launch included; `ns` is None where it is not known.
+
+    sigma   standard error of its logarithm
+    source  which measurement it is from, or why it is not known
+    """
+
+    ns: float | None
+    sigma: float
+    source: str
+
+
+PUBLISHED = LaunchCost(28_000, 0.6, "SGLang on Llama-3-8B, published in sgl-project/sglang pull request 1401")
+"""A decode step, batch 1, took 8.23 ms without graphs and 7.35 with them (FlashInfer, 2024-09); it has 293 kernels as
+they are counted here. The launch alone is a tenth of that. `sigma` is what other engines are apart: 16,000 in C++
+(Qwen3-0.6B, 4.20 ms, xLLM-AI/xllm pull request 713), 80,000 (Qwen2.5-Omni-7B, 22 ms, vllm-project/vllm-omni issue
 7960)."""
-LAUNCH_SIGMA = 0.6  # standard error of its logarithm: what those are apart
+
+
+UNKNOWN = LaunchCost(None, 0.0, "nobody looked at its launches")
 
 
 def launches(operations: Iterable[Operation]) -> Any:
@@ -29,3 +57,30 @@ def launches(operations: Iterable[Operation]) -> Any:
         np.where(np.asarray(operation.size) > 0, operation.count * getattr(operation, "launches", 1), 0)
         for operation in operations
     )
+
+
+def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> LaunchCost:
+    """From the dataset `steps` of our own engine on a GPU, which tells eager steps and graphs apart.
+
+    Steps of few tokens that ran eagerly take what their launches take, if those that were graphs took less for as many
+    kernels: the time of a kernel is then the 10th percentile of step time over kernels. `where` names the machine.
+    """
+    if deployment.device != "cuda":
+        return LaunchCost(None, 0.0, "a CPU launches no kernels")
+    if deployment.scheduler.speculative is not None:
+        return LaunchCost(None, 0.0, "steps that draft have kernels that are not counted")
+    sizes, graph = recorded_sizes(steps), numbers(steps, "graph")
+    try:
+        kernels = launches(step_operations(find_model(deployment.model), deployment, sizes))
+    except UserError:
+        return LaunchCost(None, 0.0, f"{deployment.model} is not a known model, so its kernels cannot be counted")
+    each_ns = (numbers(steps, "end_ns") - numbers(steps, "start_ns")) / np.maximum(kernels, 1)
+    few = (sizes.tokens > 0) & (sizes.tokens <= _FEW_TOKENS)
+    eager, graphs = each_ns[few & (graph == 0)], each_ns[few & (graph == 1)]
+    if min(len(eager), len(graphs)) < _FEWEST:
+        told = f"{len(eager)} eager steps and {len(graphs)} graphs of up to {_FEW_TOKENS} tokens were recorded"
+        return LaunchCost(None, 0.0, f"{told}, and {_FEWEST} of each are needed")
+    quiet, usual = np.percentile(eager, (_QUIET, 50))
+    if quiet < _SLOWER * np.median(graphs):
+        return LaunchCost(None, 0.0, "eager steps took no longer than graphs, so that the device was the slower")
+    return LaunchCost(float(quiet), float(np.log(usual / quiet)), f"{len(eager)} eager steps on {where}")

@@ -9,8 +9,8 @@ interpolated over a grid of prompts, lengths and pasts: tables are sampled from 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import exp, log2, sqrt
@@ -26,7 +26,7 @@ from calibration.step_operations import step_operations
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
-from calibration.steps.launches import LAUNCH_NS, launches
+from calibration.steps.launches import PUBLISHED, LaunchCost, launches
 from calibration.steps.parts import step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
@@ -50,16 +50,31 @@ class HostTimes:
 
     step_ns     every step: scheduling, making tensors, sampling on the host, sending tokens out
     row_ns      every request in the step
-    launch_ns   every kernel that it launches, where steps do not run as graphs
+    launch_ns   every kernel that it launches, where steps do not run as graphs; and
+    launches    what that was learnt from
     """
 
     step_ns: float = 0.0
     row_ns: float = 0.0
-    launch_ns: float = LAUNCH_NS
+    launch_ns: float = PUBLISHED.ns or 0.0
+    launches: LaunchCost = field(default=PUBLISHED, repr=False)
+
+    @property
+    def times_ns(self) -> dict[str, float]:
+        """The three times, by name."""
+        return {"step_ns": self.step_ns, "row_ns": self.row_ns, "launch_ns": self.launch_ns}
 
     def scaled(self, factor: float) -> HostTimes:
         """The same, `factor` times as long."""
-        return HostTimes(self.step_ns * factor, self.row_ns * factor, self.launch_ns * factor)
+        return self.taking({name: ns * factor for name, ns in self.times_ns.items()})
+
+    def taking(self, times_ns: Mapping[str, float]) -> HostTimes:
+        """The same with other times."""
+        return HostTimes(times_ns["step_ns"], times_ns["row_ns"], times_ns["launch_ns"], self.launches)
+
+    def launching(self, learnt: LaunchCost) -> HostTimes:
+        """The same with what was `learnt` of launches, if anything was."""
+        return self if learnt.ns is None else replace(self, launch_ns=learnt.ns, launches=learnt)
 
 
 class OperationCost:

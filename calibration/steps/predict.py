@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -15,6 +16,7 @@ from calibration.kernels.times import KernelTimes
 from calibration.steps.evidence import Evidence, Origin
 from calibration.steps.evidence_calibration import of_belief, step_shares, transferred
 from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.launches import PUBLISHED, LaunchCost
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import wider_types
 from serving.deployments.config import Deployment
@@ -23,8 +25,14 @@ from serving.deployments.model_catalogue import find_model
 from serving.deployments.weight_types import weights_dtype
 
 
-def predicted_cost(gpu: str, deployment: Deployment, calibration: ExternalCalibration | None = None) -> OperationCost:
-    """The cost model of `deployment` on `gpu`, by `calibration` or, blind, by what is bundled.
+def predicted_cost(
+    gpu: str,
+    deployment: Deployment,
+    calibration: ExternalCalibration | None = None,
+    launches: LaunchCost = PUBLISHED,
+) -> OperationCost:
+    """The cost model of `deployment` on `gpu`, by `calibration` or, blind, by what is bundled; with `launches`, where
+    they were measured.
 
     Raises UserError for a GPU or a model that is not known, and for a calibration of another GPU or model.
     """
@@ -34,6 +42,8 @@ def predicted_cost(gpu: str, deployment: Deployment, calibration: ExternalCalibr
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
         there = blind(gpu, then) if same else known
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
+    if launches is not PUBLISHED:
+        known = replace(known, host=known.host.launching(launches))
     return known.cost(find_model(deployment.model), deployment, kernels(gpu))
 
 

@@ -24,6 +24,7 @@ from calibration.steps.features import (
     pads_mixed_steps,
     step_features,
 )
+from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS
 from serving.deployments.config import Deployment, parse
@@ -63,6 +64,7 @@ class Calibration:
     interval                        factors of the predicted time between which 9 of 10 runs lie
     weather                         what the prices contain of the machine's weather; None in an older calibration
     noise                           the canary's times and what else speaks about the machine's calm
+    launches                        what its host takes to launch a kernel, from steps that were no graphs
     """
 
     id: str
@@ -79,6 +81,7 @@ class Calibration:
     mask_ps: int | None = None
     interval: tuple[float, float] = (1.0, 1.0)
     weather: Weather | None = None
+    launches: LaunchCost = UNKNOWN
     format: int = field(default=_FORMAT)
 
     @property
@@ -130,6 +133,8 @@ class Calibration:
                 low, high = map(float, weather["interval"])
                 misses = tuple(map(float, weather["misses"]))
                 data["weather"] = Weather(**{**weather, "interval": (low, high), "misses": misses})
+            if "launches" in data:
+                data["launches"] = LaunchCost(**data["launches"])
             calibration = cls(**data)
             missing = [f for f in calibration.features if f not in calibration.step_prices_ps]
             missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from calibration.acceptance import as_accepted
@@ -20,6 +21,7 @@ from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit, predict, step_residuals_table
 from calibration.steps.iteration_fit import calibrate_from_log
 from calibration.steps.iteration_log import read_iteration_log
+from calibration.steps.launches import measured_launches
 from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
@@ -140,13 +142,15 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     steps = MeasuredSteps([run.steps for run in runs])
     notes = [json.loads(run.run["notes"]) for run in runs]
     canaries = ("canary_before_ns", "canary_after_ns")  # which a server does not time
+    engine, hardware = recorded_deployment(runs[0]), json.loads(runs[0].run["hardware"])
     calibration = fit(
         steps,
-        deployment=as_linked(as_accepted(recorded_deployment(runs[0]), runs), runs).model_dump_json(),
-        hardware=json.loads(runs[0].run["hardware"]),
+        deployment=as_linked(as_accepted(engine, runs), runs).model_dump_json(),
+        hardware=hardware,
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         noise={"canary_ns": [note[key] for note in notes for key in canaries if key in note]},
+        launches=measured_launches(pa.concat_tables(run.steps for run in runs), engine, hardware.get("gpu", "")),
     )
     calibration.save(out)
     pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +13,19 @@ from calibration.operations import uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.coverage import provenance_of
 from calibration.steps.explanation import explain
-from calibration.steps.launches import LAUNCH_NS, launches
+from calibration.steps.launches import PUBLISHED, UNKNOWN, LaunchCost, launches, measured_launches
 from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import predicted_cost
+from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.step_plan import StepPlan
+from serving.step_plan import AGGREGATES, StepPlan
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 
+PUBLISHED_NS = 28_000
+LLAMA_8B = find_model("Llama-3.1-8B")
 EAGER = {launch: OperationCost(LLAMA, deployment(enforce_eager=True), Roofline(), host=HostTimes(launch_ns=launch))
          for launch in (0, 30_000)}  # fmt: skip
 
@@ -135,17 +139,68 @@ def test_launches_are_a_part_of_a_step_that_was_measured_nowhere() -> None:
     cost = OperationCost(LLAMA, deployment(enforce_eager=True), Roofline())
     one = explain(cost, uniform_step(1, 100, 0, 0, 0))
     assert one.parts_ns[WAITING] > 0
-    assert one.step_ns == pytest.approx(LAUNCH_NS * 293)
+    assert one.step_ns == pytest.approx(PUBLISHED_NS * 293)
     assert (one.coverage, one.why) == (Coverage.EXTRAPOLATED, WAITING)
     assert WAITING not in explain(cost, uniform_step(64, 8000, 0, 0, 0)).parts_ns
     assert provenance_of(cost, [uniform_step(64, 8000, 0, 0, 0)])[0] == Coverage.INTERPOLATED
     assert WAITING not in OperationCost(LLAMA, deployment(), Roofline()).parts(uniform_step(1, 1, 0, 0, 0))
 
 
+def recorded(
+    launch_ns: float, engine: Deployment, eager: int = 200, graphs: int = 200, device_ns: float = 1e6
+) -> pa.Table:
+    """Steps of our engine on a GPU whose host takes `launch_ns` a kernel; one in two is held up by something else."""
+    random = np.random.default_rng(int(launch_ns))
+    rows = []
+    for at in range(eager + graphs):
+        sizes = uniform_step(int(random.integers(1, 30)), int(random.integers(1, 4000)), 0, 0, 0)
+        host = launch_ns * 293 if at < eager else 0.0
+        took = max(device_ns, host) * (1 + (at % 2) * float(random.exponential(0.3)))
+        named = {name: int(getattr(sizes, name)) for name in AGGREGATES}
+        rows.append({**named, "start_ns": 0, "end_ns": round(took), "graph": at >= eager})
+    return pa.Table.from_pylist(rows)
+
+
+@pytest.mark.parametrize("launch_ns", [6_000, 28_000, 70_000])
+def test_the_launch_cost_that_is_in_a_log_is_found_again(launch_ns: float) -> None:
+    engine = deployment(model="Llama-3.1-8B")
+    found = measured_launches(recorded(launch_ns, engine), engine, "NVIDIA H200")
+    assert found.ns == pytest.approx(launch_ns, rel=0.03)
+    assert found.source == "200 eager steps on NVIDIA H200"
+
+
+def test_a_log_that_cannot_tell_launches_says_why() -> None:
+    engine = deployment(model="Llama-3.1-8B")
+    drafting = {"method": "ngram", "num_speculative_tokens": 2}
+    for log, of, why in (
+        (recorded(28_000, engine, graphs=3), engine, "3 graphs of up to 64 tokens"),
+        (recorded(28_000, engine, eager=3), engine, "3 eager steps"),
+        (recorded(1, engine, device_ns=5e6), engine, "the device was the slower"),
+        (recorded(28_000, engine), engine.model_copy(update={"device": "cpu"}), "a CPU launches no kernels"),
+        (recorded(28_000, engine), engine.rescheduled(speculative=drafting), "kernels that are not counted"),
+        (recorded(28_000, engine), engine.model_copy(update={"model": "random:llama"}), "not a known model"),
+    ):
+        found = measured_launches(log, of, "NVIDIA H200")
+        assert found.ns is None and why in found.source
+
+
+def test_measured_launches_price_eager_steps_and_are_named() -> None:
+    engine = deployment(model="Llama-3.1-8B", enforce_eager=True)
+    sizes, measured = uniform_step(1, 100, 0, 0, 0), LaunchCost(60_000.0, 0.05, "200 eager steps on NVIDIA H200")
+    published, own = (predicted_cost("H100", engine, launches=each) for each in (UNKNOWN, measured))
+    assert own.step_ns(plan(1, 100)) == 60_000 * 293
+    first, second = explain(published, sizes), explain(own, sizes)
+    assert (first.launches, first.launch_ns, first.launch_source) == (293, PUBLISHED_NS, PUBLISHED.source)
+    assert (second.launch_ns, second.launch_source) == (60_000.0, measured.source)
+    assert (first.coverage, second.coverage) == (Coverage.EXTRAPOLATED, Coverage.INTERPOLATED)
+    assert second.interval[1] - second.interval[0] < first.interval[1] - first.interval[0]
+    assert explain(predicted_cost("H100", deployment(model="Llama-3.1-8B")), sizes).launches == 0
+
+
 def test_every_stage_of_a_pipeline_has_a_host() -> None:
     cost = PipelineCost(LLAMA, deployment(enforce_eager=True, pipeline_parallel_size=2), Roofline())
     first, last = cost.stages_ns(plan(1, 100))
-    assert (first, last) == (LAUNCH_NS * 9 * 16, LAUNCH_NS * (9 * 16 + 5))
+    assert (first, last) == (PUBLISHED_NS * 9 * 16, PUBLISHED_NS * (9 * 16 + 5))
     whole = sum(cost.parts(uniform_step(1, 100, 0, 0, 0)).values())
     assert cost.step_ns(plan(1, 100)) == pytest.approx(float(np.sum(whole)), rel=1e-3)
     assert list(cost.decode_run_ns(1, 100, 100**2, 1)) == [cost.step_ns(plan(1, 100))]

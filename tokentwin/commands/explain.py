@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planning.costs import calibration_in
 from planning.deployments import read_deployment, refuse_engine_flags
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
@@ -32,15 +33,22 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 @click.option("--prompts", default=0, type=_COUNT, help="Number of prompt chunks.")
 @click.option("--chunk", default=512, type=click.IntRange(2, 10_000_000), help="Tokens of a chunk.")
 @click.option("--past", default=0, type=_COUNT, help="Tokens of the same prompt that were computed before each chunk.")
+@click.option(
+    "--calibration",
+    "-c",
+    type=click.Path(),
+    help="Directory that `tokentwin calibrate` wrote. Of our own engine only its launches are used.",
+)
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
-def explain(gpu: str, style: str, deployment_file: str | None, **given: Any) -> None:
+def explain(gpu: str, calibration: str | None, style: str, deployment_file: str | None, **given: Any) -> None:
     """Show every operation of a step with its roofline, the parts of the predicted time, and what its tokens become.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
+    from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.predict import predicted_cost
     from calibration.steps.token_life import token_life
     from serving.deployments.config import Deployment
@@ -54,7 +62,11 @@ def explain(gpu: str, style: str, deployment_file: str | None, **given: Any) -> 
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)
-    cost = predicted_cost(gpu, deployment)
+    learnt = None if calibration is None else calibration_in(calibration)
+    if learnt is None or isinstance(learnt, ExternalCalibration):
+        cost = predicted_cost(gpu, deployment, learnt)
+    else:
+        cost = predicted_cost(gpu, deployment, launches=learnt.launches)
     found, life = explained(cost, sizes), token_life(cost.model, cost.deployment, sizes)
     if style == "json":
         click.echo(json.dumps(_as_dict(found) | {"token_life": [stage._asdict() for stage in life]}))
@@ -113,6 +125,8 @@ def _print(found: Explanation, title: str) -> None:
         print_table(of_stages, _stages(found), "on each pipeline stage", right=of_stages)
     hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
     print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
+    if found.launches:
+        print(f"{found.launches} kernels launched in {found.launch_ns / 1e3:,.1f} µs each ({found.launch_source})")
     print(f"{found.coverage.name.lower()}: because of {found.why}")
 
 
