@@ -133,11 +133,11 @@ def table(reports: list[tuple[Specialisation, Resources]]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, alike in groupby(reports, key=lambda report: report[0].name.split()[0]):
-        rows = [
-            (used.warps, used.registers, spec.register_ceiling, used.shared_bytes, used.stack_bytes, used.spill_bytes)
-            + tuple(used.counts[text] for text in _COUNTED)
-            for spec, used in alike
-        ]
+        rows = []
+        for spec, used in alike:
+            counts = (used.counts[text] for text in _COUNTED)
+            bytes_used = used.shared_bytes, used.stack_bytes, used.spill_bytes
+            rows.append((used.warps, used.registers, spec.register_ceiling, *bytes_used, *counts))
         spans = (" to ".join(map(str, sorted({min(column), max(column)}))) for column in zip(*rows, strict=True))
         lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} |")
     return "\n".join(lines)
