@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
@@ -113,7 +114,9 @@ def test_a_cut_answer_ends_in_the_middle(gateway: Gateway, stream: bool) -> None
     with pytest.raises((http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionError)) as broken:
         gateway.ask(CUT, [1, 2], 9, stream=stream)
     if isinstance(broken.value, http.client.IncompleteRead):
-        assert broken.value.partial.count(b"data: ") == 3 and b"[DONE]" not in broken.value.partial
+        partial = broken.value.partial.decode()
+        words = "".join(json.loads(told)["choices"][0]["text"] for told in re.findall(r"data: (.*)", partial))
+        assert len(words.split()) == 3  # in as many pieces as the client's machine lets come
 
 
 def test_what_one_port_has_served_is_in_no_other_ports_metrics(gateway: Gateway) -> None:
@@ -190,11 +193,12 @@ def test_a_recording_by_ports_with_cuts_and_a_crash_simulates_to_the_same_decisi
     with served(*TWIN, *options) as urls:
         gateway = Gateway(urls, 0)
         until(lambda: all(gateway.call(replica, "GET", "/ready")[0] == 200 for replica in range(2)))
-        for _ in range(6):
-            with suppress(http.client.HTTPException, ConnectionError):
-                gateway.ask(0, [1, 2, 3] * 20, 9)
-        with pytest.raises((http.client.HTTPException, ConnectionError)):
-            gateway.ask(1, [4] * 50, 8000)
+        with ThreadPoolExecutor() as clients:
+            crashed = clients.submit(gateway.ask, 1, [4] * 50, 8000)
+            for _ in range(6):
+                with suppress(http.client.HTTPException, ConnectionError):
+                    gateway.ask(0, [1, 2, 3] * 20, 9)
+            assert isinstance(crashed.exception(), http.client.HTTPException | ConnectionError)
     recording = Recording.load(tmp_path / "run")
     deployment = Deployment.model_validate_json(recording.run["deployment"])
     sink = TableSink()
@@ -202,4 +206,5 @@ def test_a_recording_by_ports_with_cuts_and_a_crash_simulates_to_the_same_decisi
     decided = ["request_id", "replica", "status", "arrival_ns", "scheduled_ns", "first_token_ns", "end_ns"]
     rows = [table.select(decided).sort_by("request_id").to_pylist() for table in (recording.requests, sink.requests)]
     assert rows[0] == rows[1]
-    assert [row["status"] for row in rows[0]].count("cancelled") > 2 and rows[0][-1]["status"] == "cancelled"
+    ends = {(row["replica"], row["status"]) for row in rows[0]}
+    assert ends == {(None, "cancelled"), (0, "cancelled"), (0, "finished")}
