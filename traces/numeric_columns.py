@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+_PIECE = 1 << 18
+
 
 def numbers(table: pa.Table, name: str) -> Floats:
     """A numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
@@ -43,6 +45,15 @@ def known(values: Floats) -> Floats:
 def ratio(numerator: Floats | float, denominator: Floats) -> Floats:
     """One over the other; NaN where there is nothing below."""
     return np.divide(numerator, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
+
+
+def weighted_mean(values: Floats, weights: Floats) -> float:
+    """The mean of `values` by `weights`; if these are all 0, the plain one. Products of millions are not kept."""
+    total = float(weights.sum())
+    if not total > 0:
+        return float(values.mean())
+    pieces = (slice(at, at + _PIECE) for at in range(0, len(values), _PIECE))
+    return sum(float((values[piece] * weights[piece]).sum()) for piece in pieces) / total
 
 
 def over(numerator: float | None, denominator: float | None) -> float | None:

@@ -26,7 +26,7 @@ from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
 from traces.fairness import jain_index
 from traces.fragmentation import internal_fragmentation
-from traces.numeric_columns import Floats, gaps_ms, has_value, known, known_or_zero, numbers, over, ratio
+from traces.numeric_columns import Floats, gaps_ms, has_value, known, known_or_zero, numbers, over, ratio, weighted_mean
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
@@ -77,7 +77,7 @@ class RunMetrics:
     ) -> None:
         self._requests = requests
         self._run = dict(run or {})
-        self._steps = StepMetrics(steps, self._run.get("num_blocks"), work)
+        self._steps = StepMetrics(steps, self._run.get("num_blocks"), work, recording)
         self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
         self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
@@ -85,6 +85,7 @@ class RunMetrics:
         self._tiered = has_value(requests, "tier_hit_tokens")
         self.slo = check_slo(slo or {})
         self._columns: dict[str, Floats] = {}
+        self._numbers: dict[str, Floats] = {}
         self._distributions: dict[str, Distribution] = {}
 
     @classmethod
@@ -165,9 +166,10 @@ class RunMetrics:
         return gaps_ms(times.filter(pa.array(self.finished)).drop_null())
 
     def _request(self, name: str) -> Floats:
-        if name in _SERVED_COLUMNS and name not in self._requests.column_names:
-            return np.full(self._requests.num_rows, np.nan)
-        return numbers(self._requests, name)
+        if name not in self._numbers:
+            there = name not in _SERVED_COLUMNS or name in self._requests.column_names
+            self._numbers[name] = numbers(self._requests, name) if there else np.full(self._requests.num_rows, np.nan)
+        return self._numbers[name]
 
     # Steps
 
@@ -177,10 +179,9 @@ class RunMetrics:
             raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
         values, weights = self.values(name), self.values("step_ms")
         filled = ~(np.isnan(values) | np.isnan(weights))
-        values, weights = values[filled], weights[filled]
-        if not len(values):
-            return None
-        return float(np.average(values, weights=weights if weights.sum() > 0 else None))
+        if not filled.all():
+            values, weights = values[filled], weights[filled]
+        return weighted_mean(values, weights) if len(values) else None
 
     # The run
 
@@ -286,8 +287,7 @@ class RunMetrics:
 
     def _used(self, name: str) -> float | None:
         """MFU or MBU over the measurement window, all GPUs there were: waiting for requests counts as unused."""
-        used = known(self._steps.used_s(name))
-        return over(float(used.sum()), self.window_s and self.window_s * self._replicas) if len(used) else None
+        return over(self._steps.used_s(name), self.window_s and self.window_s * self._replicas)
 
     def internal_fragmentation(self) -> float | None:
         """Of the KV memory that requests held, the share without a token; None where the deployment is not told."""

@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from traces.numeric_columns import Floats, has_value, known_or_zero, ratio, stored
-from traces.step_work import WORK_COLUMNS, StepWork
+from traces.numeric_columns import Floats, has_value, known, known_or_zero, ratio, stored, weighted_mean
+from traces.recording import Recording
+from traces.step_work import COLUMNS as WORK_COLUMNS
+from traces.step_work import StepWork
 
 STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure", "mfu", "mbu")
 COLUMNS = [
     "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
-    "waiting_blocks", "prefill_rows", *WORK_COLUMNS,
+    "waiting_blocks",
 ]  # fmt: skip
 RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # of most runs null throughout
+_PIECE = 1 << 18  # steps whose work is computed at once: touching memory for millions takes longer than the sums
+
+
+class _Used(NamedTuple):
+    """Of what the GPUs could do at most, the share that each step used, and the seconds of it that all steps did."""
+
+    shares: Floats
+    seconds: float | None
 
 
 class StepMetrics:
     """Of the table `steps`, with `COLUMNS` and whichever of `RARE_COLUMNS`; without a table, of no step.
 
-    Without `work`, MFU and MBU are not known.
+    Without `work`, MFU and MBU are not known. What that follows from is read from `recording`, or is in the table.
     """
 
-    def __init__(self, steps: pa.Table | None, num_blocks: int | None, work: StepWork | None = None) -> None:
+    def __init__(
+        self,
+        steps: pa.Table | None,
+        num_blocks: int | None,
+        work: StepWork | None = None,
+        recording: Recording | None = None,
+    ) -> None:
         self._steps = steps
         self._work = work
+        self._recording = recording
         self._num_blocks = float(num_blocks or math.nan)
 
     def values(self, name: str) -> Floats:
@@ -51,20 +70,42 @@ class StepMetrics:
                 demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
                 return np.divide(demanded, self._num_blocks, out=demanded)
             case "mfu" | "mbu":
-                return ratio(self.used_s(name), self.under_way_ms / 1e3)
+                return self._used[name].shares
             case _:
                 return of(name).astype(np.float64, copy=False)
 
-    def used_s(self, name: str) -> Floats:
-        """Of each step, the seconds that all GPUs would take for it at their peak: of FLOPs (`mfu`) or memory (`mbu`).
+    def used_s(self, name: str) -> float | None:
+        """The seconds that all GPUs would take for all steps at their peak: of FLOPs (`mfu`) or memory (`mbu`).
 
-        NaN where the work or the peak is not known.
+        None where the work or the peak is not known.
         """
-        if self._steps is None or self._work is None:
-            return np.full(0 if self._steps is None else self._steps.num_rows, math.nan)
-        if name == "mfu":
-            return self._work.flops(self._steps) / self._work.flop_per_s
-        return self._work.moved_bytes(self._steps) / self._work.bytes_per_s
+        return self._used[name].seconds
+
+    @cached_property
+    def _used(self) -> dict[str, _Used]:
+        shares = np.full((2, 0 if self._steps is None else self._steps.num_rows), math.nan)
+        seconds: list[float | None] = [None, None]
+        at, work = 0, self._work
+        for piece in self._pieces() if work is not None else ():
+            assert work is not None
+            under_way_s = self.under_way_ms[at : at + piece.num_rows] / 1e3
+            flops_s, moved_s = work.flops(piece) / work.flop_per_s, work.moved_bytes(piece) / work.bytes_per_s
+            for kind, used_s in enumerate((flops_s, moved_s)):
+                shares[kind, at : at + piece.num_rows] = ratio(used_s, under_way_s)
+                if len(told := known(used_s)):
+                    seconds[kind] = (seconds[kind] or 0.0) + float(told.sum())
+            at += piece.num_rows
+        return {name: _Used(*of) for name, *of in zip(("mfu", "mbu"), shares, seconds, strict=True)}
+
+    def _pieces(self) -> Iterator[pa.Table]:
+        """What the work of the steps follows from, of some of them at a time."""
+        if self._recording is not None:
+            rows = self._recording.group_rows("steps")
+            before = [0, *accumulate(rows)]
+            for _, groups in groupby(range(len(rows)), key=lambda group: before[group] // _PIECE):
+                yield self._recording.table("steps", WORK_COLUMNS, list(groups))
+        elif self._steps is not None:
+            yield from (self._steps.slice(at, _PIECE) for at in range(0, self._steps.num_rows, _PIECE))
 
     @cached_property
     def _step_ms(self) -> Floats:
@@ -102,8 +143,7 @@ class StepMetrics:
         free = self._num_blocks - self._column("used_blocks")
         scattered = free - self._column("longest_free_blocks")
         shares = np.divide(scattered, free, out=np.zeros(len(free)), where=free > 0)
-        taken = self.values("step_ms")
-        return float(np.average(shares, weights=taken if taken.sum() > 0 else None))
+        return weighted_mean(shares, self._step_ms)
 
     @property
     def _stages_ns(self) -> pa.ChunkedArray | None:

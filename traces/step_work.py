@@ -28,7 +28,10 @@ from serving.errors import UserError
 from traces.numeric_columns import Floats, known_or_zero, numbers
 from traces.recording_notes import notes_of
 
-WORK_COLUMNS = ["prefill_context", "prefill_pairs", "decode_context", "sampled_rows"]  # beside those of every step
+COLUMNS = [
+    "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context",
+    "sampled_rows", "draft_tokens",
+]  # fmt: skip
 _OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # the real engine's, for what the catalogue knows
 
 

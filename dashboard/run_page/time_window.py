@@ -78,10 +78,11 @@ def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime, dict[str,
 
 def drawn_over_time(recording: Recording, metrics: RunMetrics) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
     """The steps, the fleet, and MFU and MBU of each step where they are known, by when it started."""
+    held = HeldSteps.recorded(recording)  # meanwhile the head of the page computes what follows
     used = {name: metrics.values(name) for name in ("mfu", "mbu")}
     at_ns = recording.table("steps", ["start_ns"])["start_ns"].to_numpy()
     told = {metric(name).label: (at_ns, shares) for name, shares in used.items() if np.isfinite(shares).any()}
-    return HeldSteps.recorded(recording), FleetOverTime.of(recording.run, metrics), told
+    return held, FleetOverTime.of(recording.run, metrics), told
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)

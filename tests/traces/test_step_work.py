@@ -14,7 +14,9 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.step_plan import AGGREGATES
 from tests.traces.test_run_metrics import MS, finished, requests_table, steps_table
+from traces.recording import Recording, RecordingWriter
 from traces.run_metrics import RunMetrics
+from traces.step_metrics import COLUMNS
 from traces.step_work import StepWork
 
 
@@ -43,7 +45,7 @@ def test_work_is_that_of_the_operations(model: str, step: tuple[int, ...]) -> No
     assert sizes.prefill_tokens or moved < 1.6 * work.moved_bytes(table)[0]  # prompts also move activations
 
 
-def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were() -> None:
+def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were(tmp_path, monkeypatch) -> None:
     deployment = Deployment(model="Llama-3.1-8B", tensor_parallel_size=4)
     step = held(uniform_step(64, 1000, 0, 0, 0)) | {"replica": 0, "waiting": 0, "used_blocks": 1, "waiting_blocks": 0}
     rows = [step | {"start_ns": at * MS, "end_ns": (at + 10) * MS, "running": 64} for at in (0, 20)]
@@ -58,6 +60,15 @@ def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were() -> None
     assert m.values("mfu") == pytest.approx(flops / (0.01 * 4 * gpu.bf16_flop_per_s), rel=1e-3)
     assert m.values("mbu") == pytest.approx(moved / (0.01 * 4 * gpu.memory_bytes_per_s), rel=1e-3)
     assert m.scalars()["mfu"] == pytest.approx(m.values("mfu").sum() * 10 / 40 / 2)
+    with RecordingWriter(tmp_path / "run", {"clock": "virtual", "deployment": "{}"}) as writer:
+        writer.add_steps({name: steps[name].combine_chunks() for name in steps.column_names})
+        writer.add_requests({name: requests[name].combine_chunks() for name in requests.column_names})
+    recording = Recording(tmp_path / "run")
+    monkeypatch.setattr("traces.step_metrics._PIECE", 1)
+    read = RunMetrics(requests, steps.select(COLUMNS), {"replicas": 2}, work=work, recording=recording)
+    for pieces in (read, RunMetrics(requests, steps, {"replicas": 2}, work=work)):
+        assert pieces.values("mbu") == pytest.approx(m.values("mbu"))
+        assert pieces.scalars() == pytest.approx(m.scalars(), nan_ok=True)
     assert np.isnan(RunMetrics(requests, steps).values("mbu")).all()
     assert RunMetrics(requests, steps).scalars()["mfu"] is None
 
