@@ -125,12 +125,12 @@ def glossary() -> str:
         "",
         "## Definitions",
         "",
-        "| name | unit | of | better | definition |",
-        "|---|---|---|---|---|",
+        "In brackets: the unit, what has such a value, and which is better.",
+        "",
     ]
     for m in METRICS.values():
-        better = m.better or ""
-        lines.append(f"| `{m.name}` | {m.unit} | {m.scope} | {better} | {m.label}: {m.definition} |")
+        about = ", ".join(part for part in (m.unit, m.scope, m.better) if part)
+        lines.append(f"- `{m.name}` ({about}). {m.label}: {m.definition}")
     lines += [
         "",
         "## Rules",
@@ -148,9 +148,7 @@ def glossary() -> str:
         "",
         "## Statistics",
         "",
-        "| name | definition |",
-        "|---|---|",
-        *(f"| `{name}` | {text} |" for name, text in STATISTICS.items()),
+        "; ".join(f"`{name}`: {text}" for name, text in STATISTICS.items()) + ".",
         "",
         "## Names elsewhere",
         "",
