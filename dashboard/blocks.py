@@ -5,16 +5,18 @@ A page has one badge, which says how far it can be trusted. Each figure says why
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 import pyarrow as pa
 import streamlit as st
 
 from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Provenance
-from dashboard.shown import NOTHING, sentence, verbatim
+from dashboard.sheet import Fact
+from dashboard.shown import NOTHING, literal, sentence, verbatim
 from dashboard.url import go_to
 from serving.errors import UserError
 
@@ -110,16 +112,23 @@ def table(
     formats: Mapping[str, str] | None = None,
     help: Mapping[str, str | None] | None = None,
     columns: Mapping[str, Any] | None = None,
+    wrapped: bool = False,
     **how: Any,
 ) -> None:
-    """Draw rows or columns: `formats` are printf formats of numbers, `help` what such a column means, on hover.
+    """Draw rows or columns: `formats` are printf formats of numbers, or `right` for text; `help` is said on hover.
 
-    `columns` are as `column_config` has them and `how` as `st.dataframe` does. What is no Arrow table yet becomes one,
-    since Streamlit would make a frame of it, and pandas imports slowly.
+    `columns` are as `column_config` has them and `how` as `st.dataframe` does; `wrapped` ones show whole sentences.
+    What is no Arrow table yet becomes one, since Streamlit would make a frame of it, and pandas imports slowly.
     """
+    if wrapped:
+        st.table(rows, hide_index=True)
+        return
     said = help or {}
     numbers = {
-        name: st.column_config.NumberColumn(format=form, help=said.get(name)) for name, form in (formats or {}).items()
+        name: st.column_config.TextColumn(alignment="right", help=said.get(name))
+        if form == "right"
+        else st.column_config.NumberColumn(format=form, help=said.get(name))
+        for name, form in (formats or {}).items()
     }
     if not isinstance(rows, pa.Table):
         if not isinstance(rows, Mapping):
@@ -128,6 +137,39 @@ def table(
             }
         rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in rows.items()})
     st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
+
+
+def text(told: str, soft: bool = False) -> None:
+    if told:
+        (st.caption if soft else st.markdown)(_told(told))
+
+
+def warning(told: str) -> None:
+    st.warning(_told(told), icon=":material/warning:")
+
+
+def facts(found: Iterable[Fact], width: int | Literal["content"] = "content") -> None:
+    """Headline figures side by side, with their bands in grey; `width` of each in pixels."""
+    with st.container(horizontal=True, gap="medium" if width == "content" else "small"):
+        for name, value, band, help in found:
+            name, value, ends = (each.replace("$", "\\$") for each in (name, value, band or ""))
+            st.metric(name, value, ends or None, "off", help=help, width=width, delta_arrow="off")
+
+
+def code(text: str) -> None:
+    st.code(text, language="shell", wrap_lines=True)
+
+
+def settings(values: Any) -> None:
+    st.json(values, expanded=1)
+
+
+def beside(count: int) -> Sequence[Any]:
+    return st.columns(count, gap="medium")
+
+
+def fold(title: str) -> Any:
+    return st.expander(title)
 
 
 def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
@@ -153,3 +195,8 @@ def mistake(error: UserError | str, runs: Path | None = None) -> None:
     if isinstance(error, UserError):
         error = str(UserError(str(told(error.field)), told(error.value), error.remedy))
     st.error(verbatim(error), icon=":material/error:")
+
+
+def _told(text: str) -> str:
+    """As a `Sheet` has texts."""
+    return re.sub(r"\\([*`])", r"\1", literal(text))

@@ -13,6 +13,7 @@ from planning.plan.frontier import Point
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440
+_PLOT_PX, _NAME_PX = 350, 16  # of the height, about: what is between the axes, and what a name takes
 _UNITS = {"tok_s_gpu": "{:,.4g} tokens/s per GPU", "usd_per_mtok_out": "${:,.4g} per million output tokens"}
 
 
@@ -35,8 +36,10 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
     gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
     colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
     named: set[str] = set()
-    for at, curve in enumerate(drawn):
-        points = [p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None]
+    shown = [[p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None] for curve in drawn]
+    top = 1.15 * max(getattr(p, y) for points in shown for p in points)
+    above = _above([_PLOT_PX * getattr(points[-1], y) / top for points in shown])
+    for curve, points, rise in zip(drawn, shown, above, strict=True):
         line(
             figure,
             [p.tok_s_user for p in points],
@@ -63,7 +66,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         last = points[-1]
         figure.add_annotation(
             x=last.tok_s_user, y=getattr(last, y), text=curve.engine, font_color=colours[curve.gpu],
-            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=-24, ay=-8 - 18 * (at % 4), xanchor="right",
+            showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=-24, ay=-rise, xanchor="right",
         )  # fmt: skip
     if any(p.mark == EXTRAPOLATED for curve in drawn for p in curve.points):
         dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})
@@ -78,5 +81,14 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         star = {"symbol": symbols([recommended.mark], "star")}
         dots(figure, *place, STAR, colour, "%{customdata}<extra></extra>", 17, star, customdata=[told])
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
-    figure.update_yaxes(title_text=title, rangemode="tozero")
+    figure.update_yaxes(title_text=title, range=[0, top])
     return finish(figure, _HEIGHT)
+
+
+def _above(ends: Sequence[float]) -> list[float]:
+    """How far above the end of each curve its name stands, so that no two are at the same height; in pixels."""
+    rises, last = [0.0] * len(ends), -float(_NAME_PX)
+    for at in sorted(range(len(ends)), key=ends.__getitem__):
+        last = max(ends[at] + _NAME_PX, last + _NAME_PX)
+        rises[at] = last - ends[at]
+    return rises

@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from dashboard.blocks import badge, choosing, figure, table, titled
+from dashboard import blocks
+from dashboard.blocks import choosing, titled
 from dashboard.downloads import downloads
 from dashboard.fleet_run import run_of
-from dashboard.frontier_page import charts as frontier_charts
+from dashboard.frontier_page.answer import show_engines
 from dashboard.plan_page.words import (
     FORMATS,
     LOOKED_AT,
@@ -52,21 +53,13 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         st.info("This plan has no fleet to show: no candidate can serve the traffic.")
         return
     recommended = answer.place(best) if best else None
-    rated = provenance_of(points, "fleets")
-    badge(rated)
-    left, right = st.columns(2, gap="medium")
-    with left:
-        plot = frontier_charts.frontier(answer.engine_curves, best)
-        figure(plot, "frontier", "Speed per user and per GPU", rated, _HELP)
-    with right:
-        plot = frontier_charts.price(answer.engine_curves, best)
-        figure(plot, "price", "What speed costs", rated, _HELP)
-    st.caption(_READ)
+    blocks.badge(provenance_of(points, "fleets"))
+    show_engines(blocks, answer)
     _fleet(runs, planned, points[_chosen(points, recommended)], ways)
     order = ranked(points, recommended)
     ids = [_name(points[at]) for at in order]
     chosen = choosing("fleet", ids, "fleets")
-    table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content", **chosen)
+    blocks.table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content", **chosen)
 
 
 def _in_order(found: dict[str, Planned]) -> dict[str, Planned]:
@@ -108,15 +101,3 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
 
 def _name(point: Point) -> str:
     return f"{point.replicas} x {point.engine}"
-
-
-_HELP = (
-    "Each line is an engine on as many GPUs as are recommended (16 replicas at most), from a light load to its highest "
-    "rate within the SLOs. Further right, the median user gets more output tokens per second. Colours are GPUs; hollow "
-    "points are extrapolated."
-)
-_READ = (
-    "The name stands at the highest rate at which every SLO holds if steps are as predicted. Numbers are requests at a "
-    "time in one replica. The star is the recommended fleet at the planned traffic. It lies before the end of its "
-    "line, since it holds even if steps are slow, and below the line where spares carry nothing."
-)

@@ -12,5 +12,8 @@ function draw(night) {
 }
 draw(dark.matches);
 dark.addEventListener('change', () => draw(dark.matches));
-addEventListener('beforeprint', () => draw(false));
+addEventListener('beforeprint', () => {
+  for (const node of document.querySelectorAll('details')) node.open = true;
+  draw(false);
+});
 addEventListener('afterprint', () => draw(dark.matches));

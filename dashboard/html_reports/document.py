@@ -1,6 +1,6 @@
-"""One HTML file, made of blocks: text, tables and figures. Light or dark follows the browser; print is light.
+"""One HTML file, made of the blocks of a page. Light or dark follows the browser; print is light.
 
-Every function takes text and escapes it; what it returns is HTML.
+Whatever is shown is escaped. A file needs no network: plotly.js is inside, once.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,8 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from calibration.provenance import Provenance
-from dashboard.shown import sentence
+from dashboard.sheet import Fact
+from dashboard.shown import NOTHING, prose, sentence
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
 _NUMBER = re.compile(r"[-+]?[\d.,]+( %| points| to [-+]?[\d.,]+)?")
@@ -35,84 +37,127 @@ def write_document(out: IO[bytes], title: str, blocks: Iterable[str]) -> None:
         f'<meta name="viewport" content="width=device-width"><style>\n{_STYLE}</style>',
         f"<script>{get_plotlyjs()}</script></head><body>",
         f"<h1>{escape(title)}</h1>",
-        *filter(None, blocks),
+        *blocks,
         f"<script>\n{_DRAW}</script></body></html>\n",
     ]
     out.write("\n".join(parts).encode())
 
 
-def heading(text: str) -> str:
-    return f"<h2>{escape(text)}</h2>"
+class Document:
+    """A `Sheet` whose blocks are HTML."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+
+    def badge(self, provenance: Provenance) -> None:
+        mark, reason = provenance
+        self.blocks.append(f'<p class="badge {mark}"><b>{escape(mark)}</b>{_inline(sentence(reason))}</p>')
+
+    def heading(self, text: str, provenance: Provenance | None, help: str | None = None) -> None:
+        self.blocks.append(f"<h2{_title(help)}>{_inline(text)}</h2>")
+
+    def text(self, told: str, soft: bool = False) -> None:
+        if told:
+            self.blocks.append(f'<p class="soft">{_inline(told)}</p>' if soft else f"<p>{_inline(told)}</p>")
+
+    def warning(self, told: str) -> None:
+        self.blocks.append(f'<p class="warning">{_inline(told)}</p>')
+
+    def facts(self, found: Iterable[Fact]) -> None:
+        self.blocks.append('<div class="facts">')
+        for name, value, band, help in found:
+            told = escape(f"{value} ({band})" if band else value)
+            self.blocks.append(f"<div{_title(help)}><span>{escape(name)}</span><b>{told}</b></div>")
+        self.blocks.append("</div>")
+
+    def code(self, text: str) -> None:
+        self.blocks.append(f"<pre>{escape(text)}</pre>")
+
+    def settings(self, values: Any) -> None:
+        """As YAML; text is text."""
+        self.code(values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def beside(self, count: int) -> Sequence[AbstractContextManager[None]]:
+        """Two places, or a few small ones, to be entered one after another."""
+        grid = f'<div class="grid" style="--least:{_PAIR if count == 2 else _CARDS}">'
+        ends = [(grid if at == 0 else "", "</div>" if at == count - 1 else "") for at in range(count)]
+        return [self._within(f"{first}<div>", f"</div>{last}") for first, last in ends]
+
+    def fold(self, title: str) -> AbstractContextManager[None]:
+        return self._within(f"<details><summary>{escape(title)}</summary>", "</details>")
+
+    def figure(
+        self,
+        plot: go.Figure,
+        key: str,
+        text: str,
+        provenance: Provenance | None,
+        help: str | None = None,
+        *,
+        small: bool = False,
+        menu: dict[str, Any] | None = None,
+    ) -> None:
+        """Under its heading and its badge: a place for it, and its JSON, in which nothing can end the script."""
+        drawn = go.Figure(plot).update_layout(template="none", autosize=True)
+        content = json.dumps(_plain(json.loads(drawn.to_json()))).replace("<", "\\u003c")
+        with self._within("<figure>", "</figure>"):
+            if small:
+                self.blocks.append(f"<figcaption{_title(help)}>{_inline(text)}</figcaption>")
+            else:
+                self.heading(text, None, help)
+            if provenance is not None:
+                self.badge(provenance)
+            self.blocks.append(f'<div style="height:{drawn.layout.height}px"></div>')
+            self.blocks[-1] += f'<script type="application/json" class="figure">{content}</script>'
+
+    def table(
+        self,
+        rows: Any,
+        formats: Mapping[str, str] | None = None,
+        help: Mapping[str, str | None] | None = None,
+        *,
+        wrapped: bool = False,
+        **how: Any,
+    ) -> None:
+        """Rows under the names of their fields; numbers as `formats` say, or with four digits."""
+        if isinstance(rows, Mapping):
+            rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        if not rows:
+            return
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cells = {name: [_cell(row.get(name), (formats or {}).get(name, "")) for row in rows] for name in names}
+        kinds = {name: _kind([row.get(name) for row in rows]) for name in names}
+        heads = "".join(f"<th{kinds[name]}{_title((help or {}).get(name))}>{escape(name)}</th>" for name in names)
+        body = "".join(
+            f"<tr>{''.join(f'<td{kinds[name]}>{escape(cells[name][at])}</td>' for name in names)}</tr>"
+            for at in range(len(rows))
+        )
+        self.blocks.append(
+            f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
+
+    @contextmanager
+    def _within(self, opening: str, closing: str) -> Iterator[None]:
+        self.blocks.append(opening)
+        yield
+        self.blocks.append(closing)
 
 
-def paragraph(text: str, soft: bool = False) -> str:
-    return f'<p class="soft">{escape(text)}</p>' if soft else f"<p>{escape(text)}</p>"
+def _inline(text: str) -> str:
+    """As HTML, with what a `Sheet` reads of Markdown."""
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(prose(text))))
 
 
-def warning(text: str) -> str:
-    return f'<p class="warning">{escape(text)}</p>'
-
-
-def badge(provenance: Provenance) -> str:
-    """How far a figure can be trusted, and why: the page's badge, with what is there on hover beside it."""
-    mark, reason = provenance
-    return f'<p class="badge {mark}"><b>{escape(mark)}</b>{escape(sentence(reason))}</p>'
-
-
-def facts(values: Mapping[str, str]) -> str:
-    """Headline numbers over what they are."""
-    cells = "".join(f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>" for name, value in values.items())
-    return f'<div class="facts">{cells}</div>'
-
-
-def figure(drawn: go.Figure, provenance: Provenance, caption: str = "") -> str:
-    """A figure with its badge: a place for it, and its JSON, in which nothing can end the script."""
-    drawn.update_layout(template="none", autosize=True)
-    content = json.dumps(_plain(json.loads(drawn.to_json()))).replace("<", "\\u003c")
-    height = drawn.layout.height
-    place = f'<div style="height:{height}px"></div><script type="application/json" class="figure">{content}</script>'
-    title = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{title}{badge(provenance)}{place}</figure>"
-
-
-def beside(blocks: Sequence[str]) -> str:
-    """Two blocks, or a few small ones, next to each other where there is room."""
-    least = _PAIR if len(blocks) == 2 else _CARDS
-    return f'<div class="grid" style="--least:{least}">{"".join(f"<div>{block}</div>" for block in blocks)}</div>'
-
-
-def table(rows: Sequence[Mapping[str, Any]], help: Mapping[str, str] | None = None) -> str:
-    """Rows under the names of their fields; numbers with four digits. `help` is what a name means, on hover."""
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    kinds = {name: _kind([row.get(name) for row in rows]) for name in names}
-    heads = "".join(f"<th{kinds[name]}{_title(help, name)}>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td{kinds[name]}>{escape(number(row.get(name)))}</td>" for name in names) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def code(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
-
-
-def details(summary: str, values: Any) -> str:
-    """Settings as YAML, folded away; text is text."""
-    text = values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    return f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
-
-
-def number(value: Any) -> str:
+def _cell(value: Any, form: str) -> str:
     """A number as people read it; a dash for none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
+        return NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):
         return str(value)
+    if "%" in form:
+        return form % value
     return f"{value:,.0f}" if abs(value) >= 1000 or isinstance(value, int) else f"{value:.4g}"
 
 
@@ -133,24 +178,6 @@ def _kind(values: Sequence[Any]) -> str:
     return (' class="long"' if max(map(len, texts)) > _LINE else ' class="text"') if texts else ""
 
 
-def _title(help: Mapping[str, str] | None, name: str) -> str:
-    return f' title="{escape(help[name])}"' if help and name in help else ""
-
-
-def origin(
-    version: str, inputs: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] | None = None
-) -> str:
-    """The version, and the command that was asked; of an answer of `page` its inputs and, if there is one, a command.
-
-    `files` are what the command reads: names and contents.
-    """
-    version = f"Made by tokentwin {version or 'of an unknown version'}"
-    blocks = [heading("How to get it again")]
-    if "command" in inputs:
-        return "".join([*blocks, paragraph(f"{version} with this command:"), code(inputs["command"])])
-    if command:
-        kept = [details(name, text) for name, text in (files or {}).items()]
-        blocks += [paragraph(f"{version}, on the {page} page. This command asks the same:"), code(command), *kept]
-    else:
-        blocks.append(paragraph(f"{version}, on the {page} page, with these inputs."))
-    return "".join([*blocks, details("every input", dict(inputs))] if inputs else blocks)
+def _title(help: str | None) -> str:
+    """What a page says on hover."""
+    return f' title="{escape(help)}"' if help else ""

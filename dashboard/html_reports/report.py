@@ -1,39 +1,267 @@
-"""The report of anything that can be exported, by what it is."""
+"""Reports in one HTML file: what the pages show, by the pages' own functions, and how to get it again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from dashboard.html_reports.comparison import comparison_report
-from dashboard.html_reports.diagnosis import diagnosis_report
-from dashboard.html_reports.document import write_document
-from dashboard.html_reports.plan import plan_report
-from dashboard.html_reports.recorded_run import run_report
-from dashboard.html_reports.sweep import sweep_report
-from dashboard.html_reports.validation import validation_report
+import numpy as np
+
+from calibration.provenance import of_run
+from calibration.validation.report import resolve
+from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_answer, sample_diagnosis
+from dashboard.frontier_page.answer import show_engines
+from dashboard.html_reports.document import Document, write_document
+from dashboard.library import calibrations, stamp
+from dashboard.palette import CLOCK_NAME, run_colour
+from dashboard.plan_page import answer as plan_answer
+from dashboard.plan_page import words as plan_words
+from dashboard.plan_page.command import plan_command
+from dashboard.policy_lab_page import words as lab_words
+from dashboard.policy_lab_page.answer import show_comparison
+from dashboard.run_page import charts as run_charts
+from dashboard.run_page import words as run_words
+from dashboard.run_page.diagnosis_view import show_changes, show_symptoms
+from dashboard.run_page.explained_steps import explained_steps
+from dashboard.run_page.step_time import show_step_time
+from dashboard.run_page.time_window import drawn_over_time
+from dashboard.series import column
+from dashboard.sheet import Sheet
+from dashboard.shown import capitalised, sentence
+from dashboard.sweeps_page import charts as sweep_charts
+from dashboard.trust_page import answer as trust_answer
+from dashboard.trust_page import words as trust_words
+from dashboard.trust_page.client_results import newest_clients
+from dashboard.trust_page.decision_results import newest_decisions
+from dashboard.trust_page.domain import domain, timed_by
+from dashboard.trust_page.domain_view import TITLE, show_maps
+from dashboard.trust_page.external_results import error_line, load_external, newest_external
+from dashboard.trust_page.latencies import compared_latencies
+from dashboard.trust_page.rungs import LADDER, rungs
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
+from planning.diagnose.recorded_run import DIAGNOSIS, DIAGNOSIS_FILE
 from planning.exports.exportable import Exportable
 from planning.exports.recorded_run import RecordedRun
 from planning.exports.sweep import Sweep
 from planning.exports.validation import Validation
+from planning.jobs.files import read_json
+from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
+from planning.request_endings import RequestEndings
+from serving.errors import UserError
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
 
-_REPORTS: dict[type, Callable[[Any], tuple[str, Iterable[str]]]] = {
-    PlanDocument: plan_report,
-    ComparisonDocument: comparison_report,
-    DiagnosisDocument: diagnosis_report,
-    RecordedRun: run_report,
-    Sweep: sweep_report,
-    Validation: validation_report,
-}
+_ROWS = 1000  # of a sweep; more are in Parquet and CSV
+_VALUES = 100  # of a parameter
 
 
-def report_of(source: Exportable) -> tuple[str, Iterable[str]]:
+def report_of(source: Exportable) -> tuple[str, list[str]]:
     """Its title, and its blocks in HTML. Raises UserError when the source is damaged."""
-    return _REPORTS[type(source)](source)
+    document = Document()
+    return _REPORTS[type(source)](document, source), document.blocks
 
 
 def write_report(source: Exportable, out: IO[bytes]) -> None:
     write_document(out, *report_of(source))
+
+
+def _plan(to: Sheet, answer: PlanDocument) -> str:
+    best, drawn = answer.recommendation, plan_answer.figures(answer)
+    to.text(" ".join(filter(None, (answer.answer, answer.risk_told))))
+    to.text(f"For {', '.join(answer.objectives)}.", soft=True)
+    if best:
+        to.badge(plan_words.provenance(best.standing))
+        to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
+        if answer.too_short:
+            to.warning(sentence(answer.too_short))
+        plan_answer.show_recommended(to, answer, best, drawn)
+        with to.fold("the whole deployment of one replica"):
+            to.settings(best.deployment)
+    if answer.points:
+        to.heading("Every fleet of the plan", None)
+        to.text(f"{len(answer.points)} fleets, each simulated with the same {answer.requests:,} requests.", soft=True)
+        show_engines(to, answer)
+        to.table(plan_words.fleet_rows(answer, answer.place(best) if best else None), plan_words.FORMATS)
+    plan_answer.show_others(to, answer)
+    plan_answer.show_traffic(to, plan_words.traffic_told(answer), drawn["lengths"])
+    _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
+    return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
+
+
+def _comparison(to: Sheet, answer: ComparisonDocument) -> str:
+    to.badge(lab_words.provenance(answer))
+    show_comparison(to, answer)
+    _again(to, answer.version, answer.inputs, "Policy lab")
+    return capitalised(answer.verdict)
+
+
+def _diagnosis(to: Sheet, found: DiagnosisDocument) -> str:
+    _diagnosed(to, found)
+    _again(to, found.version, found.inputs, "Run")
+    return sentence(found.summary or found.verdict)
+
+
+def _diagnosed(to: Sheet, found: DiagnosisDocument) -> None:
+    to.heading("Symptoms", None)
+    to.text("" if found.symptoms else "No symptom found.")
+    show_symptoms(to, found)
+    if found.counterfactuals:
+        show_changes(to, found, found.command(found.changes[0]) if found.changes else "")
+
+
+def _run(to: Sheet, source: RecordedRun) -> str:
+    recording = source.recording
+    metrics, run = RunMetrics.of(recording), recording.run
+    outcome, held = RequestEndings.of(metrics), drawn_over_time(recording, metrics)
+    seconds, clock = f"{(run['duration_ns'] or 0) / 1e9:,.1f} s", CLOCK_NAME.get(run["clock"], "unknown clock")
+    to.text(" · ".join(filter(None, (clock, run["workload"], outcome.text, seconds))), soft=True)
+    if outcome.shortfall:
+        to.warning(f"{outcome.shortfall}: {outcome.latencies_of}")
+    if found := metrics.saturation:
+        to.text(f"{capitalised(found.verdict.lower())}: {run_words.backlog(found)}", soft=True)
+    to.badge(of_run(run))
+    to.facts(run_words.headline_figures(run, metrics))
+    drawn = run_charts.timeline(held[0], held[1], run_colour(run), used=held[2])
+    to.figure(drawn, "timeline", "Over time", of_run(run))
+    to.heading("Where step time goes", None)
+    try:
+        steps = explained_steps(recording, [*calibrations(source.runs).values(), DEMO / "calibration"])
+        if isinstance(steps, str):
+            to.text(steps, soft=True)
+        else:
+            show_step_time(to, steps, run)
+    except UserError as error:
+        to.warning(str(error))
+    if (diagnosis := _diagnosis_of(source)) is not None:
+        to.heading("Why it is slow", None)
+        to.text(sentence(diagnosis.verdict))
+        _diagnosed(to, diagnosis)
+    to.heading("Four lifecycles", None)
+    gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"
+    prefill = np.nan_to_num(column(recording.table("steps", ["prefill_tokens"]), "prefill_tokens"))
+    cards = run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, run_colour(run))
+    for place, (name, card) in zip(to.beside(len(cards)), cards.items(), strict=True):
+        with place:
+            to.figure(card, name, name, of_run(run), small=True)
+    to.heading("Every metric", None)
+    run_words.show_metrics(to, run, metrics)
+    with to.fold("How this was run"):
+        run_words.show_origin(to, run)
+    return source.name
+
+
+def _diagnosis_of(source: RecordedRun) -> DiagnosisDocument | None:
+    """The one that lies beside the run, or that was asked for on the Run page; None without either."""
+    path = source.recording.path.resolve()
+    if (saved := path / DIAGNOSIS_FILE).exists():
+        return DiagnosisDocument.read(read_json(saved))
+    here = {"run": str(path), "stamp": stamp(path)}
+    jobs = (job for job in finished(source.runs / "jobs", DIAGNOSIS) if here.items() <= job.settings.items())
+    answer = next((job.result for job in jobs), None) or bundled_answer(sample_diagnosis(path).as_json())
+    return None if answer is None else DiagnosisDocument.read(answer)
+
+
+def _sweep(to: Sheet, source: Sweep) -> str:
+    """Of the runs that the source holds: the view, and the same of every metric that most are after."""
+    found = source.results
+    complete = found.complete
+    to.text(sweep_charts.summary(found), soft=True)
+    if complete.num_rows and found.metrics:
+        view, rated = source.view or sweep_charts.opening_view(found), sweep_charts.provenance(complete)
+        for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
+            if name in found.metrics:
+                plot = sweep_charts.drawn(found, complete, view._replace(y=name))
+                to.figure(plot, name, f"{found.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
+    metrics = {name: title for name, title in found.metrics.items() if name in sweep_charts.FIRST}
+    shown = complete.select([*found.parameters, *metrics, "standing"]).slice(0, _ROWS)
+    to.heading("Runs", None)
+    to.text(f"The first {_ROWS:,} of {complete.num_rows:,}." if complete.num_rows > _ROWS else "", soft=True)
+    to.table([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()])
+    rows = found.runs.select(["status", *found.parameters, "error"]).to_pylist()
+    if failed := [row for row in rows if row.pop("status") != "complete"]:
+        to.heading("Runs that failed", None)
+        to.table(failed[:_ROWS])
+    versions = [] if "version" not in found.runs.column_names else found.runs["version"].unique().to_pylist()
+    varied = {found.paths[name]: found.values(name)[:_VALUES] for name in found.parameters}
+    _again(to, ", ".join(filter(None, versions)), {"command": "tokentwin sweep FILE -o OUT"}, "Sweeps")
+    with to.fold("the base of all runs, and the values of what was varied"):
+        to.settings({"base": dict(found.base), "varied": varied})
+    name = source.path.resolve().name
+    return name if name.lower().startswith("sweep") else f"Sweep {name}"
+
+
+def _validation(to: Sheet, source: Validation) -> str:
+    """What of it is damaged is said in a line in its place."""
+    report, external = source.report, newest_external(source.runs)
+    to.badge(trust_words.of_report(report))
+    to.text(trust_words.FLOOR, soft=True)
+    to.text(trust_words.made_of(report), soft=True)
+    if report.disturbed:
+        to.warning(trust_words.disturbance(report))
+    to.heading("The ladder", None)
+    to.text(LADDER, soft=True)
+    climbed = rungs(report, external, newest_clients(source.runs), newest_decisions(source.runs))
+    to.table(
+        [{"rung": each.title, "result": each.headline.replace("**", ""), "detail": each.detail} for each in climbed]
+    )
+    found = compared_latencies(source.path, report, lambda path: RunMetrics.of(Recording.load(path)))
+    trust_answer.show_runs(to, found, report, trust_answer.figures(found, report))
+    trust_answer.show_steps(to, source.path, report)
+    try:
+        _maps(to, source)
+    except UserError as error:
+        to.warning(str(error))
+    trust_answer.show_published(to, external, "blind")
+    to.heading("How to get it again", None)
+    to.text("This command does all of it: real runs, calibration, simulation and the comparison.")
+    to.code("tokentwin demo")
+    if report.hardware:
+        with to.fold("where this was measured"):
+            to.settings({name: str(value) for name, value in report.hardware.items()})
+    return report.verdict
+
+
+def _maps(to: Sheet, source: Validation) -> None:
+    """Those behind the simulated run of the report."""
+    if name := source.report.recordings.simulated:
+        recording = Recording.load(resolve(source.path, name))
+        if (timing := timed_by(recording, source.runs, source.report.calibration)) is None:
+            to.heading(TITLE, None)
+            to.text("There is no map: the calibration of the simulated run is not here.", soft=True)
+        else:
+            show_maps(to, domain(recording, timing), recording.run, "this run")
+
+
+def _again(
+    to: Sheet, version: str, inputs: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] = {}
+) -> None:
+    """The version, and the command that was asked; of an answer of `page` its inputs and, if there is one, a command.
+
+    `files` are what the command reads: names and contents.
+    """
+    version = f"Made by tokentwin {version or 'of an unknown version'}"
+    to.heading("How to get it again", None)
+    if "command" in inputs:
+        to.text(f"{version} with this command:")
+        to.code(inputs["command"])
+        return
+    to.text(
+        f"{version}, on the {page} page{', with these inputs.' if not command else '. This command asks the same:'}"
+    )
+    if command:
+        to.code(command)
+    for name, text in {**files, **({"every input": dict(inputs)} if inputs else {})}.items():
+        with to.fold(name):
+            to.settings(text)
+
+
+_REPORTS: dict[type, Callable[[Sheet, Any], str]] = {
+    PlanDocument: _plan,
+    ComparisonDocument: _comparison,
+    DiagnosisDocument: _diagnosis,
+    RecordedRun: _run,
+    Sweep: _sweep,
+    Validation: _validation,
+}

@@ -114,11 +114,6 @@ def _percent(row: Row, end: float | None) -> float:
     return float(100 * (end - (row.b - row.a)) / abs(whole))
 
 
-def change(metric: str, percent: float | None) -> str | None:
-    """The difference in percent of A, which need not be said below such a heading; of a share in points."""
-    return None if percent is None else f"{percent:+.1f}{' points' if metric in SHARES else ''}"
-
-
 def _of_change(row: Row | Ranked) -> str:
     """`label`, with what its difference is in where that is not percent of A, in lines that leave room for the plot."""
     told = f"{label(row)} (points)" if row.metric in SHARES else label(row)

@@ -12,25 +12,23 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from dashboard.blocks import badge, figure, mistake, table, titled
+from dashboard import blocks
+from dashboard.blocks import mistake, titled
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.job_view import offer, start_once
 from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
 from dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
-from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
-from dashboard.policy_lab_page.charts import Sides, side_colours
+from dashboard.policy_lab_page.answer import show_comparison
 from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
-from dashboard.policy_lab_page.words import side_names
 from dashboard.shown import capitalised, verbatim
 from dashboard.url import in_url, named, pick
 from planning.compare.document import ComparisonDocument
 from planning.jobs.job import Job
 from serving.errors import UserError
-from serving.metrics import metric
 
 _RUN = "runs.parquet"
 _COMPARE = ("Compare", "compare", "compare_arrows")  # the button
@@ -67,7 +65,6 @@ def _simulated(runs: Path, plan: Planned | None) -> None:
         offer(job, "These inputs have no answer yet. It takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
-    _rest(answer)
 
 
 def _recorded(runs: Path) -> None:
@@ -84,8 +81,6 @@ def _recorded(runs: Path) -> None:
         offer(job, "These recordings have not been compared yet.", *_COMPARE)
         return
     _answer(answer)
-    _ranking(answer)
-    _rest(answer)
 
 
 def _found(job: Job) -> ComparisonDocument | None:
@@ -113,68 +108,12 @@ def _recordings(runs: Path) -> dict[str, Path]:
 
 
 def _answer(answer: ComparisonDocument) -> None:
-    colours = side_colours(*(side.deployment.policy for side in (answer.a, answer.b)))
-    names = Sides(*side_names(answer.a, answer.b))
-    st.subheader(f"{_ICONS[answer.winner, answer.difference]} {verbatim(capitalised(answer.verdict))}", anchor=False)
-    rated = words.provenance(answer)
+    icon = _ICONS[answer.winner, answer.difference]
+    st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
     with st.container(horizontal=True, vertical_alignment="center"):
-        badge(rated)
+        blocks.badge(words.provenance(answer))
         downloads(answer, "comparison")
-    st.caption(words.basis(answer))
-    if answer.units.carry_over:
-        st.warning(words.CARRIED_OVER, icon=":material/warning:")
-    if words.disturbance(answer):
-        st.warning(verbatim(words.disturbance(answer)), icon=":material/warning:")
-    figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
-    left, right = st.columns(2, gap="medium")
-    with left:
-        claims = lab_charts.differences(answer.rows, colours)
-        figure(claims, "differences", "Differences", rated, _HELP["differences"])
-    with right:
-        tallies = lab_charts.winners(answer.tallies, colours)
-        figure(tallies, "winners", "Winners and losers", rated, _HELP["winners"])
-        _fairness(answer, names, colours)
-
-
-def _fairness(answer: ComparisonDocument, names: Sides, colours: Sides) -> None:
-    tenants = answer.tenants
-    if not tenants:
-        return
-    served = lab_charts.shares(tenants, names, colours)
-    figure(served, "shares", "Share of each tenant", words.provenance(answer), metric("jain_fairness").help)
-    st.markdown(words.fairness(answer))
-
-
-def _ranking(answer: ComparisonDocument) -> None:
-    """Whether what the simulator ranks the two by holds in the recordings."""
-    simulated, rows = answer.simulated, answer.ranking
-    if simulated is None or rows is None:
-        return
-    figure(
-        lab_charts.ranking(rows), "ranking", "Did the simulator see it?", words.provenance(simulated), _HELP["ranking"]
-    )
-    outcome, told = words.ranking(rows)
-    if outcome == "reversed":
-        st.error(told, icon=":material/swap_vert:")
-    elif outcome == "holds":
-        st.success(told, icon=":material/check_circle:")
-    else:
-        st.info(told)
-    st.markdown(f"Simulated: {verbatim(simulated.verdict)}.")
-    st.markdown(words.errors(answer))
-    with st.expander("Simulated against real"):
-        table(words.error_rows(answer), _ERROR_FORMATS, _ERROR, height="content")
-
-
-def _rest(answer: ComparisonDocument) -> None:
-    """The numbers, and the two deployments."""
-    with st.expander("The numbers"):
-        table(words.number_rows(answer.rows), _FORMATS, _CHANGE)
-        st.caption(words.ENDS)
-    with st.expander("The two deployments"):
-        for place, key, side in zip(st.columns(2), "AB", (answer.a, answer.b), strict=True):
-            place.markdown(f"**{key}**" + (f": {side.replicas} × " if (side.replicas or 1) > 1 else ""))
-            place.json(side.deployment.as_json(), expanded=1)
+    show_comparison(blocks, answer)
 
 
 _ICONS = {  # by who is better on the whole, and whether anything differs
@@ -183,16 +122,3 @@ _ICONS = {  # by who is better on the whole, and whether anything differs
     ("", True): ":material/balance:",
     ("", False): ":material/drag_handle:",
 }
-_HELP = {
-    "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
-    "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "
-    "A grey one may be chance. A diamond has no interval.",
-    "winners": "A request gains or loses when its latency changes by the threshold or more. A request that does not "
-    "finish counts as infinitely slow.",
-    "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
-    "the engine or the simulator shows a difference.",
-}
-_FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
-_ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}
-_ERROR = {"error (%)": "Simulated against real, in percent of real; of a share in percentage points."}
-_CHANGE = {"B - A (%)": "In percent of A; of a share (attainment, requests that finish) in percentage points."}

@@ -12,14 +12,16 @@ from typing import Any
 import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.blocks import BARE, figure, table
+from dashboard import blocks
+from dashboard.blocks import BARE
 from dashboard.bundled import SAMPLES, bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
 from dashboard.run_page.words import NO_STEPS, lift_rows, provenance, symptom_rows
-from dashboard.shown import literal, sentence
+from dashboard.sheet import Sheet
+from dashboard.shown import sentence
 from dashboard.url import choose
 from planning.diagnose.baseline import LATENCIES
 from planning.diagnose.document import DiagnosisDocument
@@ -59,13 +61,16 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     with left:
         _verdict(found)
     if found is not None:
-        _symptom_table(found)
+        show_symptoms(blocks, found)
     if not isinstance(source, Source):
         st.caption(source)
     elif job is not None and not (found and found.counterfactuals):
         offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
-        _counterfactuals(found, at, runs)
+        command = found.command(found.changes[0], at) if found.changes else ""
+        for where in (runs.resolve().parent, SAMPLES.parents[1]):  # which is nobody's business
+            command = command.replace(f"{where}/", "")
+        show_changes(blocks, found, command)
 
 
 def _verdict(found: DiagnosisDocument | None) -> None:
@@ -81,30 +86,28 @@ def _verdict(found: DiagnosisDocument | None) -> None:
         st.markdown("No symptom found.")
 
 
-def _symptom_table(found: DiagnosisDocument) -> None:
+def show_symptoms(to: Sheet, found: DiagnosisDocument) -> None:
     if found.symptoms:
-        st.table(symptom_rows(found), hide_index=True)
+        to.table(symptom_rows(found), wrapped=True)
     if not found.steps:
-        st.caption(NO_STEPS)
+        to.text(NO_STEPS, soft=True)
 
 
-def _counterfactuals(found: DiagnosisDocument, run: str, runs: Path) -> None:
+def show_changes(to: Sheet, found: DiagnosisDocument, command: str = "") -> None:
+    """What lifting each constraint would buy; `command` shows what the change buys that is worth most."""
     for asked in found.questions:
-        st.markdown(f"- {asked.question} {literal(asked.text)}")
-    if found.changes:
-        st.markdown("The change that buys most for its GPUs, request by request:")
-        command = found.command(found.changes[0], run)
-        for where in (runs.resolve().parent, SAMPLES.parents[1]):  # which is nobody's business
-            command = command.replace(f"{where}/", "")
-        st.code(command, language="shell", wrap_lines=True)
-    figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
+        to.text(f"- {asked.question} {asked.text}")
+    if command:
+        to.text("The change that buys most for its GPUs, request by request:")
+        to.code(command)
+    to.figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
     if found.warning:
-        st.warning(literal(sentence(found.warning)), icon=":material/warning:")
-    with st.expander("All latencies, and what was not tried"):
-        table(lift_rows(found), height="content")
-        for c in found.counterfactuals:
-            if c.skipped:
-                st.caption(f"{c.name} was not tried: {c.skipped}")
+        to.warning(sentence(found.warning))
+    with to.fold("All latencies, and what was not tried"):
+        to.table(lift_rows(found), height="content")
+        for tried in found.counterfactuals:
+            if tried.skipped:
+                to.text(f"{tried.name} was not tried: {tried.skipped}", soft=True)
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:
@@ -137,6 +140,6 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
     return Source(str(calibrations[chosen]), None)
 
 
-@st.cache_data(max_entries=16, show_spinner="Looking for symptoms", hash_funcs=BY_FILES)
+@st.cache_resource(max_entries=16, show_spinner="Looking for symptoms", hash_funcs=BY_FILES)
 def _symptoms(recording: Recording) -> DiagnosisDocument:
     return diagnose(DiagnoseRequest(run=str(recording.path.resolve())))

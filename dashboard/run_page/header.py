@@ -11,7 +11,7 @@ import streamlit as st
 
 from calibration.provenance import of_run
 from calibration.validation.decision_replay import recorded_deployment
-from dashboard.blocks import badge
+from dashboard.blocks import badge, facts
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
 from dashboard.run_page.words import backlog, bands_of, headline_figures
@@ -69,10 +69,7 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
         outcome = RequestEndings.of(metrics)
         if outcome.shortfall:
             st.caption(sentence(outcome.latencies_of), width="content")
-    with st.container(horizontal=True, gap="small"):
-        for label, value, band, name in headline_figures(run, metrics):
-            help = metric(name).help
-            st.metric(label, value, band, delta_color="off", delta_arrow="off", help=help, width=_CELL_PX)
+    facts(headline_figures(run, metrics), _CELL_PX)
 
 
 def _backlog(metrics: RunMetrics) -> str | None:

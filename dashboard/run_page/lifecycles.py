@@ -9,10 +9,11 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.provenance import of_run
-from dashboard.blocks import BARE, figure
+from dashboard.blocks import BARE, facts, figure
 from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
+from dashboard.sheet import Fact
 from dashboard.shown import percent, shown, timed
 from serving.metrics import metric
 from traces.distribution import Distribution
@@ -43,10 +44,7 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
         for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
             with place.container(border=True, height="stretch"):
                 above = st.container()
-                with st.container(horizontal=True, gap="small"):
-                    for text, value, name in cells:
-                        text, (said,) = timed(text, value) if name.endswith("_ms") else (text, [shown(value)])
-                        st.metric(text, said, help=metric(name).help, width=_CELL_PX)
+                facts(map(_fact, cells), _CELL_PX)
                 for note in notes.get(title, ()):
                     st.caption(note)
                 figure(figures[title], title, title, provenance, place=above, small=True, menu=BARE)
@@ -82,6 +80,12 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("peak at once", s["concurrency_peak"], "concurrency"),
         ],
     }
+
+
+def _fact(cell: Cell) -> Fact:
+    text, value, name = cell
+    text, (said,) = timed(text, value) if name.endswith("_ms") else (text, [shown(value)])
+    return Fact(text, said, None, metric(name).help)
 
 
 def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:

@@ -6,16 +6,14 @@ Opens on bundled recordings where there are none of one's own.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import streamlit as st
 
-from dashboard.blocks import mistake, table
+from dashboard import blocks
+from dashboard.blocks import mistake
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
 from dashboard.loading import open_run, prefetch
@@ -27,11 +25,9 @@ from dashboard.run_page.request_table import request_table
 from dashboard.run_page.slo_lines import slo_lines, slos_of
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
-from dashboard.run_page.words import distribution_rows, disturbance, scalar_rows
-from dashboard.shown import literal
+from dashboard.run_page.words import disturbance, show_metrics, show_origin
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
-from serving.metrics import STATISTICS
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -65,16 +61,17 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str, ...]) -> None:
     run = recording.run
     if run["status"] == "interrupted":
-        st.warning("This run was interrupted. The page shows what was recorded until then.", icon=":material/warning:")
+        blocks.warning("This run was interrupted. The page shows what was recorded until then.")
     if told := disturbance(recording):
-        st.warning(literal(told), icon=":material/warning:")
+        blocks.warning(told)
     headline(run, metrics)
     slo_lines(recording, metrics, slos)
     with st.container():
         window = time_window(recording)
     _view(recording, metrics, runs, window)
     lifecycles(recording, metrics)
-    _provenance(run)
+    with st.expander("How this was run"):
+        show_origin(blocks, run)
 
 
 @st.fragment
@@ -90,16 +87,9 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
         elif view == "diagnosis":
             diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs))
         else:
-            _metrics(recording, metrics)
+            show_metrics(blocks, recording.run, metrics)
     except UserError as error:
         mistake(error, runs)
-
-
-def _metrics(recording: Recording, metrics: RunMetrics) -> None:
-    """Every metric that the recording tells."""
-    right = dict.fromkeys(STATISTICS, st.column_config.TextColumn(alignment="right"))
-    table(distribution_rows(metrics), {"values": "localized"}, columns=right, height="content")
-    st.table(scalar_rows(recording.run, metrics), hide_index=True)  # where definitions are not cut off
 
 
 def _calibrations(runs: Path) -> dict[str, Path]:
@@ -117,22 +107,4 @@ def _bundled(runs: Path) -> None:
             "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
             "`tokentwin bench --help` says how to record your own trace on the real engine, and "
             "`tokentwin simulate --help` how to simulate it."
-        )
-
-
-def _provenance(run: Mapping[str, Any]) -> None:
-    with st.expander("How this was run"):
-        for title in ("deployment", "hardware", "notes"):
-            if run[title]:
-                st.markdown(f"**{title.capitalize()}**")
-                try:
-                    st.json(json.loads(run[title]), expanded=2)
-                except ValueError:
-                    st.text(run[title])
-        st.caption(
-            " · ".join(
-                f"{name} {run[name]}"
-                for name in ("run_id", "version", "seed", "calibration")
-                if run[name] not in (None, "")
-            )
         )

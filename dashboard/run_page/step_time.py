@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
-from dashboard.blocks import BARE, figure
+from dashboard import blocks
+from dashboard.blocks import BARE
 from dashboard.loading import BY_FILES
 from dashboard.palette import run_colour
-from dashboard.run_page.explained_steps import explained_steps
+from dashboard.run_page.explained_steps import ExplainedSteps, explained_steps
 from dashboard.run_page.step_time_charts import part_times
+from dashboard.sheet import Sheet
 from dashboard.step_page.charts import roofline
 from dashboard.step_page.operation_table import operation_table
 from traces.recording import Recording
@@ -28,24 +31,28 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
     found = _explained(recording, calibrations)
     if isinstance(found, str):
         st.info(found, icon=":material/info:")
-        return
-    st.caption(found.how)
-    bars = part_times(found.parts_ns, run_colour(recording.run), recording.run["duration_ns"])
-    if found.gpu is None:
-        figure(bars, "part_times", "By part", found.provenance, menu=BARE)
-        st.caption("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.")
-        return
-    left, right = st.columns(2, gap="medium")
+    else:
+        show_step_time(blocks, found, recording.run)
+
+
+def show_step_time(to: Sheet, found: ExplainedSteps, run: Mapping[str, Any]) -> None:
+    """Of a run, by its row of `runs`."""
+    to.text(found.how, soft=True)
+    bars = part_times(found.parts_ns, run_colour(run), run["duration_ns"])
+    left, right = to.beside(2)
     with left:
-        figure(bars, "part_times", "By part", found.provenance, menu=BARE)
+        to.figure(bars, "part_times", "By part", found.provenance, menu=BARE)
     with right:
+        if found.gpu is None:
+            to.text("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.", True)
+            return
         roofs = roofline(found.operations, found.gpu, found.weights)
-        figure(roofs, "run_roofline", "What bounds it", found.provenance, _ROOFLINE)
-    with st.expander("Every operation"):
+        to.figure(roofs, "run_roofline", "What bounds it", found.provenance, _ROOFLINE)
+    with to.fold("Every operation"):
         total = sum(o.ns for o in found.operations)
         rows = sorted(found.operations, key=lambda o: -o.ns)
         shares = {"of kernel time (%)": [100 * o.ns / total for o in rows]}
-        operation_table(rows, **shares, **{"FLOP/byte": [o.flops / o.bytes for o in rows]})
+        operation_table(to, rows, **shares, **{"FLOP/byte": [o.flops / o.bytes for o in rows]})
 
 
 _explained = st.cache_resource(max_entries=16, show_spinner="Explaining its steps", hash_funcs=BY_FILES)(

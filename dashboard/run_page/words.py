@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from calibration.provenance import Provenance, noted
 from calibration.steps.coverage import shown_share
 from calibration.validation.disturbance import canary_drift
+from dashboard.sheet import Fact, Sheet
 from dashboard.shown import shown, timed
 from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
 from serving.canary import CALM_DRIFT
-from serving.metrics import metric
+from serving.metrics import STATISTICS, metric
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 from traces.run_metrics import RunMetrics
@@ -104,26 +106,17 @@ def bands_of(run: Mapping[str, Any]) -> Bands:
     return bands if isinstance(bands, dict) else {}
 
 
-class Figure(NamedTuple):
-    """One that a run is judged by: its name with its unit, the figure, and its 90 % band where there is one."""
-
-    label: str
-    value: str
-    band: str | None
-    metric: str
-
-
-def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Figure]:
-    """Latencies at their median and tail, then rates."""
+def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
+    """What a run is judged by: latencies at their median and tail, then rates."""
     scalars, bands, found = metrics.scalars(), bands_of(run), []
     for name, stat in _LATENCIES:
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
         label, (text, *ends) = timed(f"{metric(name).label} {stat}", value, *band)
-        found.append(Figure(label, text, "–".join(ends) or None, name))
+        found.append(Fact(label, text, "–".join(ends) or None, metric(name).help))
     for name, label in _RATES:
         ends = [shown(end) for end in bands.get(name, {}).get("value", ())]
-        found.append(Figure(label, shown(scalars[name]), "–".join(ends) or None, name))
+        found.append(Fact(label, shown(scalars[name]), "–".join(ends) or None, metric(name).help))
     return found
 
 
@@ -155,3 +148,23 @@ def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, s
             }
         )
     return rows
+
+
+def show_metrics(to: Sheet, run: Mapping[str, Any], metrics: RunMetrics) -> None:
+    """Every metric that the recording tells."""
+    formats = {"values": "localized", **dict.fromkeys(STATISTICS, "right")}
+    to.table(distribution_rows(metrics), formats, STATISTICS, height="content")
+    to.table(scalar_rows(run, metrics), wrapped=True)  # where definitions are not cut off
+
+
+def show_origin(to: Sheet, run: Mapping[str, Any]) -> None:
+    """What ran where, as the recording has it."""
+    for title in ("deployment", "hardware", "notes"):
+        if run[title]:
+            to.text(f"**{title.capitalize()}**")
+            try:
+                to.settings(json.loads(run[title]))
+            except ValueError:
+                to.code(run[title])
+    names = ("run_id", "version", "seed", "calibration", "replicas", "num_blocks", "block_size")
+    to.text(" · ".join(f"{name} {run[name]}" for name in names if run[name] not in (None, "")), soft=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibration.steps.explanation import ExplainedOperation
-from dashboard.blocks import table
+from dashboard.sheet import Sheet
 
 
-def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:
+def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:
     """A row for each: what it is, the `amounts` by the names of their columns, and how near the roofline it comes."""
     columns = {
         "operation": [o.name for o in operations],
@@ -19,4 +19,4 @@ def operation_table(operations: Sequence[ExplainedOperation], **amounts: Sequenc
         "known to (± %)": [100 * o.sigma for o in operations],
     }
     decimals = [name for name, values in columns.items() if isinstance(values[0], float)] if operations else []
-    table(columns, dict.fromkeys(decimals, "%.1f"))
+    to.table(columns, dict.fromkeys(decimals, "%.1f"))

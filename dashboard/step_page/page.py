@@ -10,6 +10,7 @@ from calibration.steps.explanation import Explanation, explain
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.token_life import token_life
+from dashboard import blocks
 from dashboard.blocks import figure, heading, mistake, table
 from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
@@ -80,7 +81,7 @@ def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
         "MB": [o.bytes / 1e6 for o in found.operations],
         "time (µs)": [o.ns / 1e3 for o in found.operations],
     }
-    operation_table(found.operations, **amounts)
+    operation_table(blocks, found.operations, **amounts)
 
 
 _ROOF = (

@@ -15,6 +15,7 @@ from dashboard.palette import SERIES, band, empty, finish, line, log_axis, polic
 from dashboard.series import thin
 from planning.exports.sweep import SweepView
 from planning.sweep.results import SweepResults
+from serving.metrics import METRICS
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 SERIES_AT_FIRST = 4
@@ -162,3 +163,17 @@ def provenance(runs: pa.Table) -> Provenance:
     columns = (runs[name].to_pylist() for name in ("standing", "standing_reason"))
     each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
     return weakest((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")
+
+
+def summary(found: SweepResults) -> str:
+    """How many runs there are, and what was varied."""
+    failed = found.runs.num_rows - found.complete.num_rows
+    runs = f"{found.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
+    varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
+    return f"{runs} · varied: {varied or 'nothing'}"
+
+
+def help_of(column: str) -> str | None:
+    """What a column of a metric means, where the registry knows it."""
+    known = METRICS.get(column) or METRICS.get(column.rpartition("_")[0])
+    return known.help if known else None

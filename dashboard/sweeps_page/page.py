@@ -21,6 +21,7 @@ from dashboard.sweeps_page.charts import (
     FIRST,
     SERIES_AT_FIRST,
     drawn,
+    help_of,
     metrics_in_order,
     numeric,
     others_in_order,
@@ -28,6 +29,7 @@ from dashboard.sweeps_page.charts import (
     provenance,
     shown,
     some,
+    summary,
 )
 from dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
 from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, switch
@@ -35,7 +37,6 @@ from planning.exports.sweep import Sweep, SweepView
 from planning.sweep.dataset import ABOUT
 from planning.sweep.results import SweepResults
 from serving.errors import UserError
-from serving.metrics import METRICS
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).parents[1] / "samples"
@@ -58,7 +59,7 @@ def show(runs: Path) -> None:
         return
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
-        _summary(found)
+        st.caption(summary(found), width="content")
     if not found.complete.num_rows or not found.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
         table(found.runs.select(["status", "error", *found.parameters]))
@@ -78,13 +79,6 @@ def show(runs: Path) -> None:
 @st.cache_resource(max_entries=4, show_spinner="Reading the sweep", hash_funcs=BY_FILES)
 def _load(directory: Path) -> SweepResults:
     return SweepResults.load(directory)
-
-
-def _summary(found: SweepResults) -> None:
-    failed = found.runs.num_rows - found.complete.num_rows
-    runs = f"{found.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
-    varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
-    st.caption(f"{runs} · varied: {varied or 'nothing'}", width="content")
 
 
 def _axes(found: SweepResults) -> SweepView:
@@ -135,7 +129,7 @@ def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
         "metric",
         f"{found.metrics[view.y]} against {view.x}",
         provenance(chosen),
-        _help(view.y),
+        help_of(view.y),
         marked=True,
     )
 
@@ -147,7 +141,7 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
     columns = {
-        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=_help(column))
+        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=help_of(column))
         for column in metrics
     }
     table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
@@ -202,8 +196,3 @@ def _plain(answer: pa.Table) -> pa.Table:
         if pa.types.is_decimal(field.type):
             answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))
     return answer
-
-
-def _help(column: str) -> str | None:
-    known = METRICS.get(column) or METRICS.get(column.rpartition("_")[0])
-    return known.help if known else None

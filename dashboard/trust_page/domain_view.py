@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
-from calibration.provenance import Provenance
 from calibration.steps.coverage import shown_share
-from dashboard.blocks import figure, mistake
+from dashboard import blocks
+from dashboard.blocks import mistake
 from dashboard.loading import BY_FILES
+from dashboard.sheet import Sheet
 from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.url import choose, forget, moved
@@ -17,7 +20,7 @@ from planning.repricing import Source
 from serving.errors import UserError
 from traces.recording import Recording
 
-_TITLE = "What was measured, and the steps of this run"
+TITLE = "What was measured, and the steps of this run"
 _HELP = (
     "Orange cells were measured. In grey cells times are extrapolated: no similar step was measured. A cross is a step "
     "of the run that lies outside what was measured, perhaps in a dimension that is not drawn."
@@ -28,7 +31,7 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
     """The maps behind one of `recordings`: of the report of this name that in `first`, and in doubt its calibration."""
     above, chooser = st.columns([3, 2], vertical_alignment="bottom")
     if not recordings:
-        above.subheader(_TITLE, anchor=False)
+        above.subheader(TITLE, anchor=False)
         st.caption("There is no recording to show.")
         return
     names = sorted(recordings, key=lambda name: first is None or recordings[name].resolve() != first.resolve())
@@ -39,17 +42,28 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
         recording = Recording.load(recordings[name])
         source = timed_by(recording, runs, calibration)
         if source is None:
-            above.subheader(_TITLE, anchor=False)
+            above.subheader(TITLE, anchor=False)
             st.caption(_unknown(recording, name))
             return
         found = _domain(recordings[name], source, Path(source.calibration) if source.calibration else None)
     except UserError as error:
-        above.subheader(_TITLE, anchor=False)
+        above.subheader(TITLE, anchor=False)
         mistake(error, runs)
         return
-    provenance = _in_words(found, name)
-    figure(domain_maps(found, recording.run), "domain", _TITLE, provenance, _HELP, place=above)
-    st.caption(f"Step times come from {found.about}.")
+    show_maps(blocks, found, recording.run, name, place=above)
+
+
+def show_maps(to: Sheet, found: Domain, run: Mapping[str, Any], name: str, **where: Any) -> None:
+    """Of a run, by its row of `runs`, which is called `name`."""
+    if found.beyond.steps:
+        to.text(
+            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of {name} lie outside what was "
+            f"measured, with {shown_share(found.beyond.time)} of their time. Most do because of {found.reason}."
+        )
+    else:
+        to.text(f"**All {found.counted_steps}** of {name} lie inside what was measured.")
+    to.figure(domain_maps(found, run), "domain", TITLE, found.provenance, _HELP, **where)
+    to.text(f"Step times come from {found.about}.", soft=True)
 
 
 def _forget_another_reports(report: str) -> None:
@@ -64,18 +78,6 @@ def _unknown(recording: Recording, name: str) -> str:
         behind = recording.run["calibration"] or "without an id"
         return f"There is no map: the calibration that timed *{name}* ({behind}) is not here."
     return f"There is no map: there is no calibration of the engine that ran *{name}*."
-
-
-def _in_words(found: Domain, name: str) -> Provenance:
-    """Said on the page; how the run stands."""
-    if found.beyond.steps:
-        st.markdown(
-            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of *{name}* lie outside what was "
-            f"measured, with {shown_share(found.beyond.time)} of their time. Most do because of {found.reason}."
-        )
-    else:
-        st.markdown(f"**All {found.counted_steps}** of *{name}* lie inside what was measured.")
-    return found.provenance
 
 
 @st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured", hash_funcs=BY_FILES)

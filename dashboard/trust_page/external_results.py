@@ -123,8 +123,7 @@ def source_row(case: Source, column: Column) -> dict[str, object]:
         "in 90 % band": 100 * covered(case) / len(case.rows) if case.rows else None,
         "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
         "standing": case.standing,
-        "engine": case.engine,
-        "GPU": case.gpu,
+        "engine": f"{case.engine} on {case.gpu}",
         "what was run": case.title,
         "source": case.source,
     }

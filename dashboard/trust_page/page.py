@@ -13,56 +13,38 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
-from dashboard.blocks import badge, figure, mistake, table, titled
+from dashboard import blocks
+from dashboard.blocks import badge, mistake, table, titled
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import BY_FILES, open_run
 from dashboard.planned import looked_at
+from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
-from dashboard.trust_page import charts as trust_charts
+from dashboard.trust_page.answer import figures, show_published, show_runs, show_steps
 from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
 from dashboard.trust_page.decision_results import Decisions, decision_rows, newest_decisions
 from dashboard.trust_page.domain_view import show_domain
 from dashboard.trust_page.external_results import External, newest_external
-from dashboard.trust_page.external_view import show_external
-from dashboard.trust_page.latencies import COMPARED, ComparedLatencies, compared_latencies, step_errors
+from dashboard.trust_page.latencies import ComparedLatencies, compared_latencies
 from dashboard.trust_page.own_question import judged, question_of
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
-from dashboard.trust_page.words import (
-    ERRORS_IN_WEATHER,
-    FLOOR,
-    IN_WEATHER,
-    bias,
-    blind_title,
-    disturbance,
-    figure_rows,
-    of_report,
-)
+from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
 from serving.errors import UserError
-from serving.metrics import metric
 
 Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
 _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "What was measured", "engines": "Engines of others"}
+_PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
     "It is asked of the plan that you looked at last. The evidence is published runs that the simulator had not seen. "
     "Yes: runs of the same GPU, model and load, within a factor of two, are in their bands, and their median errors "
     "are at most 25 %. Errors are medians over these runs."
-)
-_REQUESTS = "Real and simulated latency of all requests"
-_STEPS = "Step time, predicted against measured"
-_ERRORS = (
-    "A bar is the error of the simulation. The orange band is the noise floor: how far repeats of the same real run "
-    "lie from each other. No prediction can be better than that."
-)
-_HELP_STEPS = (
-    "The calibration did not see these held-out steps. A decode step advances running requests by one token each, a "
-    "prefill step computes prompts, a mixed step does both."
 )
 
 
@@ -104,10 +86,14 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
     """What is chosen here is drawn anew without the rest of the page; the others are not made at all."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     if view == "runs":
-        _distributions(directory, report)
-        _errors(directory, report)
+        found = compared_latencies(directory, report, lambda path: open_run(path)[1])
+        read = (len(found.real), found.simulated is not None)
+        show_runs(blocks, found, report, _figures(directory, read, found, report))
     elif view == "steps":
-        _steps(directory, report, runs)
+        try:
+            show_steps(blocks, directory, report)
+        except UserError as error:
+            mistake(error, runs)
     elif view == "domain":
         simulated, recordings = report.recordings.simulated, find(runs, RECORDING, named("scenario"))
         if not own:
@@ -115,7 +101,8 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
         first = resolve(directory, simulated) if simulated else None
         show_domain(runs, recordings, str(directory), first, report.calibration)
     elif external is not None:
-        show_external(external)
+        chosen = pick("Prediction", list(_PREDICTIONS), "prediction", show=_PREDICTIONS.__getitem__)
+        show_published(blocks, external, "anchored" if chosen == "anchored" else "blind")
 
 
 def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | None:
@@ -138,15 +125,13 @@ def _own_question(runs: Path, external: External) -> None:
         asked = f"{literal(question.model)} on {literal(question.gpu)}"
         st.subheader(f":{colour}[:material/{icon}:] {verdict.answer}, for {asked}", anchor=False, help=_OWN)
         st.markdown(literal(verdict.why))
-        with st.container(horizontal=True, gap="medium"):
-            for name, value in verdict.figures.items():
-                st.metric(name, value, width="content")
+        blocks.facts(Fact(name, value) for name, value in verdict.figures.items())
 
 
 def _verdict(report: ValidationReport) -> None:
     st.subheader(sentence(report.verdict.rstrip(".")), anchor=False, help=FLOOR)
     if told := disturbance(report):
-        st.warning(literal(told), icon=":material/warning:")
+        blocks.warning(told)
 
 
 def _ladder(found: Sequence[Rung]) -> None:
@@ -162,58 +147,11 @@ def _ladder(found: Sequence[Rung]) -> None:
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
-def _cdfs(directory: Path, read: tuple[int, bool], _found: ComparedLatencies) -> go.Figure:
-    """Of the latencies of a report; `read` says how many repeats could be, and whether the simulated run could."""
-    return trust_charts.cdfs(_found.real, _found.simulated, COMPARED)
-
-
-def _distributions(directory: Path, report: ValidationReport) -> None:
-    found = compared_latencies(directory, report, lambda path: open_run(path)[1])
-    for problem in found.problems:
-        st.warning(problem, icon=":material/error:")
-    if found.real or found.simulated:
-        plot = _cdfs(directory, (len(found.real), found.simulated is not None), found)
-        help = "\n\n".join(metric(name).help for name in COMPARED)
-        figure(plot, "cdfs", _REQUESTS, found.provenance, help)
-        return
-    st.subheader(_REQUESTS, anchor=False)
-    if not found.problems:
-        st.caption("The report names no recording.")
-
-
-@st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
-def _error_figures(directory: Path, _report: ValidationReport) -> list[go.Figure]:
-    """Of the blind prediction and, where it is known, in the same weather."""
-    return [trust_charts.errors(rows) for rows in (_report.rows, _report.weather_rows) if rows is _report.rows or rows]
-
-
-def _errors(directory: Path, report: ValidationReport) -> None:
-    blind, *same = _error_figures(directory, report)
-    figure(blind, "errors", blind_title(report), of_report(report), _ERRORS)
-    for plot in same:
-        figure(plot, "errors-in-weather", IN_WEATHER, of_report(report), ERRORS_IN_WEATHER)
-    if report.rows:
-        with st.expander("The figures"):
-            formats = dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
-            formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
-            formats |= dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f")
-            table(figure_rows(report), formats)
-
-
-def _steps(directory: Path, report: ValidationReport, runs: Path) -> None:
-    try:
-        found = step_errors(directory, report)
-    except UserError as error:
-        mistake(error, runs)
-        return
-    if found is None:
-        st.subheader(_STEPS, anchor=False)
-        st.caption("The report holds no step residuals.")
-        return
-    plot, rated = found
-    figure(plot, "residuals", _STEPS, rated, _HELP_STEPS)
-    if told := bias(report):
-        st.caption(told)
+def _figures(
+    directory: Path, read: tuple[int, bool], _found: ComparedLatencies, _report: ValidationReport
+) -> dict[str, go.Figure]:
+    """Kept: `read` says how many repeats could be, and whether the simulated run could."""
+    return figures(_found, _report)
 
 
 def _decisions(decisions: Decisions) -> None:
@@ -240,8 +178,7 @@ def _clients(clients: Clients) -> None:
 
 def _provenance(report: ValidationReport) -> None:
     with st.expander("Where this was measured"):
-        facts = (report.workload, report.calibration and f"calibration {report.calibration}", when(report.created))
-        st.caption(literal(" · ".join(filter(None, facts))))
+        blocks.text(made_of(report), soft=True)
         if report.weather_rows and report.disturbance:
             st.caption(literal(f"While the real engine ran, {report.disturbance}."))
         if report.hardware:

@@ -7,6 +7,7 @@ from typing import Any
 
 from calibration.provenance import EXTRAPOLATED, UNKNOWN, VALIDATED, Provenance
 from calibration.validation.report import ValidationReport
+from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
 from serving.metrics import axis_of
 
@@ -54,6 +55,12 @@ def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
 def blind_title(report: ValidationReport) -> str:
     """Of the figure of errors of the blind prediction, which may be the only one."""
     return "Error of the blind prediction" if report.weather_rows else "Error against the noise floor"
+
+
+def made_of(report: ValidationReport) -> str:
+    """What was compared, and when."""
+    facts = (report.workload, report.calibration and f"calibration {report.calibration}", when(report.created))
+    return " · ".join(filter(None, facts))
 
 
 def bias(report: ValidationReport) -> str:

@@ -433,7 +433,8 @@ def test_a_ranking_is_held_against_the_engine(tmp_path: Path, started: list[Job]
     assert "The ranking holds on the engine" in shown(app) and len(app.get("plotly_chart")) == 5
     found["ranking"][0]["outcome"] = "reversed"
     write_json(Job(tmp_path / "jobs", RECORDED, settings).directory / "result.json", found)
-    assert "does not hold on the engine" in one_line(lab(tmp_path, compare="recordings", beside="cal"))
+    (warning,) = lab(tmp_path, compare="recordings", beside="cal").warning
+    assert "does not hold on the engine" in warning.value
 
 
 def test_only_a_real_recording_is_held_against(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""What a plan found, on its page and in a report: the recommended fleet, the others, and the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import plotly.graph_objects as go
+
+from calibration.provenance import ASSUMED, Provenance
+from dashboard.blocks import BARE
+from dashboard.plan_page import charts as plan_charts
+from dashboard.plan_page import words
+from dashboard.sheet import Fact, Sheet
+from dashboard.shown import sentence
+from planning.plan.document import PlanDocument, Recommendation
+from serving.metrics import METRICS, metric
+
+
+def figures(answer: PlanDocument) -> dict[str, go.Figure]:
+    """Those of an answer, by name."""
+    drawn = {**plan_charts.latencies(answer), "lengths": plan_charts.lengths(answer.lengths)}
+    if best := answer.recommendation:
+        drawn["attainment"] = plan_charts.attainment(answer.by_replicas, best.replicas)
+        drawn["prices"] = plan_charts.prices([best, *answer.runners_up], answer.spares)
+    return drawn
+
+
+def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, drawn: Mapping[str, go.Figure]) -> None:
+    """Its headline figures, what fewer replicas and more traffic do, and how to serve it."""
+    bands = words.headline_bands(answer)
+    helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
+    to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
+    to.text("The ranges are 90 % bands over what steps may take.", soft=True)
+    for told in answer.near_ties:
+        to.text(f"**Close to it:** {told}")
+    left, right = to.beside(2)
+    with left:
+        rated = words.provenance_of(answer.by_replicas, "simulated fleets")
+        to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
+    with right:
+        to.heading(words.why_not_fewer(best, answer.spares), None)
+        to.text(sentence(answer.why_not_fewer or ""))
+        if best.breaks_first:
+            grown = f"When traffic grows by more than **{best.headroom_percent} %**"
+            to.text(f"{grown}, **{best.breaks_first}** breaks first.")
+        rated = words.provenance_of([best, *answer.runners_up], "fleets")
+        to.figure(drawn["prices"], "prices", "What each fleet costs", rated, small=True)
+    names = [name for name in drawn if name in METRICS]
+    rated = words.provenance_of(answer.by_rate, "rates")
+    for place, name in zip(to.beside(2) if names else (), names, strict=True):
+        with place:
+            to.figure(drawn[name], f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
+    if best.vllm_serve:
+        to.heading("Serve it with vLLM", None, _HELP["serve"])
+        # As text: Streamlit's highlighter of code is nearly as large as Plotly, and would hold up the first figure.
+        to.text(f"`{best.vllm_serve}`")
+
+
+def show_others(to: Sheet, answer: PlanDocument) -> None:
+    """What else was looked at, and why it is not the answer."""
+    rows = words.alternatives(answer)
+    if len(rows) <= bool(answer.recommendation):
+        return
+    to.heading("Other candidates", None)
+    if priced := [row for row in rows if "$/h" in row]:
+        to.table(priced, words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
+    for row in rows:
+        if row not in priced:  # its reason is too long for a cell
+            tokens, requests = (row.get(column) for column in words.ROOM)  # none of a model that does not fit
+            room = "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
+            to.text(f"**{row['fleet']}** is {row['verdict']}{room}", soft=True)
+
+
+def show_traffic(to: Sheet, told: str, plot: go.Figure) -> None:
+    """Lengths of prompts and outputs; `told` is what else there is to say."""
+    asked = Provenance(ASSUMED, "it is what the plan was asked for")
+    to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
+    to.text(told, soft=True)
+
+
+def _plausible(best: Recommendation) -> str:
+    drawn = f"On other random draws of the traffic the SLOs hold in {best.elsewhere}."
+    elsewhere = drawn if best.elsewhere else "Other traffic was not tried."
+    return f"It takes {best.plausible} GPUs when step times lie at an end of their 90 % interval. {elsewhere}"
+
+
+_MEANS = {
+    "attainment": "The share of all requests that meet every SLO. A request that does not finish meets none.",
+    "headroom": "How much the same traffic can grow until the fleet breaks an SLO in more cases than you accept.",
+    "$ per Mtok output": "Dollars per million output tokens in steady operation. The Run page counts the whole run, in "
+    "which the fleet also fills and empties, so a token costs more there.",
+}
+_HELP = {
+    "replicas": "The share of the requests that meet every SLO. The band is its 90 % interval.",
+    "serve": "The command for one replica. Settings that it leaves out are vLLM's defaults on this GPU.",
+    "latency": "The recommended fleet with the same requests at lower and higher rates. The knee is the highest rate "
+    "that meets every SLO.",
+}

@@ -1,0 +1,68 @@
+"""What a comparison found, on the page and in a report."""
+
+from __future__ import annotations
+
+from dashboard.policy_lab_page import charts as lab_charts
+from dashboard.policy_lab_page import words
+from dashboard.policy_lab_page.charts import Sides, side_colours
+from dashboard.policy_lab_page.words import side_names
+from dashboard.sheet import Sheet
+from planning.compare.document import ComparisonDocument
+from serving.metrics import metric
+
+
+def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
+    """What the verdict rests on, its figures, how the simulator did where it was tried, and every number."""
+    sides = (answer.a, answer.b)
+    colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
+    rated = words.provenance(answer)
+    to.text(words.basis(answer), soft=True)
+    for told in (words.CARRIED_OVER if answer.units.carry_over else "", words.disturbance(answer)):
+        if told:
+            to.warning(told)
+    to.figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
+    left, right = to.beside(2)
+    with left:
+        claims = lab_charts.differences(answer.rows, colours)
+        to.figure(claims, "differences", "Differences", rated, _HELP["differences"])
+    with right:
+        tallies = lab_charts.winners(answer.tallies, colours)
+        to.figure(tallies, "winners", "Winners and losers", rated, _HELP["winners"])
+        if answer.tenants:
+            served = lab_charts.shares(answer.tenants, names, colours)
+            to.figure(served, "shares", "Share of each tenant", rated, metric("jain_fairness").help)
+            to.text(words.fairness(answer))
+    if answer.simulated is not None and answer.ranking is not None:
+        drawn, simulated = lab_charts.ranking(answer.ranking), words.provenance(answer.simulated)
+        to.figure(drawn, "ranking", "Did the simulator see it?", simulated, _HELP["ranking"])
+        outcome, told = words.ranking(answer.ranking)
+        if outcome == "reversed":
+            to.warning(told)
+        else:
+            to.text(f"**{told}**")
+        to.text(f"Simulated: {answer.simulated.verdict}. {words.errors(answer)}")
+        with to.fold("Simulated against real"):
+            to.table(words.error_rows(answer), _ERROR_FORMATS, _ERROR, height="content")
+    with to.fold("The numbers"):
+        to.table(words.number_rows(answer.rows), _FORMATS, _CHANGE)
+        to.text(words.ENDS, soft=True)
+    with to.fold("The two deployments"):
+        for place, key, name, side in zip(to.beside(2), "AB", names, sides, strict=True):
+            with place:
+                to.text(f"**{key}: {f'{side.replicas} × ' if (side.replicas or 1) > 1 else ''}{name}**")
+                to.settings(side.deployment.as_json())
+
+
+_HELP = {
+    "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
+    "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "
+    "A grey one may be chance. A diamond has no interval.",
+    "winners": "A request gains or loses when its latency changes by the threshold or more. A request that does not "
+    "finish counts as infinitely slow.",
+    "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
+    "the engine or the simulator shows a difference.",
+}
+_FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
+_ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}
+_ERROR = {"error (%)": "Simulated against real, in percent of real; of a share in percentage points."}
+_CHANGE = {"B - A (%)": "In percent of A; of a share (attainment, requests that finish) in percentage points."}

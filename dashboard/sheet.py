@@ -1,0 +1,60 @@
+"""What an answer is shown on: a page (the functions of `dashboard.blocks`), or a file (`html_reports.document`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import plotly.graph_objects as go
+
+from calibration.provenance import Provenance
+
+
+class Fact(NamedTuple):
+    """A headline figure under its name, with its 90 % band if it has one, and what it means."""
+
+    name: str
+    value: str
+    band: str | None = None
+    help: str | None = None
+
+
+class Sheet(Protocol):
+    """Takes blocks from top to bottom. Of Markdown, texts may have `**` and backquotes; anything else is as it reads.
+
+    `help` is said on hover. `beside` gives places next to each other, and `fold` one that can be folded away: what is
+    shown while one is entered stands there.
+    """
+
+    def badge(self, provenance: Provenance) -> None: ...
+    def heading(self, text: str, provenance: Provenance | None, help: str | None = None) -> None: ...
+    def text(self, told: str, soft: bool = False) -> None: ...
+    def warning(self, told: str) -> None: ...
+    def facts(self, found: Iterable[Fact]) -> None: ...
+    def code(self, text: str) -> None: ...
+    def settings(self, values: Any) -> None: ...
+    def beside(self, count: int) -> Sequence[AbstractContextManager[Any]]: ...
+    def fold(self, title: str) -> AbstractContextManager[Any]: ...
+
+    def figure(
+        self,
+        plot: go.Figure,
+        key: str,
+        text: str,
+        provenance: Provenance | None,
+        help: str | None = None,
+        *,
+        small: bool = False,
+        menu: dict[str, Any] = ...,
+    ) -> Any: ...
+
+    def table(
+        self,
+        rows: Any,
+        formats: Mapping[str, str] | None = None,
+        help: Mapping[str, str | None] | None = None,
+        *,
+        wrapped: bool = False,
+        **how: Any,
+    ) -> None: ...
