@@ -152,17 +152,15 @@ def glossary() -> str:
         "",
         "## Names elsewhere",
         "",
-        "Names on one row measure the same thing. Prometheus has seconds, or counters to take rates or ratios of.",
-        "The same word on another row means something else: AIPerf's and GuideLLM's *inter-token latency* is our TPOT,",
+        "Names of one metric measure the same thing. Prometheus has seconds, or counters to take rates or ratios of.",
+        "The same word elsewhere means something else: AIPerf's and GuideLLM's *inter-token latency* is our TPOT,",
         "and GuideLLM's *time per output token* is our inclusive TPOT.",
         "",
-        "| name | " + " | ".join(TOOLS.values()) + " |",
-        "|---|" + "---|" * len(TOOLS),
     ]
     for m in METRICS.values():
-        if any(m.names_in(tool) for tool in TOOLS):
-            cells = (", ".join(f"`{n}`" for n in m.names_in(tool)) for tool in TOOLS)
-            lines.append(f"| `{m.name}` | " + " | ".join(cells) + " |")
+        names = [f"{TOOLS[tool]} {', '.join(f'`{n}`' for n in m.names_in(tool))}" for tool in TOOLS if m.names_in(tool)]
+        if names:
+            lines.append(f"- `{m.name}`: {'; '.join(names)}")
     return "\n".join(lines) + "\n"
 
 
