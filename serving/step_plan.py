@@ -85,13 +85,15 @@ class StepPlan:
     draft_pairs      query-key pairs that the draft tokens add
     masked_rows      rows of logits that are masked for structured answers: for the next token, and after each draft
     padding          rows of nobody, which the aggregates count
+    routed_tokens    of a data-parallel rank, tokens of the step on average over the ranks that share its experts; -1:
+                     as many as it has itself
     accepted_tokens  of the draft tokens, the accepted ones, once the step is committed; and
     verified         of each draft its tokens, and how many of them were accepted
     """
 
     __slots__ = (
         *AGGREGATES, "accepted_tokens", "admitted", "clock", "decode_squares", "decodes", "departed", "draft_pairs",
-        "lag", "listed", "masked_rows", "padding", "preempted", "seq", "verified",
+        "lag", "listed", "masked_rows", "padding", "preempted", "routed_tokens", "seq", "verified",
     )  # fmt: skip
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
@@ -106,6 +108,7 @@ class StepPlan:
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
         self.draft_tokens = self.draft_pairs = self.accepted_tokens = self.masked_rows = 0
+        self.routed_tokens = -1
         self.verified: list[tuple[int, int]] = []
         self.padding: tuple[Padding, ...] = ()
 

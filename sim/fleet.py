@@ -20,6 +20,7 @@ from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
+from sim.lockstep import Lockstep, Rank, steps_together
 from sim.own_router import OwnRouter
 from sim.pace import paced
 from sim.priced_pool import PricedPool, networked
@@ -94,6 +95,7 @@ class Fleet:
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
+        self._groups: dict[int, Lockstep] = {}  # by pool: the last one made
         self._slots = [0] * len(pools)  # of each pool, so far
         self._living: list[dict[int, Life]] = [{} for _ in pools]  # by pool and index
         self._transfers = transfers
@@ -197,8 +199,9 @@ class Fleet:
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
         policy = contract_with(deployment.policy, scheduler, settings, self.watch)
         self._log.started(index, settings)
-        stages = deployment.pipeline_parallel_size
-        replica = Replica(self._clock, index, policy, self._costs[pool], self._log, self._on_end, stages)
+        made = self._clock, index, policy, self._costs[pool], self._log, self._on_end
+        together = steps_together(deployment)
+        replica = Rank(self._lockstep(pool), *made) if together else Replica(*made, deployment.pipeline_parallel_size)
         if self._transfers is not None:
             self._transfers.connect(replica, self.pools[pool].config.role)
             if self._transfers.shares_inter_node and nodes_of(deployment) > 1:
@@ -211,6 +214,13 @@ class Fleet:
         self.changes += 1
         self._living[pool][index] = life
         return life
+
+    def _lockstep(self, pool: int) -> Lockstep:
+        """Whose ranks are not all made: those of an engine are made one after the other."""
+        group = self._groups.get(pool)
+        if group is None or not group.left:
+            group = self._groups[pool] = Lockstep(self._clock, self.pools[pool].ranks)
+        return group
 
     def _place(self, pool: int, after: Life | None) -> tuple[int, int, int]:
         """Place, slot and generation: those of a successor, or the first that nobody had."""

@@ -236,17 +236,9 @@ class Replica:
             if self._leaps and (steps := policy.steady_steps()) > 1 and not self._waits_for_network:
                 self._begin_leap(steps, now)
                 return
-            plan = policy.schedule()
-            if plan.preempted:
-                self._log.preempted(self.index, plan.preempted, now)
-            if not plan.tokens:
-                if plan.preempted and not launched:
-                    continue  # a plan that only preempted: the blocks are free now
-                if not launched:
-                    policy.must_get_on(plan)
-                    self._wait_for_more(now)
+            plan = self._next_plan(now)
+            if plan is None:
                 break
-            self._hold = None
             cpu_ns = self._cost.cpu_ns(plan)
             start, stages_ns = now + cpu_ns, None
             if self._pipeline is not None:
@@ -273,6 +265,23 @@ class Replica:
             self._set(end if end > now else now, STEP_ENDS + self.index, self._commit)
         else:
             self._alarm = None
+
+    def _next_plan(self, now: int) -> StepPlan | None:
+        """What to run next; None if there is nothing."""
+        while True:
+            plan = self._policy.schedule()
+            if plan.preempted:
+                self._log.preempted(self.index, plan.preempted, now)
+            if plan.tokens:
+                self._hold = None
+                return plan
+            if self._launched:
+                return None
+            if not plan.preempted:
+                self._policy.must_get_on(plan)
+                self._wait_for_more(now)
+                return None
+            # A plan that only preempted: the blocks are free now.
 
     def _wait_for_more(self, now: int) -> None:
         """Nothing is planned; if requests are held, they are for a limited time."""

@@ -27,7 +27,7 @@ from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import PUBLISHED, LaunchCost, launches
-from calibration.steps.parts import step_parts
+from calibration.steps.parts import parts_of, step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
@@ -41,6 +41,7 @@ _DECODE_PARTS = ("decode attention",)
 _PROMPT_PARTS = ("prompt attention", "past attention")
 _ADDED = "host and launch"
 WAITING = "waiting for launches"
+_SHARED = ("experts", "dispatch", "combine")  # operations over the tokens of all data-parallel ranks
 _AT_ONCE = 64  # numbers of rows whose curves are made together
 
 
@@ -173,7 +174,10 @@ class OperationCost:
     def step_ns(self, plan: StepPlan) -> int:
         rows, tokens = plan.decode_rows, plan.prefill_tokens
         logits = plan.sampled_rows + plan.draft_tokens if self._drafting else plan.sampled_rows
-        total = self._by_size(rows + tokens + plan.draft_tokens, logits)
+        total = self._by_size(plan.tokens, logits)
+        if plan.routed_tokens >= 0:
+            shared = self._shared_ps
+            total += shared[min(plan.routed_tokens, self._most_tokens)] - shared[min(plan.tokens, self._most_tokens)]
         if rows:
             total += self._rows(rows).ps(plan.decode_context, plan.decode_squares)
         if tokens:
@@ -230,14 +234,29 @@ class OperationCost:
 
     @cached_property
     def _dense_ps(self) -> list[int]:
-        tokens = np.arange(self._most_tokens + 1)
-        buckets = np.array([padded(int(n)) for n in tokens[: _GRAPH_TOKENS + 1]])
-        run = tokens.copy()
-        if not self.deployment.enforce_eager:
-            run[: len(buckets)] = np.minimum(buckets[: len(run)], max(self._most_tokens, 1))
         # Rows without context and prompts: attention is left out below, it has tables of its own.
-        corrected = self._token_parts(StepSizes(prefill_tokens=run.astype(np.float64)))
-        return [round(1000 * ns) for ns in corrected.tolist()]
+        return _picoseconds(self._token_parts(StepSizes(prefill_tokens=self._run_tokens)))
+
+    @cached_property
+    def _shared_ps(self) -> list[int]:
+        """Of `_dense_ps`, by the tokens of a data-parallel rank on average, what follows from those of all ranks."""
+        sizes = StepSizes(prefill_tokens=self._run_tokens)
+        operations = step_operations(self.model, self.deployment, sizes)
+        shared = [operation for operation in operations if operation.name.startswith(_SHARED)]
+        parts: dict[str, NDArray[np.float64]] = {}
+        for name, ns in parts_of(shared, self.kernels, self.correction.by_type):
+            parts[name] = parts.get(name, np.zeros_like(ns)) + ns
+        found = self.correction.of_kernels().apply(parts, sizes)
+        return _picoseconds(np.sum(list(found.values()), axis=0))
+
+    @cached_property
+    def _run_tokens(self) -> NDArray[np.float64]:
+        """By the tokens of a step, those that run: as many as the graph has, if it is one."""
+        run = np.arange(self._most_tokens + 1)
+        if not self.deployment.enforce_eager:
+            buckets = np.array([padded(int(n)) for n in run[: _GRAPH_TOKENS + 1]])
+            run[: len(buckets)] = np.minimum(buckets, max(self._most_tokens, 1))
+        return run.astype(np.float64)
 
     def _token_parts(self, sizes: StepSizes) -> NDArray[np.float64]:
         left_out = (*_DECODE_PARTS, *_PROMPT_PARTS, "imbalance", _ADDED)
@@ -248,7 +267,7 @@ class OperationCost:
     def _sampled_ps(self) -> list[int]:
         rows = np.arange(self._most_logits + 1, dtype=np.float64)
         with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
-        return [round(1000 * ns) for ns in with_head.tolist()]
+        return _picoseconds(with_head)
 
     def _rows(self, rows: int) -> _DecodeRows:
         if rows not in self._curves:
@@ -276,6 +295,10 @@ class OperationCost:
             values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
             per_spread = 1000.0 * float(parts["imbalance"][at, 0])
             self._curves[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
+
+
+def _picoseconds(ns: NDArray[np.float64]) -> list[int]:
+    return [round(1000 * each) for each in ns.tolist()]
 
 
 class _DecodeRows:

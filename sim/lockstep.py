@@ -1,0 +1,136 @@
+"""Data-parallel ranks that share a mixture's experts: each has a scheduler of its own, and all step together.
+
+Every layer brings the tokens of all ranks to their experts and back, so that a step takes as long as that of the rank
+with the most to do, and none begins before all ranks that have work have planned it. A rank without work takes part all
+the same (vLLM runs a dummy batch), so what reaches it while a step is under way waits for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from serving.contract import Contract
+from serving.cost_model import CostModel
+from serving.deployments.config import Deployment
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from serving.request import Request
+from serving.step_plan import StepPlan
+from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.replica import Replica
+from sim.run_log import RunLog
+
+_BEFORE_STEPS_END, _AFTER_PLANNING = STEP_ENDS - 1, PLANNING + 1
+_NOT_KNOWN = 1 << 62  # when a step ends that has not begun
+
+
+def steps_together(deployment: Deployment) -> bool:
+    """Whether its ranks do. Those of a dense model share nothing; behind pipeline stages they are taken apart."""
+    if deployment.data_parallel_size == 1 or deployment.pipeline_parallel_size > 1:
+        return False
+    try:
+        return find_model(deployment.model).num_experts > 0
+    except UserError:  # a model that only the real engine knows, which has no ranks
+        return False
+
+
+class Lockstep:
+    """The `ranks` of one engine.
+
+    until_ns  when the step under way ends, or the last one ended
+    alarm     when the next one begins, as far as is known; None before anybody has planned it
+    """
+
+    def __init__(self, clock: VirtualClock, ranks: int) -> None:
+        self.until_ns = 0
+        self.alarm: Alarm | None = None
+        self.left = ranks  # to be made
+        self._ranks = ranks
+        self._clock = clock
+        self._ready: list[Rank] = []
+        self._ready_ns = 0
+
+    def ready(self, rank: Rank, ready_ns: int) -> None:
+        """`rank` has planned its part of the next step, which it can begin at `ready_ns`."""
+        self._ready.append(rank)
+        self._ready_ns = max(self._ready_ns, ready_ns)
+        begins_ns, now = max(self._ready_ns, self.until_ns), self._clock.now_ns
+        # In the overlapped loop all have planned it by then; in the plain loop some do when the step before ends.
+        order = _BEFORE_STEPS_END if rank.overlaps and begins_ns > now else _AFTER_PLANNING
+        self.alarm = Alarm(self._clock, begins_ns, order, self._begin)
+
+    def _begin(self, alarm: Alarm) -> None:
+        if alarm is not self.alarm:
+            return
+        ready, now = self._ready, self._clock.now_ns
+        self._ready, self._ready_ns, self.alarm = [], 0, None
+        tokens = -(-sum(rank.planned.tokens for rank in ready) // self._ranks)
+        self.until_ns = now + max(rank.step_ns(tokens) for rank in ready)
+        for rank in ready:
+            rank.begin(now, self.until_ns)
+
+
+class Rank(Replica):
+    """One of them. Its last launched step may not have begun."""
+
+    def __init__(
+        self,
+        group: Lockstep,
+        clock: VirtualClock,
+        index: int,
+        policy: Contract,
+        cost: CostModel,
+        log: RunLog,
+        on_end: Callable[[Request], None],
+    ) -> None:
+        super().__init__(clock, index, policy, cost, log, on_end)
+        self._leaps = False
+        self._group = group
+        self._planned_ns = 0
+        group.left -= 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it plans a step while the one before runs."""
+        return self._depth > 1
+
+    @property
+    def planned(self) -> StepPlan:
+        """Its part of the step that has not begun."""
+        return self._launched[-1][0]
+
+    def step_ns(self, routed_tokens: int) -> int:
+        """How long that takes, with so many tokens of each rank on average."""
+        self.planned.routed_tokens = routed_tokens
+        step_ns = self._cost.step_ns(self.planned)
+        return step_ns if self.network is None else step_ns + self.network.wait_ns(self.planned.tokens, step_ns)
+
+    def begin(self, start_ns: int, end_ns: int) -> None:
+        """It runs from now, `start_ns`, to `end_ns`."""
+        plan, _ = self._launched.pop()
+        self._launched.append((plan, end_ns))
+        self._last_end_ns = end_ns
+        plan.admitted = [request for request in plan.admitted if not request.ended]
+        self._log.planned(self.index, self.scheduler, plan, self._planned_ns, start_ns, end_ns)
+        if self.on_planned is not None:
+            self.on_planned(plan, end_ns)
+        self._launch_steps(start_ns)
+
+    def _launch_steps(self, now: int) -> None:
+        launched, group = self._launched, self._group
+        if not launched and not self.overlaps and group.until_ns > now:
+            self._set(group.until_ns, PLANNING, self._plan)  # it takes part in a step without work of its own
+            return
+        waits = bool(launched) and launched[-1][1] == _NOT_KNOWN
+        if not waits and len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
+            plan = self._next_plan(now)
+            if plan is not None:
+                launched.append((plan, _NOT_KNOWN))
+                self._planned_ns = now
+                group.ready(self, now + self._cost.cpu_ns(plan))
+        if not launched:
+            self._alarm = None
+        elif launched[0][1] == _NOT_KNOWN:
+            self._alarm = group.alarm
+        else:
+            self._set(max(launched[0][1], now), STEP_ENDS + self.index, self._commit)

@@ -1,0 +1,98 @@
+"""Ranks that share experts step together: a step ends when that of the busiest rank does."""
+
+from __future__ import annotations
+
+from itertools import accumulate, zip_longest
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.operations import StepSizes
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import step_parts
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.step_plan import StepPlan
+from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from tests.budget import examples
+from tests.calibration.step_model_samples import MIXTURE, Roofline
+from tests.calibration.step_model_samples import deployment as on_gpu
+
+COST = TokenCost(2_000_000, 10_000, 10_000, plan_ns=300_000)
+SETTINGS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512, num_blocks=400)
+
+
+def mixture(ranks: int, overlaps: bool = False) -> Deployment:
+    scheduler = SETTINGS.model_copy(update={"async_scheduling": overlaps})
+    return Deployment(model="Qwen3-30B-A3B", data_parallel_size=ranks, scheduler=scheduler)
+
+
+def simulated(engine: Deployment, requests: list[WorkloadRequest]) -> TableSink:
+    sink = TableSink()
+    Cluster(engine, COST, sink).run(Workload(requests))
+    return sink
+
+
+def steps_of(sink: TableSink, rank: int) -> list[dict[str, int]]:
+    return [step for step in sink.steps.to_pylist() if step["replica"] == rank]
+
+
+@examples(1)
+@given(st.booleans(), st.lists(st.tuples(st.integers(2, 200), st.integers(1, 20)), min_size=3, max_size=12))
+def test_each_step_of_an_engine_takes_as_long_as_that_of_its_busiest_rank(
+    overlaps: bool, sizes: list[tuple[int, int]]
+) -> None:
+    """All requests are there at once: the k-th step of the engine is the longest k-th step that a rank has alone."""
+    requests = [WorkloadRequest(at, 0, (("", prompt),), output) for at, (prompt, output) in enumerate(sizes)]
+    together = simulated(mixture(3, overlaps), requests)
+    alone = [steps_of(simulated(mixture(1, overlaps), requests[rank::3]), 0) for rank in range(3)]
+    longest = [max(step["end_ns"] - step["start_ns"] for step in steps if step) for steps in zip_longest(*alone)]
+    apart = 0 if overlaps else COST.plan_ns  # planning is hidden behind the step before
+    ends = [COST.plan_ns + end + apart * step for step, end in enumerate(accumulate(longest))]
+    for rank in range(3):
+        mine = steps_of(together, rank)
+        assert [step["end_ns"] for step in mine] == ends[: len(mine)]
+        held = ("prefill_tokens", "decode_rows", "decode_context")
+        assert [[step[name] for name in held] for step in mine] == [
+            [step[name] for name in held] for step in alone[rank]
+        ]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_what_reaches_an_idle_rank_waits_for_the_step_under_way(overlaps: bool) -> None:
+    first, late = WorkloadRequest(0, 0, (("", 60),), 4), WorkloadRequest(1, 1_000_000, (("", 8),), 1)
+    sink = simulated(mixture(2, overlaps), [first, late])
+    (busy, *_), (second, *_) = (steps_of(sink, rank) for rank in range(2))
+    assert busy["start_ns"] < 1_000_000 < busy["end_ns"]
+    assert second["start_ns"] == busy["end_ns"] + (0 if overlaps else COST.plan_ns)
+
+
+def test_ranks_of_two_engines_and_those_of_a_dense_model_do_not_wait_for_each_other() -> None:
+    requests = [WorkloadRequest(at, 0, (("", 200 if at == 0 else 8),), 3) for at in range(4)]
+    sink = TableSink()
+    Cluster(mixture(2), COST, sink, replicas=2).run(Workload(requests))
+    first, neighbour, other, _ = (steps_of(sink, rank)[0]["end_ns"] for rank in range(4))
+    assert first == neighbour > other
+    dense = simulated(mixture(2).model_copy(update={"model": "Llama-3.1-8B"}), requests[:2])
+    assert steps_of(dense, 0)[0]["end_ns"] > steps_of(dense, 1)[0]["end_ns"]
+
+
+def test_experts_are_priced_by_the_tokens_of_all_ranks_and_the_rest_by_those_of_one() -> None:
+    engine = on_gpu(data_parallel_size=8, enable_expert_parallel=True, enforce_eager=False)
+    cost = OperationCost(MIXTURE, engine, Roofline())
+
+    def prompt(tokens: int, routed: int = -1) -> StepPlan:
+        amounts = {"prefill_rows": 1, "prefill_tokens": tokens, "prefill_pairs": tokens * (tokens + 1) // 2}
+        return StepPlan.of(**amounts, sampled_rows=1, routed_tokens=routed)
+
+    def shared(tokens: int) -> float:
+        parts = step_parts(MIXTURE, engine, Roofline(), StepSizes(prefill_tokens=np.array([float(tokens)])))
+        return float(sum(parts[name][0] for name in ("experts", "expert compute", "collectives")))
+
+    for tokens, mean in ((2048, 256), (1024, 1024), (600, 2048)):
+        found = cost.step_ns(prompt(tokens, mean)) - cost.step_ns(prompt(tokens))
+        assert found == pytest.approx(shared(mean) - shared(tokens), abs=2)
