@@ -125,19 +125,18 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
 
 def table(reports: list[tuple[Specialisation, Resources]]) -> str:
     """Markdown: the compiler's version, and a row for each sort of kernel: in how many forms it is compiled, and over
-    them the least and most registers of a thread, bytes, and counts in the PTX."""
+    them the least and most registers of a thread, bytes of shared memory, and counts in the PTX."""
     lines = [
         f"Triton {triton.__version__}, sm_{TARGET.arch}.",
         "",
-        "| kernel | forms | warps | registers | ceiling | shared | stack | spills | wgmma | cp.async |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| kernel | forms | registers | ceiling | shared | wgmma | cp.async |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, alike in groupby(reports, key=lambda report: report[0].name.split()[0]):
-        rows = []
-        for spec, used in alike:
-            counts = (used.counts[text] for text in _COUNTED)
-            bytes_used = used.shared_bytes, used.stack_bytes, used.spill_bytes
-            rows.append((used.warps, used.registers, spec.register_ceiling, *bytes_used, *counts))
+        rows = [
+            (used.registers, spec.register_ceiling, used.shared_bytes, *(used.counts[text] for text in _COUNTED))
+            for spec, used in alike
+        ]
         spans = (" to ".join(map(str, sorted({min(column), max(column)}))) for column in zip(*rows, strict=True))
         lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} |")
     return "\n".join(lines)
