@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
+from calibration.steps.calibration_file import Price
 from calibration.steps.features import REGIMES, regimes
 from calibration.steps.parts import PARTS, TypeFactors
 from serving.errors import UserError
@@ -55,8 +56,8 @@ class Correction:
     wider   by type of weights of more bits, its multipliers of `WEIGHTS` over those of the own type
     """
 
-    factors: Mapping[str, float] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
-    added_ns: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ADDED, 0.0))
+    factors: Mapping[str, Price] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
+    added_ns: Mapping[str, Price] = field(default_factory=lambda: dict.fromkeys(ADDED, 0.0))
     sigma: Mapping[str, float] = field(default_factory=dict)
     domain: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     source: str = ""

@@ -6,7 +6,7 @@ deviations as sources left out in turn needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import log, sqrt
 
@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from calibration.kernels.times import KernelTimes
 from calibration.operations import StepSizes
+from calibration.steps.correction import Correction
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Evidence, Origin
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, factors_of, widened
-from calibration.steps.parts import step_parts
+from calibration.steps.parts import step_parts, wider_types
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -47,11 +50,15 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
     return found * PRIORS
 
 
-def of_belief(
-    evidence: Evidence, origin: Origin, deployment: Deployment, shares: Floats, wider: Sequence[str] = ()
-) -> ExternalCalibration:
-    """What the evidence says of one configuration, of which `shares` are `step_shares`, and `wider` the types of more
-    bits in which weights are computed no faster."""
+def correction_of(evidence: Evidence, origin: Origin, belief: Belief, deployment: Deployment) -> Correction:
+    """What `belief` says of steps, with what the evidence says of types of more bits, in which none is faster."""
+    wider = wider_types(weights_dtype(find_model(deployment.model), deployment), find_gpu(origin.gpu))
+    others = {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
+    return belief.correction("measured runs of other engines", others)
+
+
+def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares: Floats) -> ExternalCalibration:
+    """What the evidence says of one configuration, of which `shares` are `step_shares`."""
     belief = evidence.belief(origin)
     decode, prompts = (
         factors_of(evidence.reach(figure, origin) * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
@@ -61,9 +68,7 @@ def of_belief(
     return ExternalCalibration(
         gpu="",
         deployment=deployment.model_dump_json(),
-        correction=belief.correction(
-            "measured runs of other engines", {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
-        ),
+        correction=correction_of(evidence, origin, belief, deployment),
         host=belief.host,
         interval=decode,
         prompt_interval=prompts,

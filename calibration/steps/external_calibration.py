@@ -7,22 +7,22 @@ The file says what it was learnt from, so that a result made with it can. Withou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+
+from pydantic import ConfigDict
 
 from calibration.kernels.times import KernelTimes
+from calibration.steps.calibration_file import Price, checked, read, save
 from calibration.steps.correction import ADDED, FACTORS, Correction
 from calibration.steps.interval import Factors, StepInterval
-from calibration.steps.launches import LaunchCost
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_spec import ModelSpec
-from serving.errors import UserError, reason
-from serving.whole_file import whole_file
+from serving.errors import UserError
 
 FILE = "engine.json"
 _FORMAT = 1
@@ -51,10 +51,12 @@ class ExternalCalibration:
     created: str
     residuals: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     prompt_interval: Factors | None = None
-    request_ms: float = 0.0
+    request_ms: Price = 0.0
     request_interval: Factors = (1.0, 1.0)
     untaught: str = ""
     format: int = _FORMAT
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     @property
     def id(self) -> str:
@@ -69,43 +71,19 @@ class ExternalCalibration:
 
     def save(self, directory: Path) -> None:
         """Write `engine.json` into `directory`, whole or not at all."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with whole_file(directory / FILE) as file:
-                file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError("out", str(directory), f"cannot be written: {reason(error)}") from None
+        save(self, directory / FILE)
 
     @classmethod
     def load(cls, path: Path) -> ExternalCalibration:
         """Read the file `path`. Raises UserError when it is of another make or damaged."""
+        loaded = checked(cls, read(path, _FORMAT), str(path))
+        numbers = {**loaded.correction.factors, **loaded.correction.added_ns}
+        if missing := [name for name in (*FACTORS, *ADDED) if name not in numbers]:
+            raise UserError("calibration", str(path), f"has no value for {missing[0]}; calibrate again")
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError("calibration", str(path), f"cannot be read: {reason(error)}") from None
+            _ = loaded.learnt_as
         except ValueError as error:
-            raise UserError("calibration", str(path), f"is not JSON: {error}") from None
-        return cls.read(data, str(path))
-
-    @classmethod
-    def read(cls, data: Any, where: str) -> ExternalCalibration:
-        """From what a file holds. Raises UserError when it is of another make or damaged."""
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise UserError("calibration", where, f"is not an engine calibration of format {_FORMAT}; calibrate again")
-        try:
-            data = {**data, "correction": _correction(data["correction"])}
-            data["host"] = HostTimes(**_launches(data["host"]))
-            data["interval"] = _factors(data["interval"])
-            if data.get("prompt_interval") is not None:
-                data["prompt_interval"] = _factors(data["prompt_interval"])
-            if "request_interval" in data:
-                data["request_interval"] = _factors(data["request_interval"])
-            loaded = cls(**data)
-            _check(loaded)
-            deployment = json.loads(loaded.deployment)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise UserError("calibration", where, f"is damaged ({error}); calibrate again") from None
-        parse(Deployment, deployment, where=f"{where}.deployment")
+            raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
         return loaded
 
     @property
@@ -135,31 +113,3 @@ class ExternalCalibration:
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
         return kind(model, deployment, kernels, correction, self.host, self.step_interval, self.untaught)
-
-
-def _correction(data: Mapping[str, Any]) -> Correction:
-    domain = {name: (float(low), float(high)) for name, (low, high) in data["domain"].items()}
-    return Correction(**{**data, "domain": domain})
-
-
-def _launches(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**data, "launches": LaunchCost(**data["launches"])} if "launches" in data else dict(data)
-
-
-def _factors(data: Sequence[float]) -> Factors:
-    low, high = data
-    return float(low), float(high)
-
-
-def _check(loaded: ExternalCalibration) -> None:
-    numbers: dict[str, Any] = {**loaded.correction.factors, **loaded.correction.added_ns, **loaded.host.times_ns}
-    numbers["request_ms"] = loaded.request_ms
-    for name in (*FACTORS, *ADDED):
-        if name not in numbers:
-            raise ValueError(f"no value for {name}")
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or not 0 <= value < 1e12:
-            raise ValueError(f"an impossible {name}, {value}")
-    for low, high in loaded.step_interval:
-        if not 0 < low <= 1 <= high < 1e3:
-            raise ValueError(f"an impossible interval {(low, high)}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from math import exp, hypot, log
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-Factors = tuple[float, float]
+from pydantic import Field
+
+Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1, lt=1e3)]]
 
 REACH = 1.645  # standard deviations of a normal's 90 % interval
 

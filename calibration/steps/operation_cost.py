@@ -23,6 +23,7 @@ from calibration.kernels.inter_node import rate_between_nodes
 from calibration.kernels.times import KernelTimes
 from calibration.operations import Collective, Operation, StepSizes
 from calibration.step_operations import step_operations
+from calibration.steps.calibration_file import Price
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
@@ -55,9 +56,9 @@ class HostTimes:
     launches    what that was learnt from
     """
 
-    step_ns: float = 0.0
-    row_ns: float = 0.0
-    launch_ns: float = PUBLISHED.ns or 0.0
+    step_ns: Price = 0.0
+    row_ns: Price = 0.0
+    launch_ns: Price = PUBLISHED.ns or 0.0
     launches: LaunchCost = field(default=PUBLISHED, repr=False)
 
     @property

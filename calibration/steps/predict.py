@@ -18,11 +18,9 @@ from calibration.steps.evidence_calibration import of_belief, step_shares, trans
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.launches import PUBLISHED, LaunchCost
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import wider_types
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.weight_types import weights_dtype
 
 
 def predicted_cost(
@@ -76,8 +74,7 @@ def blind(
     known = bundled_evidence()
     origin = Origin.of(model, spec, deployment, client=client)
     left = known if without is None else known.without(without)
-    wider = wider_types(weights_dtype(model, deployment), spec)
-    return of_belief(left, origin, deployment, step_shares(model, deployment, kernels(gpu)), wider)
+    return of_belief(left, origin, deployment, step_shares(model, deployment, kernels(gpu)))
 
 
 @cache

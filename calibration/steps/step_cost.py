@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from calibration.steps.calibration_file import checked, read, save
 from calibration.steps.features import (
     CPU_FEATURES,
     DRAFT_FEATURES,
@@ -24,16 +27,18 @@ from calibration.steps.features import (
     pads_mixed_steps,
     step_features,
 )
+from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS
 from serving.deployments.config import Deployment, parse
 from serving.deployments.decode_buckets import padded
-from serving.errors import UserError, reason
+from serving.errors import UserError
 from serving.step_plan import StepPlan
-from serving.whole_file import whole_file
 
+FILE = "calibration.json"
 _FORMAT = 2
+_Picoseconds = Annotated[int, Field(ge=0, lt=10**18)]
 _CONTEXT = [list(FEATURES).index(name) for name in ("decode_context", "draft_context")]
 
 
@@ -72,14 +77,14 @@ class Calibration:
     hardware: Mapping[str, Any]
     version: str
     created: str
-    step_prices_ps: Mapping[str, int]
-    cpu_prices_ps: Mapping[str, int]
+    step_prices_ps: Mapping[str, _Picoseconds]
+    cpu_prices_ps: Mapping[str, _Picoseconds]
     domain: Mapping[str, Mapping[str, tuple[float, float]]]
     residuals: Mapping[str, Residuals]
     noise: Mapping[str, Any]
     fitted_steps: int
     mask_ps: int | None = None
-    interval: tuple[float, float] = (1.0, 1.0)
+    interval: Factors = (1.0, 1.0)
     weather: Weather | None = None
     launches: LaunchCost = UNKNOWN
     format: int = field(default=_FORMAT)
@@ -102,51 +107,15 @@ class Calibration:
 
     def save(self, directory: Path) -> None:
         """Write `calibration.json` into `directory`, whole or not at all."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with whole_file(directory / "calibration.json") as file:
-                file.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError("out", str(directory), f"cannot be written: {reason(error)}") from None
+        save(self, directory / FILE)
 
     @classmethod
     def load(cls, directory: str | Path) -> Calibration:
         """Read it back. Raises UserError when there is none or it is of another make."""
-        path = Path(directory) / "calibration.json"
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError:
-            remedy = "has no calibration.json; run tokentwin calibrate to make one"
-            raise UserError("calibration", str(directory), remedy) from None
-        except ValueError as error:
-            raise UserError("calibration", str(path), f"is not JSON: {error}") from None
-        try:
-            if data.get("format") != _FORMAT:
-                remedy = f"has format {data.get('format')}, not {_FORMAT}; calibrate again"
-                raise UserError("calibration", str(path), remedy)
-            data["residuals"] = {
-                name: Residuals(**{**r, "quantiles_pct": tuple(r["quantiles_pct"])})
-                for name, r in data["residuals"].items()
-            }
-            data["interval"] = tuple(map(float, data["interval"]))
-            if (weather := data.get("weather")) is not None:
-                low, high = map(float, weather["interval"])
-                misses = tuple(map(float, weather["misses"]))
-                data["weather"] = Weather(**{**weather, "interval": (low, high), "misses": misses})
-            if "launches" in data:
-                data["launches"] = LaunchCost(**data["launches"])
-            calibration = cls(**data)
-            missing = [f for f in calibration.features if f not in calibration.step_prices_ps]
-            missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise UserError("calibration", str(path), f"is damaged ({error}); calibrate again") from None
-        prices = {**calibration.step_prices_ps, **calibration.cpu_prices_ps}
-        wrong = [name for name, price in prices.items() if type(price) is not int or not 0 <= price < 10**18]
-        if wrong:
-            raise UserError("calibration", str(path), f"has an impossible price for {wrong[0]}; calibrate again")
-        if len(calibration.interval) != 2 or not 0 < calibration.interval[0] <= 1 <= calibration.interval[1] < 1e3:
-            remedy = f"has an impossible interval {calibration.interval}; calibrate again"
-            raise UserError("calibration", str(path), remedy)
+        path = Path(directory) / FILE
+        calibration = checked(cls, read(path, _FORMAT), str(path))
+        missing = [f for f in calibration.features if f not in calibration.step_prices_ps]
+        missing += [f for f in CPU_FEATURES if f not in calibration.cpu_prices_ps]
         if missing:
             raise UserError("calibration", str(path), f"has no price for {', '.join(missing)}; calibrate again")
         return calibration

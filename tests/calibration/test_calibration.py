@@ -139,7 +139,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "run tokentwin calibrate to make one"),
+        (None, "tokentwin calibrate makes one"),
         ("{", "not JSON"),
         ("{}", "format"),
         ('{"format": 1}', "calibrate again"),

@@ -354,16 +354,15 @@ def test_the_page_lists_figures_and_targets(tmp_path: Path) -> None:
     result = score(case(anchor=anchor, targets=targets), tmp_path, predictor(slow, (0.9, 1.1)))
     page = markdown([result])
     assert "**missed**" in page and "| met |" in page and "Anchored on *0 synchronous*" in page
-    assert "Step times are extrapolated: made up" in page and " of 9 figures lie in their 90 % interval" in page
-    assert page.count("\n| 2 throughput | ttft_ms.mean |") == 1
+    assert "Step times are extrapolated: made up" in page
+    assert page.count("\n| 2 throughput |") == 1 and page.count("\n| run | ttft_ms.mean | ") == 1
     covered = sum(row.covered for row in result.rows)
     assert f"{covered} of 9 figures ({100 * covered / 9:.0f} %) lie in their 90 % interval; {covered} of 9 " in page
-    assert "\n| ours | ttft_ms.mean | 3 | " in page
     report = as_dict([result])
     assert json.loads(json.dumps(report)) == report and report["met"] is False
 
 
-def test_many_runs_are_summed_up_and_doubtful_rows_listed(tmp_path: Path) -> None:
+def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
     header = "id,silicon_data_source,model_path,system,isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms"
     lines = [f"row{i},,{'ab'[i % 2]},h,64,8,{4 + i % 3},1,400,{6 + (i == 7) * 50}" for i in range(24)]
     (tmp_path / "table.csv").write_text("\n".join([header, *lines]) + "\n")
@@ -373,7 +372,7 @@ def test_many_runs_are_summed_up_and_doubtful_rows_listed(tmp_path: Path) -> Non
     assert len(result.rows) == 48
     page = markdown([result])
     assert "| model | a | 12 |" in page and "| concurrency | 4 | 8 |" in page
-    assert "| row7 |" in page and "disagree" in page and "| marked | figures | median error |" in page
+    assert "disagree" in page and "row7" not in page and "| marked | figures | median error |" in page
     assert [(cells[0], cells[1]) for cells in mark_rows([result])] == [("extrapolated", "48")]
 
 

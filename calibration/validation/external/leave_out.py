@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage
+from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
+from calibration.steps.evidence_calibration import correction_of
 from calibration.validation.external.lessons import FIGURES, Lesson
 
 Floats = NDArray[np.float64]
@@ -65,21 +67,21 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
     """Every figure of the lessons, the group that it belongs to `by` left out."""
     group = GROUPS[by]
     left: dict[str, Evidence] = {}
-    logs: dict[Origin, tuple[Floats, Floats]] = {}
+    known: dict[Origin, tuple[Belief, Correction]] = {}
     found: list[Scored] = []
     for lesson in lessons:
         name = group(lesson.origin)
         if name not in left:
             left[name] = evidence.without(lambda origin, name=name: group(origin) == name)  # type: ignore[misc]
-        if lesson.origin not in logs:
+        if lesson.origin not in known:
             belief = left[name].belief(lesson.origin)
-            logs[lesson.origin] = belief.logs, belief.covariance
-        at, covariance = logs[lesson.origin]
-        mark = lesson.mark(Belief(at, covariance), left[name].untaught(lesson.origin))
-        predicted, slopes = lesson.predicted(at)
+            known[lesson.origin] = belief, correction_of(left[name], lesson.origin, belief, lesson.deployment)
+        belief, correction = known[lesson.origin]
+        mark = lesson.mark(correction, left[name].untaught(lesson.origin))
+        predicted, slopes = lesson.predicted(belief.logs, correction)
         errors = np.log(predicted / lesson.measured)
         for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
-            sigma = float(np.sqrt(slope @ covariance @ slope + NOISE[figure] ** 2))
+            sigma = float(np.sqrt(belief.variance(slope) + NOISE[figure] ** 2))
             found.append(Scored(lesson, figure, name, error, sigma, mark))
     return list(_reaching(found))
 
@@ -109,7 +111,7 @@ def missed(scored: Iterable[Scored]) -> list[Missed]:
     ]
 
 
-HEADER = ("left out", "rows", "TPOT, median error", "TTFT, median error", "TPOT in band", "TTFT in band")
+HEADER = ("left out", "rows", "TPOT off, %", "TTFT off, %", "TPOT in band, %", "TTFT in band, %")
 
 
 def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
@@ -119,7 +121,6 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
         yield _cells("steps of iteration logs", logged)
     scored = [s for s in scored if s.lesson.steps is None]
     yield _cells("all", scored)
-    yield _cells("all that no caution is about", [s for s in scored if not s.lesson.run.caution])
     yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
     for mark in sorted({s.mark for s in scored} - {Coverage.UNKNOWN}):
         yield _cells(f"marked {mark.name.lower()}", [s for s in scored if s.mark is mark])
@@ -132,11 +133,8 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
-    of = {figure: [s for s in scored if s.figure == figure] for figure in FIGURES}
-    errors = (
-        f"{100 * float(np.median([s.off for s in of[figure]])):.1f} %" if of[figure] else "" for figure in FIGURES
-    )
-    within = (
-        f"{100 * float(np.mean([s.covered for s in of[figure]])):.0f} %" if of[figure] else "" for figure in FIGURES
-    )
-    return name, str(max(len(each) for each in of.values())), *errors, *within
+    """With medians of the absolute error."""
+    of = [[s for s in scored if s.figure == figure] for figure in FIGURES]
+    errors = (f"{100 * float(np.median([s.off for s in each])):.1f}" if each else "" for each in of)
+    within = (f"{100 * float(np.mean([s.covered for s in each])):.0f}" if each else "" for each in of)
+    return name, str(max(map(len, of))), *errors, *within

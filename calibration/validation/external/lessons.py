@@ -11,18 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
+from calibration.steps.correction import Correction
 from calibration.steps.coverage import mark_of, step_coverage
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
 from calibration.steps.evidence_calibration import step_shares
 from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import step_parts
+from calibration.steps.parts import TypeFactors, step_parts
 from calibration.steps.predict import kernels
 from calibration.validation.external.case import Case, origin_of
 from calibration.validation.external.schedule import SIZES, Schedule, is_plain_loop, kinds_of, schedule
@@ -68,11 +70,16 @@ class Lesson:
         """In milliseconds."""
         return np.array([self.run.figures[name] for name in self.figures])
 
-    def predicted(self, logs: Floats) -> tuple[Floats, Floats]:
-        """Milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`, at numbers `logs`."""
+    def predicted(self, logs: Floats, correction: Correction | None = None) -> tuple[Floats, Floats]:
+        """Milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`, at numbers `logs`.
+
+        A `correction` by these numbers knows of types of more bits, too, in which nothing is computed faster.
+        """
         if self._is_summed:
-            return self._summed.predicted(logs, self.figures, self.run.by_client)
-        at = self._simulated(logs, kernels(self.gpu))
+            wider = correction.by_type if correction else {}
+            priced = _Priced.of(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
+            return priced.predicted(logs, self.figures, self.run.by_client)
+        at = self._simulated(logs, kernels(self.gpu), correction)
         if "slopes" not in self._kept:  # they take many simulations, and change little
             self._kept["slopes"] = self._slopes(logs, at)
         return at, self._kept["slopes"]
@@ -98,12 +105,12 @@ class Lesson:
     def _summed(self) -> _Priced:
         return _Priced.of(self._schedule, self, kernels(self.gpu))
 
-    def mark(self, belief: Belief, untaught: str) -> Coverage:
-        """How far a user is told to trust its prediction by `belief`; unknown where that takes a simulation."""
+    def mark(self, correction: Correction, untaught: str) -> Coverage:
+        """How far a user is told to trust its prediction; unknown where that takes a simulation."""
         if not self._is_summed:
             return Coverage.UNKNOWN
         steps, model = self._schedule, find_model(self.deployment.model)
-        cost = OperationCost(model, self.deployment, kernels(self.gpu), belief.correction(""), untaught=untaught)
+        cost = OperationCost(model, self.deployment, kernels(self.gpu), correction, untaught=untaught)
         return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
 
     def at_roofline(self) -> Floats:
@@ -115,10 +122,10 @@ class Lesson:
         priced = _Priced.of(self._schedule, self, ideal)
         return priced.predicted(logs, self.figures, self.run.by_client)[0]
 
-    def _simulated(self, logs: Floats, times: KernelTimes) -> Floats:
+    def _simulated(self, logs: Floats, times: KernelTimes, correction: Correction | None = None) -> Floats:
         belief = Belief(logs, np.zeros((len(logs), len(logs))))
         model = find_model(self.deployment.model)
-        cost = OperationCost(model, self.deployment, times, belief.correction(""), belief.host)
+        cost = OperationCost(model, self.deployment, times, correction or belief.correction(""), belief.host)
         outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
         found = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
         return np.array([found[name] for name in self.figures])
@@ -141,7 +148,9 @@ class _Priced:
         self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
 
     @classmethod
-    def of(cls, steps: Schedule, lesson: Lesson, times: KernelTimes) -> _Priced:
+    def of(
+        cls, steps: Schedule, lesson: Lesson, times: KernelTimes, factors: TypeFactors = MappingProxyType({})
+    ) -> _Priced:
         deployment, sizes = lesson.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
@@ -149,8 +158,8 @@ class _Priced:
         dense = StepSizes(prefill_tokens=steps.dense, sampled_rows=sizes.sampled_rows)
         attention = ("decode attention", "prompt attention", "past attention")
         for found, taken in (
-            (step_parts(spec, deployment, times, dense), False),
-            (step_parts(spec, deployment, times, sizes), True),
+            (step_parts(spec, deployment, times, dense, factors), False),
+            (step_parts(spec, deployment, times, sizes, factors), True),
         ):
             for part, ns in found.items():
                 if part in PARTS and (part in attention) == taken:

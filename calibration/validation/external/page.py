@@ -1,23 +1,25 @@
 """The report of rung 4 as a Markdown page and as plain data.
 
-Cases of many runs are summed up by group, with every row that looks wrong, or comes out far off, listed by name.
+Cases of many runs are summed up by group, and what looks wrong in them is counted.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import repeat
 from math import inf
 from statistics import median
 from typing import Any
 
 from calibration.validation.external.leave_out import HEADER as LEFT_OUT_HEADER
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from traces.measured.run import MeasuredRun
 
 MANY = 20  # runs beyond which a case is summed up instead of listed
+_FEW = 5  # runs of a group, below which it has no median of its own
 COMMAND = "tokentwin validate external --write docs/external.md"
-_FAR_OFF = 50.0  # percent beyond which a row of a long table is listed
 
 _PREFACE = f"""# Rung 4: runs of engines nobody here wrote
 
@@ -33,18 +35,15 @@ writes this page. You can [add a run](external-cases.md).
   requests.
 - *Anchored* predictions have two factors, or a factor and a constant, fitted on the one run named with the case. That
   run is left out of every score.
-- *Floor* is how far apart repeats of a measurement are, if there are any.
-- Errors are (predicted - measured) / measured.
+- Errors are (predicted - measured) / measured. Tables of runs have what was measured and, in percent, the error of
+  *blind*, in bold if the measured figure is outside its interval, and that of *anchored*, if there is one.
 - A case is *validated*, *interpolated* or *extrapolated*, like the weakest part of its step times.
 """
 
 
 _LACKING = """
-Of some hardware little was measured:
-
-- B300, decode steps within 6 % at TP2, TP4 and TP8: there is a log of a mixture at TP2 with expert parallelism, and one
-  of Qwen3-32B at TP4; at TP8 there is none. Why the mixture is further off is not known. Its linear attention is priced
-  by FLOPs and bytes, as no table has it.
+- B300 within 6 % at TP2, TP4 and TP8: measured were a mixture at TP2 with expert parallelism and Qwen3-32B at TP4, and
+  nothing at TP8. Why the mixture is further off is not known; no table has its linear attention.
 - RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU."""
 
 
@@ -109,10 +108,9 @@ def left_out_section(tables: LeftOut) -> str:
     parts = [
         _LEFT_OUT,
         "Every row is predicted by what the other groups taught; its band is as wide as rows of other groups needed.",
-        "The targets are a median error of 8 % of TPOT and 20 % of TTFT, for vLLM alone 7 and 15 %, and 85 to 95 %",
-        "of the rows of a GPU under an engine in the band. What misses is bold, and",
-        "[why](cost-model.md#what-other-engines-teach), as far as it is known.",
-        "Rows that cannot be simulated are left out. This section is written by",
+        "*Off* is the median error. Targets: TPOT 8 % and TTFT 20 % off, for vLLM alone 7 and 15 %, and 85 to 95 % of",
+        "the rows of a GPU under an engine in the band. What misses is bold;",
+        "[why](cost-model.md#what-other-engines-teach), as far as it is known. To write this section:",
         "`tokentwin validate external --leave-out gpu --leave-out engine ... --write docs/external.md`.",
     ]
     for level, rows in tables.items():
@@ -129,9 +127,7 @@ def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
     name, count, *cells = row
     low, high = _IN_BAND_PCT if name.startswith("of these") else (0.0, 100.0)
     bounds = [*((0.0, most) for most in _MEDIANS_PCT.get(name, (inf, inf))), (low, high), (low, high)]
-    held = [
-        not cell or least <= float(cell.rstrip(" %")) <= most for cell, (least, most) in zip(cells, bounds, strict=True)
-    ]
+    held = (not cell or least <= float(cell) <= most for cell, (least, most) in zip(cells, bounds, strict=True))
     return name, count, *(cell if ok else f"**{cell}**" for cell, ok in zip(cells, held, strict=True))
 
 
@@ -174,19 +170,15 @@ def mark_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
         yield mark.name.lower(), str(len(rows)), f"{median(errors):.1f} %", f"{covered:.0f} %"
 
 
-_INTERVAL_HEADER = ("case", "figure", "measured", "in their interval", "", "median width, of the predicted")
-
-
 def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
-    """How many figures lie in their intervals, and how wide these are."""
+    """How many figures lie in their intervals."""
     rows = [row for result in results for row in result.rows]
     if not rows:
         return
     doubtful = {run.name for result in results for run in result.runs if run.caution}
     calm = [row for row in rows if row.run not in doubtful]
     yield "\n## Intervals\n"
-    yield f"{_share(rows)} lie in their 90 % interval; {_share(calm)} of runs that no caution is about.\n"
-    yield markdown_table(_INTERVAL_HEADER, (cells for result in results for cells in _interval_rows(result)))
+    yield f"{_share(rows)} lie in their 90 % interval; {_share(calm)} of runs that no caution is about."
 
 
 def _share(rows: Sequence[Row]) -> str:
@@ -194,23 +186,11 @@ def _share(rows: Sequence[Row]) -> str:
     return f"{covered} of {len(rows)} figures ({100 * covered / max(len(rows), 1):.0f} %)"
 
 
-def _interval_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
-    for figure in dict.fromkeys(row.figure for row in result.rows):
-        rows = [row for row in result.rows if row.figure == figure]
-        covered = sum(row.covered for row in rows)
-        widths = [100 * (row.high - row.low) / row.blind for row in rows if row.blind]
-        width = f"{median(widths):.0f} %" if widths else ""
-        share = f"{100 * covered / len(rows):.0f} %"
-        yield result.case.name, figure, str(len(rows)), str(covered), share, width
-
-
 def _section(result: CaseResult) -> Iterator[str]:
     case = result.case
     coverage, why = result.provenance
     yield f"\n## {case.title}\n"
     yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {coverage.name.lower()}: {why}.\n"
-    covered = sum(row.covered for row in result.rows)
-    yield f"{covered} of {len(result.rows)} figures lie in their 90 % interval.\n"
     if result.correction is not None and case.anchor is not None:
         fit = result.correction
         yield (
@@ -222,10 +202,21 @@ def _section(result: CaseResult) -> Iterator[str]:
     if len(result.runs) > MANY:
         yield from _summed_up(result)
     else:
-        yield markdown_table(ROW_HEADER, map(row_cells, result.rows))
-    cautions = [run for run in result.runs if run.caution]
-    if cautions and len(result.runs) <= MANY:
-        yield "\n" + "\n".join(f"- *{run.name}*: {run.caution}." for run in cautions)
+        yield from _by_run(result)
+        if cautions := [f"- *{run.name}*: {run.caution}." for run in result.runs if run.caution]:
+            yield "\n" + "\n".join(cautions)
+
+
+def _by_run(result: CaseResult) -> Iterator[str]:
+    """A line for each run, with a cell for each figure that any of them has."""
+    found: dict[str, dict[str, str]] = {}
+    for row in result.rows:
+        told = (percent(row.error_pct(column)).removesuffix(" %") for column in ("blind", "anchored"))
+        blind, *anchored = filter(None, told)
+        cell = (shown(row.measured), blind if row.covered else f"**{blind}**", *anchored)
+        found.setdefault(row.run, {})[row.figure] = ", ".join(cell)
+    figures = list(dict.fromkeys(row.figure for row in result.rows))
+    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in found.items()))
 
 
 ROW_HEADER = ("run", "figure", "measured", "blind", "error", "90 % interval", "anchored", "error", "floor")
@@ -248,55 +239,33 @@ def row_cells(row: Row) -> tuple[str, ...]:
 
 def group_header(result: CaseResult) -> tuple[str, ...]:
     """Header of the medians of a long case."""
-    return ("by", "", "runs", *(f"{figure}, median error" for figure in result.case.shown))
+    return ("by", "", "runs", *(f"{figure}, median error, %" for figure in result.case.shown))
 
 
 def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
-    """Medians of the absolute error, over all runs and by each group that the runs are in."""
-    yield from _group_row(result, "all", "", result.runs)
-    keys = dict.fromkeys(key for run in result.runs for key in run.group)
-    for key in keys:
-        values = sorted(
-            {run.group.get(key, "") for run in result.runs}, key=lambda v: (len(v) if v.isdigit() else 0, v)
-        )
-        for value in values:
-            yield from _group_row(result, key, value, [run for run in result.runs if run.group.get(key, "") == value])
-
-
-def _group_row(result: CaseResult, key: str, value: str, runs: Sequence[MeasuredRun]) -> Iterator[tuple[str, ...]]:
-    medians = (result.median_error_pct(figure, [run.name for run in runs]) for figure in result.case.shown)
-    yield key, value, str(len(runs)), *("" if m is None else f"{m:.1f} %" for m in medians)
+    """Medians of the absolute error, over all runs and by each group of several that the runs are in."""
+    groups: dict[tuple[str, str], list[str]] = {("all", ""): [run.name for run in result.runs]}
+    for key in dict.fromkeys(key for run in result.runs for key in run.group):
+        for value in sorted({run.group.get(key, "") for run in result.runs}, key=lambda v: (v.isdigit() * len(v), v)):
+            groups[key, value] = [run.name for run in result.runs if run.group.get(key, "") == value]
+    for (key, value), runs in groups.items():
+        if len(runs) >= _FEW and (key == "all" or len(runs) < len(result.runs)):
+            medians = (result.median_error_pct(figure, runs) for figure in result.case.shown)
+            yield key, value, str(len(runs)), *("" if m is None else f"{m:.1f}" for m in medians)
 
 
 def _summed_up(result: CaseResult) -> Iterator[str]:
-    yield "Medians of the absolute error of *blind*:\n"
+    yield f"Of *blind*, in groups of {_FEW} runs or more:\n"
     yield markdown_table(group_header(result), group_rows(result))
     calm = [run.name for run in result.runs if not run.caution]
     medians = (result.median_error_pct(figure, calm) for figure in result.case.shown)
     errors = ", ".join(f"{f} {m:.1f} %" for f, m in zip(result.case.shown, medians, strict=True) if m is not None)
     yield f"\nThe {len(calm)} rows that nothing below speaks against: {errors}.\n"
-    yield f"### Rows that look wrong, or are more than {_FAR_OFF:g} % off\n\nThey are scored like all others.\n"
-    header = ("row", *(f"{figure} {what}" for figure in result.case.shown for what in ("measured", "error")), "why")
-    yield markdown_table(header, _doubtful(result))
-
-
-def _doubtful(result: CaseResult) -> Iterator[tuple[str, ...]]:
-    by_run: dict[str, dict[str, Row]] = {}
-    for row in result.rows:
-        by_run.setdefault(row.run, {})[row.figure] = row
-    for run in result.runs:
-        rows = by_run.get(run.name, {})
-        errors = [abs(row.error_pct() or 0.0) for row in rows.values()]
-        if not run.caution and max(errors, default=0.0) <= _FAR_OFF:
-            continue
-        cells = [
-            cell
-            for figure in result.case.shown
-            for cell in (
-                (shown(rows[figure].measured), percent(rows[figure].error_pct())) if figure in rows else ("", "")
-            )
-        ]
-        yield run.name, *cells, run.caution or "no reason known"
+    cautions = (re.sub(r"at concurrency \d+ \(.*\)", "at another concurrency", run.caution) for run in result.runs)
+    doubts = Counter(why for caution in cautions for why in caution.split("; ") if why)
+    if doubts:
+        yield "Rows that look wrong are scored like all others:\n"
+        yield from (f"- {count}: {why}" for why, count in doubts.most_common())
 
 
 def shown(value: float) -> str:
