@@ -19,6 +19,17 @@ class Copy(Protocol):
         """When it began and ended on `perf_counter_ns`; waits for its end."""
 
 
+class Copies(list[Copy]):
+    """Several as one, from when the first began to when the last ended."""
+
+    def done(self) -> bool:
+        return all(copy.done() for copy in self)
+
+    def times_ns(self) -> tuple[int, int]:
+        began_ns, ended_ns = zip(*(copy.times_ns() for copy in self), strict=True)
+        return min(began_ns), max(ended_ns)
+
+
 class Copier(Protocol):
     """Runs copies in the order in which they are submitted. `pinned`: whether host memory is to be page-locked."""
 

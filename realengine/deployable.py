@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from realengine.drafting.drafters import check_drafts
 from realengine.loading import QUANTIZATIONS
 from realengine.shard import shard_spec
 from realengine.weights import ModelFiles
@@ -32,8 +31,9 @@ def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
     if deployment.fleet is not None:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
-    if scheduler.speculative is not None:
-        check_drafts(scheduler.speculative)
+    if scheduler.speculative is not None and scheduler.speculative.method in ("eagle", "mtp"):
+        remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
+        raise UserError("scheduler.speculative.method", scheduler.speculative.method, remedy)
     if deployment.quantization not in QUANTIZATIONS:
         remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
         raise UserError("quantization", deployment.quantization, remedy)

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, reduce
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 from realengine.deployable import check_deployment
-from realengine.drafting.drafted_kv import DraftedKv
-from realengine.drafting.drafter import Drafter
-from realengine.drafting.drafters import find_drafter
-from realengine.drafting.proposals import propose
+from realengine.drafting.drafter import Drafter, find_drafter, propose
 from realengine.grammar import Grammars
 from realengine.hold import Hold
-from realengine.host_tier import HostTier, Memory
+from realengine.host_tier import HostTier
+from realengine.kv_budget import KvBudget
 from realengine.ranks import Ranks
 from realengine.runner import ModelRunner
 from realengine.seating import Seating
@@ -66,17 +64,19 @@ class Engine:
         self.source = files.source
         self.folder = files.folder
         parallel = deployment.tensor_parallel_size > 1
-        self.runner = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
+        self.runner: ModelRunner | Ranks = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
+        self._runners = [self.runner]  # and a draft model's
         self.memory_report = ""
         self._drafter: Drafter | None = None
         self.tier: HostTier | None = None
         try:
             self._drafter = find_drafter(deployment, files.spec, draft)
+            if self._drafter is not None and self._drafter.runner is not None:
+                self._runners.append(self._drafter.runner)
             self.deployment = self._fit_memory(deployment)
             self._config = self.deployment.scheduler
-            self.runner.allocate(self._config.num_blocks)
-            if self._drafter is not None:
-                self._drafter.allocate(self._config.num_blocks)
+            for runner in self._runners:
+                runner.allocate(self._config.num_blocks)
             self._make_tier()
         except BaseException:
             self.close()
@@ -91,9 +91,8 @@ class Engine:
     def _fit_memory(self, deployment: Deployment) -> Deployment:
         if deployment.gpu_memory_utilization is None:
             return deployment
-        budget = self.runner.budget(deployment.gpu_memory_utilization)
-        if self._drafter is not None:
-            budget = self._drafter.budget(budget)
+        budgets = [runner.budget(deployment.gpu_memory_utilization) for runner in self._runners]
+        budget = reduce(KvBudget.beside, budgets)
         budget.check(deployment.scheduler)
         self.memory_report = budget.explain()
         sized = deployment.rescheduled(num_blocks=budget.num_blocks)
@@ -104,15 +103,12 @@ class Engine:
         config = self.deployment.kv_tiers
         if config is None:
             return
-        kv, drafter = self.runner.kv, self._drafter
-        self._block_bytes = kv.block_bytes * self.deployment.tensor_parallel_size
-        self._kept: Memory = self.runner
-        if drafter is not None and drafter.block_bytes:
-            self._block_bytes += drafter.block_bytes
-            self._kept = DraftedKv(self.runner, drafter)
+        target, *drafts = (runner.kv.block_bytes for runner in self._runners)
+        self._block_bytes = target * self.deployment.tensor_parallel_size + sum(drafts)
         (slots,) = tier_blocks(config, self._block_bytes)
-        self._kept.keep_in_host(slots)
-        config = config.model_copy(update={"kv_bytes_per_token": self._block_bytes // kv.block_size})
+        for runner in self._runners:
+            runner.keep_in_host(slots)
+        config = config.model_copy(update={"kv_bytes_per_token": self._block_bytes // self._config.block_size})
         self.deployment = self.deployment.model_copy(update={"kv_tiers": config})
 
     @property
@@ -154,7 +150,7 @@ class Engine:
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings, self.watch)
         if (tiers := self.deployment.kv_tiers) is not None:
-            self.tier = HostTier(self._kept, tiers, self._block_bytes, self._config, content, self._policy)
+            self.tier = HostTier(self._runners, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)
@@ -183,9 +179,8 @@ class Engine:
         """
         self._unusable = _CLOSED
         self._in_flight.clear()
-        if self._drafter is not None:
-            self._drafter.close()
-        self.runner.close()
+        for runner in reversed(self._runners):
+            runner.close()
 
     def add(self, arrived: WorkloadRequest, prompt: Sequence[int], **tokens: Any) -> Request:
         """Queue a request with token ids `prompt`; `tokens` say more of those, as `TokenSequence` has it. One that is
@@ -383,9 +378,8 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run once what steps are made of, the largest first, so that nothing is first in a measured run."""
-        self.runner.warm_up()
-        if self._drafter is not None:
-            self._drafter.warm_up()
+        for runner in self._runners:
+            runner.warm_up()
 
     def time_operations(self) -> None:
         """From now on, time every operation of every step: slower, and without graphs."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
-from realengine.copier import Copy
+from realengine.copier import Copies, Copy
 from realengine.launched import Launched
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
@@ -76,23 +76,20 @@ class _UnderWay(NamedTuple):
 class Memory(Protocol):
     """What copies blocks to host memory and back: a runner."""
 
-    def keep_in_host(self, slots: int) -> None:
-        """Make room for so many blocks in host memory. Raises UserError if there is none."""
-
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         """Blocks and slots: from the slots into the blocks, or the other way."""
 
 
 class HostTier(TieredBlocks):
-    """The one tier of an engine: blocks of `block_bytes` on all ranks together, which `memory` copies. `policy` is the
-    scheduler that it serves.
+    """The one tier of an engine: blocks of `block_bytes` on all ranks together, which each of `memories`, the target's
+    and a draft model's, copies its part of. `policy` is the scheduler that it serves.
 
     must_settle  whether blocks were freed that may be on their way out
     """
 
     def __init__(
         self,
-        memory: Memory,
+        memories: Sequence[Memory],
         tiers: KvTiersConfig,
         block_bytes: int,
         config: SchedulerConfig,
@@ -103,7 +100,7 @@ class HostTier(TieredBlocks):
         (self._capacity,) = tier_blocks(tiers, block_bytes)
         self._block_bytes = block_bytes
         self.must_settle = False
-        self._memory = memory
+        self._memories = memories
         self._policy = policy
         self._slots: dict[bytes, int] = {}  # where each block lies
         self._free = list(range(self._capacity))[::-1]
@@ -237,7 +234,8 @@ class HostTier(TieredBlocks):
     def _submit(self, pairs: Sequence[tuple[int, int]], request: Request | None = None) -> None:
         self._submitted += 1
         reads, size_bytes, now_ns = request is not None, len(pairs) * self._block_bytes, perf_counter_ns()
-        self._under_way.append(_UnderWay(self._memory.copy(pairs, reads), reads, size_bytes, now_ns, request))
+        copy = Copies([memory.copy(pairs, reads) for memory in self._memories])
+        self._under_way.append(_UnderWay(copy, reads, size_bytes, now_ns, request))
 
     def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:
         for place, key in missing:

@@ -30,6 +30,14 @@ class KvBudget(NamedTuple):
     utilization: float
     block: int
 
+    def beside(self, draft: KvBudget) -> KvBudget:
+        """With a draft model on the same device, whose steps come after the target's."""
+        return self._replace(
+            activations=max(self.activations, draft.activations),
+            graphs=self.graphs + draft.graphs,
+            block=self.block + draft.block,
+        )
+
     @property
     def left(self) -> int:
         """Bytes for KV; may be negative."""

@@ -10,12 +10,11 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from realengine import sampling
-from realengine.expert_weights import StoredWeight, stacked
 from realengine.kv_cache import LayerKv, write
-from realengine.packed_weight import PackedWeight
 from realengine.projection import DenseProjection, Fp8Rows, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
+from realengine.stored_weight import PackedWeight, StoredWeight, stacked
 from serving.deployments.model_spec import ModelSpec
 
 

@@ -1,8 +1,6 @@
 """From a rank's weights by name to what multiplies: each is taken once, merged, converted or rounded.
 
-Weights of a linear layer are stored in one of three ways, which their names tell: `weight` in the model's type;
-`weight` in e4m3 with `weight_scale` (`Fp8Weight`); `weight_packed` with `weight_scale` and, where they are not all in
-the middle, `weight_zero_point` (`PackedWeight`).
+Linear layers that are multiplied at once must be stored alike.
 """
 
 from __future__ import annotations
@@ -12,16 +10,13 @@ from typing import Any
 
 import torch
 
-from realengine.expert_weights import StoredWeight
-from realengine.fp8_weight import Fp8Weight
 from realengine.layer_ops import LayerOps
-from realengine.packed_weight import PackedWeight, quantise
 from realengine.projection import DenseProjection, Fp8Projection, Projection, quantised
+from realengine.stored_weight import Fp8Weight, StoredWeight, each_tensor, joined, quantise
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 QUANTIZATIONS = ("none", "fp8", "int4", "int8")  # what 16-bit weights can be rounded to
-_WAYS = ("weight_packed", "weight_scale", "weight")  # in the order in which they are told apart
 
 
 def rounded(weight: torch.Tensor, quantization: str) -> StoredWeight:
@@ -41,7 +36,7 @@ class WeightLoader:
     def __init__(
         self,
         spec: ModelSpec,
-        state: dict[str, torch.Tensor],
+        state: dict[str, StoredWeight],
         dtype: torch.dtype,
         device: torch.device,
         ops: LayerOps,
@@ -53,12 +48,13 @@ class WeightLoader:
 
     def take(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight called `name`, in `dtype` or the model's type, on the device."""
-        return self._state.pop(name).to(device=self._device, dtype=dtype or self._dtype).contiguous()
+        taken: torch.Tensor = self._placed(self._state.pop(name), dtype)
+        return taken
 
     def kv_scales(self, index: int) -> tuple[float, float]:
         """What keys and values of layer `index` are divided by in an FP8 cache; 1 if the checkpoint has no scales."""
         found = (self._state.pop(f"model.layers.{index}.self_attn.{name}", None) for name in ("k_scale", "v_scale"))
-        k_scale, v_scale = (1.0 if scale is None else float(scale) for scale in found)
+        k_scale, v_scale = (float(scale) if isinstance(scale, torch.Tensor) else 1.0 for scale in found)
         return k_scale, v_scale
 
     def projection(self, modules: Sequence[str], bias: bool = False) -> Projection:
@@ -83,37 +79,24 @@ class WeightLoader:
         weight = self._stored([module])
         return weight if isinstance(weight, torch.Tensor) else weight.dense(self._dtype)
 
-    def _way(self, module: str) -> str:
-        return next(way for way in _WAYS if f"{module}.{way}" in self._state)
-
     def _check_alike(self, modules: Sequence[str]) -> None:
         for module in modules:
-            if self._way(module) != self._way(modules[0]):
+            if type(self._state[f"{module}.weight"]) is not type(self._state[f"{modules[0]}.weight"]):
                 remedy = f"is not stored as {modules[0]} is, though both are multiplied at once; use another checkpoint"
                 raise UserError("model", module, remedy)
 
-    def _stored(self, modules: Sequence[str]) -> StoredWeight:
-        way = self._way(modules[0])
-        if way == "weight_packed":
-            return self._packed(modules)
-        if way == "weight_scale":
-            return Fp8Weight(self._merged(modules, "weight"), self._merged(modules, "weight_scale"))
-        return torch.cat([self.take(f"{module}.weight") for module in modules])
+    def _stored(self, modules: Sequence[str]) -> Any:
+        weights = [self._state.pop(f"{module}.weight") for module in modules]
+        return joined([self._placed(weight) for weight in weights])
 
-    def _rounded(self, modules: Sequence[str]) -> StoredWeight:
+    def _rounded(self, modules: Sequence[str]) -> Any:
         """As it is stored, or 16 bits as `quantization` says."""
         weight = self._stored(modules)
         return rounded(weight, self._quantization) if isinstance(weight, torch.Tensor) else weight
 
-    def _packed(self, modules: Sequence[str]) -> PackedWeight:
-        spec = self._spec
-        bits = int(spec.checkpoint_quantization.removeprefix("int"))
-        zeros = any(f"{module}.weight_zero_point" in self._state for module in modules)
-        parts = [self._merged(modules, part) for part in ("weight_packed", "weight_scale")]
-        zero = self._merged(modules, "weight_zero_point") if zeros else None
-        whole = PackedWeight(*parts, zero, bits, 0)  # type: ignore[arg-type]
-        return whole._replace(group=spec.checkpoint_group_size or whole.inputs)
-
-    def _merged(self, modules: Sequence[str], part: str) -> torch.Tensor:
-        """As they are stored: their numbers mean nothing in another type."""
-        return torch.cat([self._state.pop(f"{module}.{part}").to(self._device) for module in modules])
+    def _placed(self, weight: StoredWeight, dtype: torch.dtype | None = None) -> Any:
+        """On the device; floats in `dtype` or the model's type, others as they are stored: their numbers mean nothing
+        in another."""
+        if isinstance(weight, torch.Tensor):
+            return weight.to(device=self._device, dtype=dtype or self._dtype).contiguous()
+        return each_tensor(weight, lambda part: part.to(self._device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
-from realengine.packed_weight import PackedWeight
+from realengine.stored_weight import PackedWeight
 
 
 class PackedProjection:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-import torch
-
-from realengine.fp8_weight import FP8_BLOCK
+from realengine.stored_weight import FP8_BLOCK, StoredWeight, each_tensor
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -59,24 +58,24 @@ def own_experts(spec: ModelSpec, rank: int, size: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def shard_state(state: Mapping[str, torch.Tensor], rank: int, size: int, own: range | None) -> dict[str, torch.Tensor]:
+def shard_state(state: Mapping[str, StoredWeight], rank: int, size: int, own: range | None) -> dict[str, StoredWeight]:
     """The weights of rank `rank`; those of the experts `own` whole, or, if it is None, a slice of each."""
     if size == 1:
         return dict(state)
-    shard = {}
-    for name, tensor in state.items():
+    shard: dict[str, StoredWeight] = {}
+    for name, weight in state.items():
         expert = None if own is None else _EXPERT.search(name)
         if expert is None:
-            shard[name] = _part(name, tensor, rank, size)
+            shard[name] = _part(name, weight, rank, size)
         elif int(expert[1]) in own:
-            shard[name] = tensor
+            shard[name] = weight
     return shard
 
 
-def _part(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+def _part(name: str, weight: StoredWeight, rank: int, size: int) -> Any:
     layer = name.rpartition(".")[0]
     if layer.endswith(_BY_ROW):
-        return tensor.chunk(size, dim=0)[rank]
-    if layer.endswith(_BY_COLUMN) and tensor.shape[1] > 1:  # a scale of all inputs is every rank's
-        return tensor.chunk(size, dim=1)[rank]
-    return tensor
+        return each_tensor(weight, lambda part: part.chunk(size, dim=0)[rank])
+    if layer.endswith(_BY_COLUMN):  # a scale of all inputs is every rank's
+        return each_tensor(weight, lambda part: part.chunk(size, dim=1)[rank] if part.shape[1] > 1 else part)
+    return weight

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from realengine.expert_weights import StoredWeight, stacked
 from realengine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_fp8
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
@@ -19,10 +18,10 @@ from realengine.kernels.token_mask import token_mask
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, Routing
 from realengine.packed_projection import PackedProjection
-from realengine.packed_weight import PackedWeight
 from realengine.projection import Fp8Rows
 from realengine.rope import Rope
 from realengine.step_input import Batch
+from realengine.stored_weight import PackedWeight, StoredWeight, stacked
 from serving.deployments.model_spec import ModelSpec
 
 

@@ -13,6 +13,7 @@ import torch
 from realengine.checkpoints.formats import read_quantised
 from realengine.mixture import mixture_shapes
 from realengine.runnable import check_runnable
+from realengine.stored_weight import StoredWeight
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
@@ -71,7 +72,7 @@ class ModelFiles:
     """
 
     spec: ModelSpec
-    state: dict[str, torch.Tensor] | None
+    state: dict[str, StoredWeight] | None
     source: str
     folder: Path | None = None
 
@@ -83,7 +84,7 @@ class ModelFiles:
         """The same for another process, which reads the folder itself: weights do not fit through shared memory."""
         return self if self.folder is None else replace(self, state=None)
 
-    def weights(self, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    def weights(self, dtype: torch.dtype, device: torch.device) -> dict[str, StoredWeight]:
         """The weights by name. From files they are as the files have them, on the CPU."""
         if self.state is not None:
             return self.state
@@ -115,11 +116,11 @@ def load_model_files(model: str, home: Path) -> ModelFiles:
 
 def random_state(
     spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
-) -> dict[str, torch.Tensor]:
+) -> dict[str, StoredWeight]:
     """Seeded random weights, scaled by fan-in so that activations keep their size. Another kind of device gives
     other numbers."""
     generator = torch.Generator(device).manual_seed(seed)
-    state = {}
+    state: dict[str, StoredWeight] = {}
     for name, shape in shapes(spec):
         if name.endswith("norm.weight"):
             state[name] = torch.ones(shape, dtype=dtype, device=device)
@@ -179,20 +180,20 @@ def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
     return spec.model_copy(update={"eos_ids": tuple(dict.fromkeys([*spec.eos_ids, *ends]))})
 
 
-def _read_weights(folder: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
+def _read_weights(folder: Path, spec: ModelSpec) -> dict[str, StoredWeight]:
     state = _read_state(folder)
     read_quantised(state, _read_json(folder / "config.json"), spec, str(folder))
     return state
 
 
-def _read_state(folder: Path) -> dict[str, torch.Tensor]:
+def _read_state(folder: Path) -> dict[str, StoredWeight]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
     try:
         names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
-        state: dict[str, torch.Tensor] = {}
+        state: dict[str, StoredWeight] = {}
         for name in names:
             state.update(load_file(folder / name))
     except (KeyError, TypeError, AttributeError):
@@ -203,14 +204,14 @@ def _read_state(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> None:
+def _check(spec: ModelSpec, state: dict[str, StoredWeight], folder: Path) -> None:
     """A weight too many is as wrong as one too few: a bias nobody adds gives fluent nonsense."""
-    wanted = dict(_stored_shapes(spec, state))
+    wanted = dict(shapes(spec))
     known = {*wanted, "lm_head.weight"}  # some files keep a tied head
     for name, weight in state.items():
         if name not in known and not name.endswith(_ALLOWED):
             raise UserError("model", str(folder), f"has weight {name}, which a {spec.family} model does not use")
-        if weight.dtype not in _stored_types(name, state):
+        if isinstance(weight, torch.Tensor) and weight.dtype not in _FLOATS:
             remedy = f"{name} is {weight.dtype}, which is neither a float nor told by quantization_config"
             raise UserError("model", str(folder), remedy)
     for name, shape in wanted.items():
@@ -219,29 +220,3 @@ def _check(spec: ModelSpec, state: dict[str, torch.Tensor], folder: Path) -> Non
         if tuple(state[name].shape) != shape:
             remedy = f"{name} has shape {tuple(state[name].shape)}, but config.json says {shape}"
             raise UserError("model", str(folder), remedy)
-
-
-def _stored_shapes(spec: ModelSpec, state: dict[str, torch.Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of everything that must be there: of a quantised layer, its parts."""
-    values = 4 if spec.checkpoint_quantization == "int8" else 8
-    for name, shape in shapes(spec):
-        module = name.removesuffix(".weight")
-        if f"{module}.weight_packed" in state:
-            outputs, inputs = shape
-            grouped = (outputs, -(-inputs // (spec.checkpoint_group_size or inputs)))
-            yield f"{module}.weight_packed", (outputs, inputs // values)
-            yield f"{module}.weight_scale", grouped
-            if spec.checkpoint_zero_points:
-                yield f"{module}.weight_zero_point", grouped
-            continue
-        yield name, shape
-        if f"{module}.weight_scale" in state:
-            yield f"{module}.weight_scale", tuple(state[f"{module}.weight_scale"].shape)  # which its reader checked
-
-
-def _stored_types(name: str, state: dict[str, torch.Tensor]) -> tuple[torch.dtype, ...]:
-    if name.endswith(".weight_packed"):
-        return (torch.int32,)
-    if f"{name}_scale" in state:
-        return (torch.float8_e4m3fn,)
-    return (torch.uint8,) if name.endswith(".weight_zero_point") else _FLOATS

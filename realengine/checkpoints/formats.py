@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from realengine.checkpoints import fp8, kv_scales, packed
+from realengine.checkpoints import fp8, packed
 from realengine.checkpoints.tensors import CheckpointTensors
+from realengine.stored_weight import Fp8Weight, PackedWeight, StoredWeight
 from serving.deployments.model_spec import ModelSpec
 
 _READERS = {  # others are FP8
@@ -16,9 +15,14 @@ _READERS = {  # others are FP8
     "awq": packed.read_awq,
     "compressed-tensors": packed.read_compressed_tensors,
 }
+_KV_SCALES = {  # by tools: compressed-tensors and transformers, ModelOpt, AutoFP8, early vLLM for both
+    "k_scale": ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale"),
+    "v_scale": ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale"),
+}
+_UNUSED_SCALES = ("q_scale", "prob_scale", "kv_scale", "q_proj.output_scale")  # queries and scores are in 16 bits
 
 
-def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
+def read_quantised(state: dict[str, StoredWeight], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
     """Turn the tensors of a quantised checkpoint into what `WeightLoader` takes, in place; others stay as they are.
 
     config  its config.json
@@ -30,8 +34,27 @@ def read_quantised(state: dict[str, torch.Tensor], config: Mapping[str, Any], sp
     tensors, stored = CheckpointTensors(state, where), config["quantization_config"]
     read = fp8.read if spec.checkpoint_quantization.startswith("fp8") else _READERS[stored["quant_method"]]
     read(tensors, stored, spec)
-    kv_scales.read(tensors, spec.num_layers)
-    for name in state:
-        module, _, part = name.rpartition(".")
-        if part in ("weight_packed", "weight_scale") and not module.startswith("model.layers."):
+    _read_kv_scales(tensors, spec.num_layers)
+    for name, weight in state.items():
+        if isinstance(weight, Fp8Weight | PackedWeight) and not name.startswith("model.layers."):
+            module = name.removesuffix(".weight")
             raise tensors.fault(f"{module} is quantised, which only layers may be; use a checkpoint with it in 16 bits")
+
+
+def _read_kv_scales(tensors: CheckpointTensors, layers: int) -> None:
+    """What keys and values are divided by in an FP8 cache: names become `self_attn.k_scale` and
+    `self_attn.v_scale`. Raises UserError for scales by head."""
+    for index in range(layers):
+        attention = f"model.layers.{index}.self_attn"
+        for name, called in _KV_SCALES.items():
+            found = [part for part in called if f"{attention}.{part}" in tensors.state]
+            if not found:
+                continue
+            scale = tensors.state[f"{attention}.{found[0]}"].float()
+            if scale.numel() != 1:
+                raise tensors.fault(f"{attention}.{found[0]} has {scale.numel()} scales; only one a layer is supported")
+            if not 0 < scale.item() < float("inf"):
+                raise tensors.fault(f"{attention}.{found[0]} is {scale.item():g}, but must be positive")
+            tensors.drop(attention, *(part for part in found if part != "kv_scale"))
+            tensors.state[f"{attention}.{name}"] = scale.reshape(1)
+        tensors.drop(attention, *_UNUSED_SCALES)

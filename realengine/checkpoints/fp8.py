@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from realengine.checkpoints.tensors import CheckpointTensors
-from realengine.fp8_weight import FP8_BLOCK
 from realengine.projection import quantised
+from realengine.stored_weight import FP8_BLOCK, Fp8Weight
 from serving.deployments.model_spec import ModelSpec
 
 _BLOCK = (FP8_BLOCK, FP8_BLOCK)
@@ -45,8 +45,7 @@ def read(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec)
             else:
                 wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
                 weight, scale = quantised(weight.float() * wide)
-            tensors.state[f"{module}.weight"] = weight
-            tensors.state[f"{module}.weight_scale"] = scale.contiguous()
+            tensors.state[f"{module}.weight"] = Fp8Weight(weight, scale.contiguous())
     for part in _OF_ACTIVATIONS:
         for module in tensors.modules(part):
             tensors.drop(module, part)

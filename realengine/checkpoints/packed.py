@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from realengine.checkpoints.tensors import CheckpointTensors
-from realengine.packed_weight import PackedWeight, pack, unpack
+from realengine.stored_weight import PackedWeight, pack, unpack
 from serving.deployments.model_spec import ModelSpec
 
 _AWQ_BITS = 4

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from realengine.packed_weight import PackedWeight
+from realengine.stored_weight import PackedWeight
 from serving.errors import UserError
 
 
 class CheckpointTensors:
     """`state` by Hugging Face names, which a reader turns in place into what `WeightLoader` takes."""
 
-    def __init__(self, state: dict[str, torch.Tensor], where: str) -> None:
+    def __init__(self, state: dict[str, Any], where: str) -> None:
         self.state, self._where = state, where
 
     def modules(self, part: str) -> list[str]:
@@ -20,7 +22,7 @@ class CheckpointTensors:
 
     def take(self, module: str, part: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Raises UserError where it is missing, or of another type than `dtype`."""
-        tensor = self.state.pop(f"{module}.{part}", None)
+        tensor: torch.Tensor | None = self.state.pop(f"{module}.{part}", None)
         if tensor is None:
             raise self.fault(f"has no weight {module}.{part}; is the folder complete?")
         if dtype is not None and tensor.dtype != dtype:
@@ -40,11 +42,14 @@ class CheckpointTensors:
             raise self.fault(f"{module}.{part} {remedy}")
 
     def give(self, module: str, weight: PackedWeight) -> None:
-        """What was read of a module, in the engine's layout."""
-        self.state[f"{module}.weight_packed"] = weight.packed
-        self.state[f"{module}.weight_scale"] = weight.scale
-        if weight.zero is not None:
-            self.state[f"{module}.weight_zero_point"] = weight.zero
+        """What was read of a module. Raises UserError where scales or zero points are not those of its groups."""
+        weight = weight._replace(group=weight.group or weight.inputs)
+        groups = (weight.shape[0], -(-weight.inputs // weight.group))
+        for part in (weight.scale, weight.zero):
+            if part is not None and part.shape != groups:
+                remedy = f"has scales or zero points of shape {tuple(part.shape)}, but its groups are {groups}"
+                raise self.fault(f"{module} {remedy}; use another checkpoint")
+        self.state[f"{module}.weight"] = weight
 
     def fault(self, what: str) -> UserError:
         return UserError("model", self._where, what)

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from realengine.copier import Copy
-from realengine.kv_budget import KvBudget
 from realengine.runner import ModelRunner
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
@@ -44,11 +42,11 @@ class ModelDrafter:
         tokens = config.max_num_batched_tokens + config.max_num_seqs  # what was sampled is taken in, too
         own = deployment.rescheduled(speculative=None, async_scheduling=False, max_num_batched_tokens=tokens)
         changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
-        self._runner = ModelRunner(own.model_copy(update=changes), files)
+        self.runner = ModelRunner(own.model_copy(update=changes), files)
         self._number = ""  # with which of a token's uniform numbers drafts are drawn: the target's own
         if config.speculative.draft_sample_method == "probabilistic":
             self._number = "draft"
-            self._runner.keep_logits()
+            self.runner.keep_logits()
         self._known: dict[int, int] = {}  # tokens of each request whose KV is there, if its drafts are accepted
 
     def draft(
@@ -89,8 +87,8 @@ class ModelDrafter:
 
     def _pass(self, inputs: Mapping[int, RowInput], sequences: Mapping[int, TokenSequence]) -> dict[int, int]:
         """The next token of each of `inputs` for which one is wanted."""
-        packed = pack(list(inputs.values()), self._block_size, self._nobody, self._runner.attention.tiles)
-        launched, ids = self._runner.launch(packed.step), list(inputs)
+        packed = pack(list(inputs.values()), self._block_size, self._nobody, self.runner.attention.tiles)
+        launched, ids = self.runner.launch(packed.step), list(inputs)
         tokens = launched.wait()
         samples = {ids[row]: sample for sample, row in enumerate(packed.sample_rows) if row is not None}
         if launched.logits is not None:
@@ -105,30 +103,3 @@ class ModelDrafter:
 
     def reset(self) -> None:
         self._known.clear()
-
-    def budget(self, target: KvBudget) -> KvBudget:
-        own = self._runner.budget(target.utilization)
-        return target._replace(
-            activations=max(target.activations, own.activations),
-            graphs=target.graphs + own.graphs,
-            block=target.block + own.block,
-        )
-
-    def allocate(self, num_blocks: int) -> None:
-        self._runner.allocate(num_blocks)
-
-    @property
-    def block_bytes(self) -> int:
-        return self._runner.kv.block_bytes
-
-    def keep_in_host(self, slots: int) -> None:
-        self._runner.keep_in_host(slots)
-
-    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        return self._runner.copy(pairs, reads)
-
-    def warm_up(self) -> None:
-        self._runner.warm_up()
-
-    def close(self) -> None:
-        self._runner.close()

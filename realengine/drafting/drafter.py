@@ -1,19 +1,29 @@
-"""What proposes the tokens that a request's next step verifies."""
+"""What proposes the tokens that a request's next step verifies: which a deployment asks for, and how it is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from realengine.copier import Copy
-from realengine.kv_budget import KvBudget
+from realengine.drafting.draft_model import ModelDrafter
+from realengine.drafting.ngram import NgramDrafter
+from realengine.runner import ModelRunner
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
+from realengine.weights import ModelFiles
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec, check_vocabulary
+from serving.request import Status
 from serving.step_plan import Row
 
 
 class Drafter(Protocol):
-    """Proposes at the end of each step, in the order of its rows. What it proposes can never change an output."""
+    """Proposes at the end of each step, in the order of its rows. What it proposes can never change an output.
+
+    runner  computes the drafts, over KV in blocks of the same ids as the target's; None where nothing is computed
+    """
+
+    runner: ModelRunner | None
 
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
@@ -28,26 +38,45 @@ class Drafter(Protocol):
     def reset(self) -> None:
         """Forget every request."""
 
-    # What a drafter that computes needs of the device
 
-    def budget(self, target: KvBudget) -> KvBudget:
-        """The target's, with what drafting takes."""
+def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | None) -> Drafter | None:
+    """None where nothing is drafted. A draft model's weights are in `draft`.
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make room for the KV of so many blocks. Raises UserError when the memory does not suffice."""
+    Raises UserError for a model that cannot draft for the target.
+    """
+    speculative = deployment.scheduler.speculative
+    if speculative is None:
+        return None
+    if speculative.method == "ngram":
+        return NgramDrafter(speculative)
+    if draft is None:
+        raise ValueError("method draft_model needs the files of the draft model")
+    check_vocabulary(target, draft.spec)
+    return ModelDrafter(deployment, draft)
 
-    @property
-    def block_bytes(self) -> int:
-        """What the KV of a block takes beside the target's; 0 where drafting has none."""
 
-    def keep_in_host(self, slots: int) -> None:
-        """Make room for so many of its blocks in host memory. Raises UserError if there is none."""
+def propose(
+    drafter: Drafter,
+    rows: Sequence[Row],
+    stopped: Collection[int],
+    sequences: Mapping[int, TokenSequence],
+    seating: Seating,
+) -> dict[int, int]:
+    """Give the requests that a step of `rows` sampled for, and that go on, their drafts; how many tokens, by id.
 
-    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Begin to copy its blocks, as `ModelRunner.copy`; only where it has some."""
-
-    def warm_up(self) -> None:
-        """Run once what drafting is made of."""
-
-    def close(self) -> None:
-        """Give back threads and graphs; nothing may be drafted afterwards."""
+    In the overlapped loop the next step is planned by now. Who was preempted for it is not drafted for; its prefix may
+    be found again, so a draft model takes it in, before anybody else writes to the blocks.
+    """
+    theirs = {row.request.id: sequences[row.request.id] for row in rows if not row.request.ended}
+    here = [row for row in rows if row.request.status is Status.RUNNING]
+    if gone := [row for row in rows if row.request.status is Status.WAITING]:
+        drafter.draft(gone, (), theirs, seating)
+        for row in gone:
+            drafter.leave(row.request.id)
+    lasts = {id for id, sequence in theirs.items() if sequence.output_len == sequence.request.arrived.output_len}
+    going_on = {row.request.id for row in here if row.samples} - lasts - set(stopped)
+    found = drafter.draft(here, going_on, theirs, seating)
+    proposed = {row.request.id: found.get(row.request.id, []) for row in here if row.request.id in going_on}
+    for id, drafts in proposed.items():
+        theirs[id].drafts = drafts
+    return {id: len(drafts) for id, drafts in proposed.items()}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from realengine.copier import Copy
-from realengine.kv_budget import KvBudget
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
 from serving.speculative import SpeculativeConfig
@@ -18,6 +16,8 @@ from serving.step_plan import Row
 
 class NgramDrafter:
     """Looks up the texts of requests, each of which is indexed as it grows: a token costs no more in a longer one."""
+
+    runner = None
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._most = config.num_speculative_tokens
@@ -41,26 +41,6 @@ class NgramDrafter:
 
     def reset(self) -> None:
         self._texts.clear()
-
-    def budget(self, target: KvBudget) -> KvBudget:
-        return target
-
-    def allocate(self, num_blocks: int) -> None:
-        pass
-
-    block_bytes = 0
-
-    def keep_in_host(self, slots: int) -> None:
-        pass
-
-    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        raise AssertionError("prompt lookup has no KV")
-
-    def warm_up(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class _Text:

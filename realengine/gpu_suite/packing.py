@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from realengine.gpu_suite.ragged_batch import Numbers
-from realengine.packed_weight import PackedWeight
+from realengine.stored_weight import PackedWeight
 
 
 class Packing(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor
 from realengine.kernels.attention_shapes import I32, TRITON_NAME, U8, shaped
 from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.specialisation import Specialisation
-from realengine.packed_weight import PackedWeight
+from realengine.stored_weight import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
 _FEW = 16  # tokens, up to which one tile is enough: decode

@@ -16,15 +16,20 @@ pytest.importorskip("transformers", reason="transformers makes the models here; 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from realengine.engine import Engine  # noqa: E402
-from realengine.fp8_weight import Fp8Weight  # noqa: E402
 from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
 from realengine.kv_cache import write as store  # noqa: E402
 from realengine.layer_ops import TorchOps  # noqa: E402
 from realengine.model import Model  # noqa: E402
-from realengine.packed_weight import PackedWeight, pack, quantise, unpack  # noqa: E402
 from realengine.shard import shard_spec, shard_state  # noqa: E402
 from realengine.step_input import Batch, RowInput  # noqa: E402
 from realengine.step_input import pack as pack_step  # noqa: E402
+from realengine.stored_weight import (  # noqa: E402
+    Fp8Weight,
+    PackedWeight,
+    pack,
+    quantise,
+    unpack,
+)
 from realengine.weights import RANDOM, load_model_files, random_state  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_capacity import weight_bytes  # noqa: E402
@@ -119,7 +124,8 @@ def test_two_ranks_have_the_blocks_of_one(mixtures: dict[str, Path], tmp_path: P
     states = [files.state, *(shard_state(files.state or {}, rank, 2, None) for rank in range(2))]
     for part, along in (("gate", 0), ("up", 0), ("down", 1)):
         name = f"model.layers.1.mlp.experts.5.{part}_proj.weight"
-        whole, *parts = (Fp8Weight(state[name], state[f"{name}_scale"]) for state in states if state)
+        whole, *parts = (state[name] for state in states if state)
+        assert isinstance(whole, Fp8Weight)
         assert len(whole.scale) == (2 if part != "down" else 32)
         assert torch.equal(whole.dense(torch.float32), torch.cat([each.dense(torch.float32) for each in parts], along))
     wide = files.spec.model_copy(update={"moe_intermediate_size": 384})
@@ -221,8 +227,9 @@ def test_fp8_weights_are_those_of_the_checkpoint(name: str, plain: Path, tmp_pat
     files, dense = (load_model_files(str(tmp_path / which), Path()) for which in ("quantised", "dense"))
     assert files.state is not None and dense.state is not None
     for key, wanted in dense.state.items():
-        found = files.state[key].float()
-        scale = files.state.get(f"{key}_scale")
+        stored = files.state[key]
+        found, scale = stored if isinstance(stored, Fp8Weight) else (stored, None)
+        found = found.float()
         assert (scale is None) == ("_proj" not in key or key.endswith("bias") or "layers.0.mlp" in key), key
         if scale is not None:
             found = found * scale
@@ -301,8 +308,9 @@ def test_two_ranks_have_the_weights_of_one(name: str, plain: Path, tmp_path: Pat
 
 
 def _dense(state: dict[str, Any], module: str) -> Any:
-    parts = [state[f"{module}.weight_{part}"] for part in ("packed", "scale", "zero_point")]
-    return PackedWeight(*parts, 4, 16).dense(torch.float32)
+    weight = state[f"{module}.weight"]
+    assert isinstance(weight, PackedWeight)
+    return weight.dense(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -316,8 +324,16 @@ def _dense(state: dict[str, Any], module: str) -> Any:
         ("gptq asymmetric", {"scales": None}, "has no weight model.layers.0.*.scales; is the folder complete"),
         ("gptq symmetric", {"qzeros": lambda t: t + 1}, "qzeros are not in the middle"),
         ("awq", {"qweight": lambda t: t.long()}, "qweight is torch.int64, but must be torch.int32"),
-        ("awq", {"qweight": lambda t: t[:, :-1].contiguous()}, "weight_packed has shape .*, but config.json says"),
-        ("pack-quantized asymmetric", {"weight_scale": lambda t: t[:, :0].contiguous()}, "weight_scale has shape"),
+        (
+            "awq",
+            {"qweight": lambda t: t[:, :-1].contiguous()},
+            "has scales or zero points of shape .*, but its groups are",
+        ),
+        (
+            "pack-quantized asymmetric",
+            {"weight_scale": lambda t: t[:, :0].contiguous()},
+            "has scales or zero points of",
+        ),
         ("int-quantized", {"weight": lambda t: t.float()}, "weight is torch.float32, but must be torch.int8"),
     ],
 )

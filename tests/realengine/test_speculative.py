@@ -237,9 +237,8 @@ def test_a_draft_model_may_draw_by_itself(draft: str, overlapped: bool, plain: l
 
 def test_kv_of_a_draft_model_is_counted() -> None:
     engine = engine_for({"model": "random:llama", "num_speculative_tokens": 3})
-    assert engine._drafter is not None
-    target = engine.runner.budget(0.9)
-    assert engine._drafter.budget(target).block == 2 * target.block
+    target, draft = (runner.budget(0.9) for runner in engine._runners)
+    assert target.beside(draft).block == 2 * target.block
 
 
 def test_a_draft_model_of_another_vocabulary_is_one_line() -> None:

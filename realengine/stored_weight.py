@@ -1,21 +1,48 @@
-"""Weights of 4 or 8 bits in 32-bit words, with a scale and a zero point for each group of inputs.
+"""Weights of linear layers as they are kept: in the model's type, in FP8 (e4m3), or in integers of 4 or 8 bits.
 
-One layout, whatever a checkpoint has: that of compressed-tensors' `pack-quantized`. A weight is `scale * (integer -
-zero)`, its integer unsigned. Reading formats, dividing among ranks and the GEMM's kernel all start from here.
+One layout for each, whatever a checkpoint has. Integers lie in 32-bit words, with a scale and a zero point for each
+group of inputs, as in compressed-tensors' `pack-quantized`: a weight is `scale * (integer - zero)`, its integer
+unsigned. Reading formats, dividing among ranks and the kernels all start from here.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from serving.deployments.weight_types import GROUP_SIZE
 from serving.errors import UserError
 
+FP8_BLOCK = 128
+
+
+class Fp8Weight(NamedTuple):
+    """In e4m3, with a scale for each output channel, or for blocks of 128 x 128.
+
+    values  [out, in] e4m3
+    scale   [out / n, groups] float32: n outputs share one, and all inputs, or groups of 128
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """`[out, in]`: what the numbers stand for, computed in float32 and rounded once."""
+        outputs, inputs = self.values.shape
+        scale = self.scale.repeat_interleave(outputs // len(self.scale), dim=0)
+        if scale.shape[1] > 1:
+            scale = scale.repeat_interleave(FP8_BLOCK, dim=1)[:, :inputs]
+        return (self.values.float() * scale).to(dtype)
+
 
 class PackedWeight(NamedTuple):
-    """The weights of one linear layer, or of several that are multiplied at once.
+    """In integers.
 
     packed  [out, in * bits / 32] int32: the first integer of a word in its lowest bits
     scale   [out, groups] floats
@@ -34,6 +61,10 @@ class PackedWeight(NamedTuple):
     def inputs(self) -> int:
         return self.packed.shape[1] * (32 // self.bits)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.packed), self.inputs
+
     def integers(self) -> torch.Tensor:
         """`[out, in]`, uint8."""
         return unpack(self.packed, self.bits)
@@ -44,6 +75,40 @@ class PackedWeight(NamedTuple):
         groups = [self.scale.float(), torch.full_like(self.scale, middle) if self.zero is None else self.zero.float()]
         scale, zero = (each.repeat_interleave(self.group, dim=1)[:, : self.inputs] for each in groups)
         return ((self.integers().float() - zero) * scale).to(dtype)
+
+
+StoredWeight = torch.Tensor | Fp8Weight | PackedWeight  # [out, in], of one linear layer or several that share inputs
+
+
+def each_tensor(weight: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`weight` with every tensor of it changed."""
+    if isinstance(weight, torch.Tensor):
+        return change(weight)
+    return type(weight)(*(change(part) if isinstance(part, torch.Tensor) else part for part in weight))
+
+
+def joined(weights: Sequence[Any]) -> Any:
+    """Weights that are stored alike as one: the outputs of each after those of the one before."""
+    if isinstance(weights[0], torch.Tensor):
+        return torch.cat(list(weights))
+    parts = zip(*weights, strict=True)
+    return type(weights[0])(*(torch.cat(each) if isinstance(each[0], torch.Tensor) else each[0] for each in parts))
+
+
+def stacked(weights: Iterable[Any], count: int) -> Any:
+    """`count` tensors, or named tuples of them, as one of the same kind with a dimension for experts in front.
+
+    What is not a tensor must be the same in all of them.
+    """
+    parts: list[Any] = []
+    for place, weight in enumerate(weights):
+        fields = (weight,) if isinstance(weight, torch.Tensor) else weight
+        if not place:
+            parts = [part.new_empty(count, *part.shape) if isinstance(part, torch.Tensor) else part for part in fields]
+        for into, part in zip(parts, fields, strict=True):
+            if isinstance(part, torch.Tensor):
+                into[place] = part
+    return parts[0] if isinstance(weight, torch.Tensor) else type(weight)(*parts)
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
