@@ -6,7 +6,7 @@ called as the engine calls it. Targets come first, then a coarse grid, then the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,45 +14,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
 
-from realengine.gpu_suite.expert_batch import ExpertBatch, Mixture
-from realengine.gpu_suite.kernel_costs import (
-    Cost,
-    add_rms_norm_cost,
-    attention_cost,
-    experts_cost,
-    gemm_cost,
-    packed_cost,
-    rope_store_cost,
-    sample_cost,
-    silu_mul_cost,
+from realengine.gpu_suite.attention_operations import attention, rope_store
+from realengine.gpu_suite.operations import (
+    Mixture,
+    On,
+    Operation,
+    add_rms_norm,
+    argmax,
+    draw,
+    gemm,
+    grouped_gemm,
+    packed_gemm,
+    silu_mul,
 )
 from realengine.gpu_suite.packing import Packing
-from realengine.gpu_suite.ragged_batch import (
-    Backend,
-    Draw,
-    Numbers,
-    Row,
-    backend_for,
-    batch_of,
-    pool_blocks,
-    random_cache,
-)
-from realengine.gpu_suite.timing import Bench, Timing
+from realengine.gpu_suite.ragged_batch import Row
+from realengine.gpu_suite.timing import Bench
 from realengine.kernels.attention_shapes import Shape
-from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms
-from realengine.projection import DenseProjection, Fp8Projection, quantised
-from realengine.rope import Rope
 from realengine.weights import RANDOM
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
-_NAME = {_BF16: "bf16", _FP8: "fp8"}
-_PAGE = 16
 _LONGEST = 16_896  # tokens: the suite's deployments split decode rows for this context
 _MOST_KV_TOKENS = 1 << 22  # 16 GiB of a layer of either model
 _SIZES = tuple(1 << power for power in range(15))
@@ -88,8 +73,7 @@ class Point(NamedTuple):
 
     order: int
     about: dict[str, Any]
-    cost: Cost
-    measure: Callable[[Bench], Timing]
+    operation: Operation
 
 
 def kernel_grid(
@@ -105,18 +89,21 @@ def kernel_grid(
 
 def points(device: torch.device, dry_run: bool) -> list[Point]:
     """What is measured, in that order."""
-    return sorted(_tiny_points(device) if dry_run else _points(device), key=lambda point: point.order)
+    on = On(device, "torch" if device.type == "cpu" else "triton")
+    return sorted(_tiny_points(on) if dry_run else _points(on), key=lambda point: point.order)
 
 
 def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, Any]:
     """The row of `point`."""
-    row = dict.fromkeys(column.name for column in GRID_COLUMNS) | point.about | point.cost._asdict()
+    cost = point.operation.cost
+    row = dict.fromkeys(column.name for column in GRID_COLUMNS) | point.about | cost._asdict()
     rate = ceilings["gemm_flops_per_s"]
     if row["op"] == "gemm" and row["dtype"] == "fp8":
         rate = ceilings.get("fp8_gemm_flops_per_s") or rate
-    row["roofline_ns"] = 1e9 * max(point.cost.bytes / ceilings["copy_bytes_per_s"], point.cost.flops / rate)
+    row["roofline_ns"] = 1e9 * max(cost.bytes / ceilings["copy_bytes_per_s"], cost.flops / rate)
     try:
-        timing = point.measure(bench)
+        make, call, _ = point.operation.prepare()
+        timing = bench.time(make, lambda given: call(*given), cost.bytes)
     except Exception as failure:  # whatever a launch may raise: the other rows are worth having
         return row | {"error": f"{type(failure).__name__}: {str(failure)[:300]}"}
     return row | timing._asdict() | {"roofline_share": row["roofline_ns"] / timing.median_ns}
@@ -129,39 +116,35 @@ def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
 
 
-def _points(device: torch.device) -> Iterator[Point]:
+def _points(on: On) -> Iterator[Point]:
     large, small = RANDOM["llama-3.1-8b"], RANDOM["qwen3-0.6b"]
     for spec in (large, small):
-        yield from _decode_points(spec, spec is large)
-        yield from _prefill_points(spec, spec is large)
+        yield from _decode_points(on, spec, spec is large)
+        yield from _prefill_points(on, spec, spec is large)
     for spec in (large, small):
         targets = (1, 8, 64, 8192) if spec is large else (256,)
-        for part, tokens in ((part, tokens) for part in _parts(spec) for tokens in _SIZES):
+        for (part, sizes), tokens in ((part, tokens) for part in _parts(spec).items() for tokens in _SIZES):
             if part == "head" and tokens > 1024:  # only sampled rows get there
                 continue
             coarse = tokens in (1, 16, 256, 2048, 8192)
-            yield gemm_point(0 if tokens in targets else 1 if coarse else 2, spec, part, tokens, _BF16)
-            yield gemm_point(1 if tokens in (1, 64, 8192) else 2, spec, part, tokens, _FP8)
+            order = 0 if tokens in targets else 1 if coarse else 2
+            yield _point(order, spec, gemm(on, tokens, *sizes, _BF16), part=part)
+            yield _point(1 if tokens in (1, 64, 8192) else 2, spec, gemm(on, tokens, *sizes, _FP8), part=part)
     for tokens in (1, 4, 16, 64, 256, 2048, 8192):
         order = 1 if tokens in (1, 64, 2048) else 2
-        for part in _parts(large):
+        for part, (inputs, outputs) in _parts(large).items():
             if part != "head":  # which stays in 16 bits
-                yield packed_point(order, large, part, tokens, device)
+                yield _point(order, large, packed_gemm(on, Packing(outputs, inputs, 4, 128), tokens), part=part)
         for name in ("Qwen3-30B-A3B", "Mixtral-8x7B"):
-            yield experts_point(order, find_model(name), tokens, device)
+            yield _experts_point(order, on, find_model(name), tokens)
     for spec in (large, small):
         for tokens in _SIZES:
-            order = 1 if tokens in (1, 64, 512, 8192) else 2
-            yield norm_point(order, spec, tokens, device)
-            yield silu_point(order, spec, tokens, device)
-            yield rope_point(order, spec, tokens, device)
+            yield from _layer_points(1 if tokens in (1, 64, 512, 8192) else 2, on, spec, tokens)
         for rows in (1, 4, 16, 64, 256):
-            order = 1 if rows in (1, 64) else 2
-            for how in (None, (0.8, 0, 0.95), (0.8, 50, 1.0), (1.0, 0, 1.0)):
-                yield sample_point(order, spec, rows, how, device)
+            yield from _sample_points(1 if rows in (1, 64) else 2, on, spec, rows)
 
 
-def _decode_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
+def _decode_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
     targets = {(1, 1024), (8, 1024), (64, 1024), (16, 4096), (64, 4096), (16, 16384), (64, 16384), (256, 4096)}
     for context in (128, 1024, 4096, 16384, 65536, 131072):
         for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -169,15 +152,15 @@ def _decode_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
                 continue
             coarse = rows in (1, 16, 64, 256) and context in (1024, 4096, 16384)
             order = 0 if large and (rows, context) in targets else 1 if coarse else 2
-            yield attention_point(order, spec, [(context, 1)] * rows, _BF16, "triton")
+            yield _attention_point(order, on, spec, [(context, 1)] * rows)
             if coarse:
-                yield attention_point(2, spec, [(context, 1)] * rows, _FP8, "triton")
-    yield attention_point(0 if large else 1, spec, [*[(1024, 1)] * 63, (16384, 1)], _BF16, "triton")
+                yield _attention_point(2, on, spec, [(context, 1)] * rows, _FP8)
+    yield _attention_point(0 if large else 1, on, spec, [*[(1024, 1)] * 63, (16384, 1)])
     for rows in (16, 64, 256):
         for mean in (1024, 4096):
             order = 1 if rows == 64 else 2
-            yield attention_point(order, spec, uneven(rows, mean), _BF16, "triton")
-            yield attention_point(order, spec, [*[(mean // 4, 1)] * (rows - 1), (8 * mean, 1)], _BF16, "triton")
+            yield _attention_point(order, on, spec, uneven(rows, mean))
+            yield _attention_point(order, on, spec, [*[(mean // 4, 1)] * (rows - 1), (8 * mean, 1)])
 
 
 def uneven(rows: int, mean: int) -> list[Row]:
@@ -186,40 +169,40 @@ def uneven(rows: int, mean: int) -> list[Row]:
     return [(context, 1) for context in np.random.default_rng(rows).permutation(contexts).tolist()]
 
 
-def _prefill_points(spec: ModelSpec, large: bool) -> Iterator[Point]:
+def _prefill_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
     for tokens in (8192, 512, 2048, 1024, 4096, 16384):
         order = 0 if large and tokens == 8192 else 1
         for backend in ("triton", "hybrid"):
-            yield attention_point(order, spec, [(tokens, tokens)], _BF16, backend)
-    yield attention_point(2, spec, [(512, 512)] * 16, _BF16, "triton")
+            yield _attention_point(order, on._replace(backend=backend), spec, [(tokens, tokens)])
+    yield _attention_point(2, on, spec, [(512, 512)] * 16)
     for tokens in (2, 4, 16, 64, 256, 512, 2048):  # of one token it is a decode row
         for past in (2048, 8192, 32768):
             order = 1 if past == 8192 or (large and tokens in (16, 256)) else 2
-            yield attention_point(order, spec, [(past + tokens, tokens)], _BF16, "triton")
+            yield _attention_point(order, on, spec, [(past + tokens, tokens)])
     for past in (2048, 8192, 32768):
-        yield attention_point(1, spec, [(past + 1, 1)], _BF16, "triton")
+        yield _attention_point(1, on, spec, [(past + 1, 1)])
     for tokens in (16, 64, 256):  # beside those above, whose KV is divided
-        yield attention_point(1, spec, [(8192 + tokens, tokens)], _BF16, "triton", whole=True)
+        yield _attention_point(1, on, spec, [(8192 + tokens, tokens)], whole=True)
     for rows in (8, 64):  # drafts of four tokens to verify
-        yield attention_point(1, spec, [(4096, 5)] * rows, _BF16, "triton")
-    yield attention_point(2, spec, [(8192, 8192)], _FP8, "triton")
+        yield _attention_point(1, on, spec, [(4096, 5)] * rows)
+    yield _attention_point(2, on, spec, [(8192, 8192)], _FP8)
 
 
-def _tiny_points(device: torch.device) -> Iterator[Point]:
+def _tiny_points(on: On) -> Iterator[Point]:
     spec = RANDOM["qwen3"]
-    for tokens in (1, 4):
-        yield gemm_point(0, spec, "gate_up", tokens, _BF16)
-    yield gemm_point(2, spec, "qkv", 4, _FP8)
+    parts = _parts(spec)
+    for order, part, tokens, dtype in ((0, "gate_up", 1, _BF16), (0, "gate_up", 4, _BF16), (2, "qkv", 4, _FP8)):
+        yield _point(order, spec, gemm(on, tokens, *parts[part], dtype), part=part)
+    by_torch = on._replace(backend="torch")
     for cached in (_BF16, _FP8):
-        yield attention_point(0, spec, [(33, 1), (70, 1)], cached, "torch")
-    yield attention_point(1, spec, [(20, 20)], _BF16, "torch")
-    yield attention_point(1, spec, [(40, 8)], _BF16, "torch", whole=True)
-    yield packed_point(1, spec, "qkv", 4, device)
-    yield experts_point(1, RANDOM["qwen3-moe"], 4, device)
-    for make in (norm_point, silu_point, rope_point):
-        yield make(1, spec, 4, device)
-    yield sample_point(1, spec, 2, None, device)
-    yield sample_point(1, spec, 2, (0.8, 0, 0.95), device)
+        yield _attention_point(0, by_torch, spec, [(33, 1), (70, 1)], cached)
+    yield _attention_point(1, by_torch, spec, [(20, 20)])
+    yield _attention_point(1, by_torch, spec, [(40, 8)], whole=True)
+    inputs, outputs = parts["qkv"]
+    yield _point(1, spec, packed_gemm(on, Packing(outputs, inputs, 4, 128), 4), part="qkv")
+    yield _experts_point(1, on, RANDOM["qwen3-moe"], 4)
+    yield from _layer_points(1, on, spec, 4)
+    yield from _sample_points(1, on, spec, 2)
 
 
 def _parts(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -234,167 +217,35 @@ def _parts(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     }
 
 
-def gemm_point(order: int, spec: ModelSpec, part: str, tokens: int, dtype: torch.dtype) -> Point:
-    """A projection of the model, in bf16 or with its weights and activations in fp8."""
-    inputs, outputs = _parts(spec)[part]
-
-    def measure(bench: Bench) -> Timing:
-        numbers = Numbers(bench.device)
-
-        def make(_: int) -> tuple[Any, Tensor]:
-            weight = numbers(outputs, inputs)
-            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(*quantised(weight))
-            return projection, numbers(tokens, inputs)
-
-        return bench.time(make, lambda x: x[0](x[1]), dtype.itemsize * inputs * outputs + 2 * tokens * inputs)
-
-    about = _about("gemm", spec, "torch", tokens, dtype=_NAME[dtype], part=part, inputs=inputs, outputs=outputs)
-    return Point(order, about, gemm_cost(tokens, inputs, outputs, dtype.itemsize), measure)
+def _point(order: int, spec: ModelSpec, operation: Operation, **more: Any) -> Point:
+    about = {"op": operation.kernel, "model": spec.name.removeprefix("random:"), **operation.about, **more}
+    return Point(order, about, operation)
 
 
-def packed_point(order: int, spec: ModelSpec, part: str, tokens: int, device: torch.device) -> Point:
-    """A projection of the model with its weights in 4 bits, symmetric in groups of 128."""
-    inputs, outputs = _parts(spec)[part]
-    packing = Packing(outputs, inputs, 4, 128)
-    cost = packed_cost(tokens, packing)
-
-    def measure(bench: Bench) -> Timing:
-        ops, numbers = _backend(spec, bench.device).ops, Numbers(bench.device)
-
-        def make(_: int) -> tuple[Any, Tensor]:
-            return ops.packed(packing.weight(numbers, _BF16), _BF16, None), numbers(tokens, inputs)
-
-        return bench.time(make, lambda x: x[0](x[1]), cost.bytes)
-
-    about = _about("packed_gemm", spec, _name(device), tokens, dtype="int4", part=part, inputs=inputs, outputs=outputs)
-    return Point(order, about, cost, measure)
+def _shape(spec: ModelSpec, cached: torch.dtype) -> Shape:
+    return Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, cached, 16)
 
 
-def experts_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
-    """The routed experts of a layer of the model, all on this device, chosen at random."""
+def _attention_point(
+    order: int, on: On, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype = _BF16, whole: bool = False
+) -> Point:
+    longest = max(_LONGEST, *(context for context, _ in rows))
+    return _point(order, spec, attention(on, _shape(spec, cached), rows, longest, whole))
+
+
+def _experts_point(order: int, on: On, spec: ModelSpec, tokens: int) -> Point:
     mixture = Mixture(spec.hidden_size, spec.moe_intermediate_size, spec.num_experts, spec.experts_per_token)
-    cost = experts_cost(tokens, mixture)
-
-    def measure(bench: Bench) -> Timing:
-        ops = _backend(spec, bench.device).ops
-
-        def make(number: int) -> ExpertBatch:
-            return ExpertBatch(mixture, tokens, _BF16, Numbers(bench.device, number), ops, others=0)
-
-        return bench.time(make, ExpertBatch.run, cost.bytes)
-
-    about = _about("grouped_gemm", spec, _name(device), tokens, inputs=spec.hidden_size, outputs=spec.hidden_size)
-    return Point(order, about, cost, measure)
+    return _point(order, spec, grouped_gemm(on, mixture, tokens))
 
 
-def attention_point(
-    order: int, spec: ModelSpec, rows: Sequence[Row], cached: torch.dtype, backend: str, whole: bool = False
-) -> Point:
-    """Decode if every row has one query token; else prefill, over past KV where the context is longer. With `whole` a
-    prefill's KV is not divided among programs, as in the batch-invariant mode."""
-    contexts = [context for context, _ in rows]
-    tokens = sum(count for _, count in rows)
-    shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, cached, _PAGE)
-
-    def measure(bench: Bench) -> Timing:
-        attention = backend_for(backend, spec, _PAGE, bench.device, max(_LONGEST, *contexts), whole).attention
-        batch = batch_of(rows, _PAGE, attention, bench.device)
-        plan = attention.plan(batch)
-        numbers, blocks = Numbers(bench.device), pool_blocks(rows, _PAGE)
-
-        def make(_: int) -> tuple[Tensor, LayerKv]:
-            return numbers(batch.layout.tokens, shape.heads, shape.dim), random_cache(shape, blocks, numbers)
-
-        input_bytes = 2 * blocks * _PAGE * shape.kv_heads * shape.dim * cached.itemsize
-        return bench.time(make, lambda x: attention.attend(x[0], plan, x[1]), input_bytes)
-
-    cost = attention_cost(rows, shape.heads, shape.kv_heads, shape.dim, cached.itemsize)
-    op = "attention_decode" if tokens == len(rows) else "attention_prefill"
-    width = shape.heads * shape.dim
-    part = "whole" if whole else ""
-    about = _about(op, spec, backend, tokens, rows=len(rows), part=part, inputs=width, outputs=width)
-    mean = sum(contexts) // len(rows)
-    return Point(order, about | {"context": mean, "longest": max(contexts), "kv_dtype": _NAME[cached]}, cost, measure)
+def _layer_points(order: int, on: On, spec: ModelSpec, tokens: int) -> Iterator[Point]:
+    """What is done to each token of a layer between GEMMs, of a whole prompt."""
+    yield _point(order, spec, add_rms_norm(on, tokens, spec.hidden_size))
+    yield _point(order, spec, silu_mul(on, tokens, spec.intermediate_size))
+    yield _point(order, spec, rope_store(on, _shape(spec, _BF16), spec, [(tokens, tokens)]))
 
 
-def norm_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
-    """Adding the residual, and RMSNorm."""
-    hidden = spec.hidden_size
-
-    def measure(bench: Bench) -> Timing:
-        ops, numbers = _backend(spec, bench.device).ops, Numbers(bench.device)
-        weight = numbers(hidden)
-        return bench.time(
-            lambda _: numbers(2, tokens, hidden), lambda x: ops.add_norm(x[0], x[1], weight), 4 * tokens * hidden
-        )
-
-    about = _about("add_rms_norm", spec, _name(device), tokens, inputs=hidden, outputs=hidden)
-    return Point(order, about, add_rms_norm_cost(tokens, hidden), measure)
-
-
-def silu_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
-    """SwiGLU's product."""
-    size = spec.intermediate_size
-
-    def measure(bench: Bench) -> Timing:
-        numbers = Numbers(bench.device)
-        silu_mul = _backend(spec, bench.device).ops.silu_mul
-        return bench.time(lambda _: numbers(tokens, 2 * size), silu_mul, 4 * tokens * size)
-
-    about = _about("silu_mul", spec, _name(device), tokens, inputs=2 * size, outputs=size)
-    return Point(order, about, silu_mul_cost(tokens, size), measure)
-
-
-def rope_point(order: int, spec: ModelSpec, tokens: int, device: torch.device) -> Point:
-    """Head norms, rotation and the write to the cache, of a whole prompt."""
-    merged = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    shape = Shape(spec.name, spec.num_heads, spec.num_kv_heads, spec.head_dim, _BF16, _BF16, _PAGE)
-
-    def measure(bench: Bench) -> Timing:
-        attention, ops = _backend(spec, bench.device)
-        batch = batch_of([(tokens, tokens)], _PAGE, attention, bench.device)
-        rotation = ops.rotation(Rope(spec, tokens, bench.device), batch)
-        numbers, blocks = Numbers(bench.device), pool_blocks([(tokens, tokens)], _PAGE)
-        norms = HeadNorms(*numbers(2, spec.head_dim)) if spec.qk_norm else None
-
-        def make(_: int) -> tuple[Tensor, LayerKv]:
-            return numbers(batch.layout.tokens, merged), random_cache(shape, blocks, numbers)
-
-        return bench.time(make, lambda x: ops.rope_store(x[0], rotation, norms, x[1], batch), 2 * tokens * merged)
-
-    about = _about("rope_store", spec, _name(device), tokens, rows=1, kv_dtype="bf16", inputs=merged, outputs=merged)
-    return Point(order, about, rope_store_cost(tokens, spec), measure)
-
-
-def sample_point(
-    order: int, spec: ModelSpec, rows: int, how: tuple[float, int, float] | None, device: torch.device
-) -> Point:
-    """A token for each of `rows`: the likeliest, or drawn with that temperature, top-k and top-p."""
-    vocab = spec.vocab_size
-
-    def measure(bench: Bench) -> Timing:
-        attention, ops = _backend(spec, bench.device)
-        draws: list[Draw | None] = [how and (*how, (index + 0.5) / rows) for index in range(rows)]
-        batch = batch_of([(1, 1)] * rows, _PAGE, attention, bench.device, draws=draws)
-        numbers, samples = Numbers(bench.device), batch.layout.samples
-        return bench.time(
-            lambda _: numbers(samples, vocab, scale=3), lambda x: ops.sample(x, batch, how is None), 2 * rows * vocab
-        )
-
-    part = "" if how is None else f"temperature {how[0]:g}, top-k {how[1]}, top-p {how[2]:g}"
-    op = "argmax" if how is None else "draw"
-    about = _about(op, spec, _name(device), rows, rows=rows, part=part, inputs=vocab, outputs=1)
-    return Point(order, about, sample_cost(rows, vocab, how is not None), measure)
-
-
-def _about(op: str, spec: ModelSpec, backend: str, tokens: int, **more: Any) -> dict[str, Any]:
-    named = {"op": op, "model": spec.name.removeprefix("random:"), "backend": backend, "tokens": tokens}
-    return named | {"part": "", "dtype": "bf16"} | more
-
-
-def _backend(spec: ModelSpec, device: torch.device) -> Backend:
-    return backend_for(_name(device), spec, _PAGE, device, _LONGEST)
-
-
-def _name(device: torch.device) -> str:
-    return "torch" if device.type == "cpu" else "triton"
+def _sample_points(order: int, on: On, spec: ModelSpec, rows: int) -> Iterator[Point]:
+    yield _point(order, spec, argmax(on, rows, spec.vocab_size))
+    for how in ((0.8, 0, 0.95), (0.8, 50, 1.0), (1.0, 0, 1.0)):
+        yield _point(order, spec, draw(on, rows, spec.vocab_size, kinds=[how]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from signal import SIGKILL
@@ -21,9 +22,9 @@ import torch
 from realengine.gpu_suite.correctness import cases
 from realengine.gpu_suite.end_to_end import checked
 from realengine.gpu_suite.kernel_grid import points
+from realengine.gpu_suite.operations import Operation
 from realengine.gpu_suite.ragged_batch import backend_for
 from realengine.gpu_suite.sizes import Sizes
-from realengine.gpu_suite.timing import Bench, Inputs, Timing
 from realengine.kv_cache import FP8, KvCache
 from realengine.model import Model
 from realengine.step_graphs import mixed_layout, pad
@@ -120,38 +121,21 @@ def compile_launches(
 def launches(sizes: Sizes) -> Iterator[Callable[[], None]]:
     """Everything that launches kernels, as it is launched, the phases in their order."""
     for case in cases(_META, sizes.dry_run):
-        yield lambda case=case: _run_case(case.prepare)  # type: ignore[misc]
+        yield partial(run_once, case)
     for checked_engine in checked("cuda", sizes.dry_run):
         yield from _steps(checked_engine.deployment, checked_engine.spec)
     for deployment in (sizes.small, sizes.large):
         yield from _steps(
             deployment.model_copy(update={"attention": "triton"}), RANDOM[deployment.model.removeprefix("random:")]
         )
-    bench = _Shapes()
     for point in points(_META, sizes.dry_run):
-        if point.about["op"] != "gemm":
-            yield lambda point=point: point.measure(bench)  # type: ignore[misc]
+        if point.operation.kernel != "gemm":
+            yield partial(run_once, point.operation)
 
 
-def _run_case(prepare: Callable[[], Any]) -> None:
-    run, _ = prepare()
-    run()
-
-
-class _Shapes:
-    """A bench that times nothing: it makes the call once, on shapes alone."""
-
-    device = _META
-
-    def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
-        call(make_inputs(0))
-        return Timing(1.0, 0.0, 1)
-
-    def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
-        return Timing(1.0, 0.0, 1)
-
-
-_: Bench = _Shapes()
+def run_once(operation: Operation) -> None:
+    make, call, _ = operation.prepare()
+    call(*make(0))
 
 
 def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], None]]:

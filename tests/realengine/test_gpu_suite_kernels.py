@@ -16,30 +16,35 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 import torch
 
+from realengine.gpu_suite.attention_operations import attention, rope_store
 from realengine.gpu_suite.ceilings import measure_ceilings
 from realengine.gpu_suite.correctness import check_case, check_kernels
-from realengine.gpu_suite.expert_batch import Mixture
-from realengine.gpu_suite.kernel_cases import Case
-from realengine.gpu_suite.kernel_costs import (
-    Cost,
-    add_rms_norm_cost,
-    attention_cost,
-    experts_cost,
-    gemm_cost,
-    packed_cost,
-    rope_store_cost,
-    sample_cost,
-    silu_mul_cost,
-)
 from realengine.gpu_suite.kernel_grid import GRID_COLUMNS, Point, kernel_grid, measured, points, uneven, write_grid
+from realengine.gpu_suite.operations import (
+    Cost,
+    Mixture,
+    On,
+    Operation,
+    Prepared,
+    add_rms_norm,
+    argmax,
+    draw,
+    gemm,
+    grouped_gemm,
+    packed_gemm,
+    silu_mul,
+)
 from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.page import decode_shares
 from realengine.gpu_suite.references import distance_from_draw, relative_error
 from realengine.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
+from realengine.kernels.attention_shapes import Shape
 from realengine.weights import RANDOM
+from serving.deployments.model_spec import ModelSpec
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
+ON = On(CPU, "torch")
 CEILINGS = {"copy_bytes_per_s": 2e9, "gemm_flops_per_s": 1e9, "fp8_gemm_flops_per_s": 4e9}
 KERNELS = {"paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "packed_gemm",
            "argmax", "draw", "token_mask"}  # fmt: skip
@@ -144,7 +149,8 @@ def test_every_kernel_has_a_case_and_the_references_agree() -> None:
 
 
 def case_of(run: Any, error_of: Any) -> list[dict[str, Any]]:
-    return list(check_case(Case("kernel", "case", torch.float32, 0.5, lambda: (run, error_of)), "torch"))
+    prepared = Prepared(lambda seed: (), run, lambda given, out: error_of(out))
+    return list(check_case(Operation("kernel", "case", torch.float32, 0.5, lambda: prepared), "torch"))
 
 
 def test_a_case_that_raises_is_a_row() -> None:
@@ -224,11 +230,12 @@ def test_a_grid_of_nothing_is_written_too(tmp_path: Path) -> None:
 
 
 def test_an_operation_that_raises_is_a_row() -> None:
-    def broken(_: Any) -> Timing:
+    def broken() -> Prepared:
         raise RuntimeError("out of memory")
 
     about = {"op": "gemm", "model": "m", "backend": "torch", "tokens": 1, "dtype": "bf16"}
-    row = measured(Point(0, about, Cost(10, 10), broken), CpuBench(), CEILINGS)
+    operation = Operation("gemm", "", torch.bfloat16, 0.0, broken, Cost(10, 10))
+    row = measured(Point(0, about, operation), CpuBench(), CEILINGS)
     assert row["error"] == "RuntimeError: out of memory"
     assert row["median_ns"] is None and row["roofline_share"] is None
 
@@ -237,35 +244,45 @@ def test_an_operation_that_raises_is_a_row() -> None:
     ("bf16", Cost(2000, 10), 1000.0), ("bf16", Cost(2, 4000), 4000.0), ("fp8", Cost(2, 4000), 1000.0),
 ])  # fmt: skip
 def test_the_roofline_is_the_larger_of_two_times(dtype: str, cost: Cost, expected: float) -> None:
-    point = Point(0, {"op": "gemm", "dtype": dtype}, cost, lambda _: Timing(2 * expected, 0.0, 5))
-    row = measured(point, CpuBench(), CEILINGS)
+    operation = Operation("gemm", "", torch.bfloat16, 0.0, lambda: Prepared(lambda seed: (), lambda: ()), cost)
+    bench: Any = SimpleNamespace(time=lambda *_: Timing(2 * expected, 0.0, 5))
+    row = measured(Point(0, {"op": "gemm", "dtype": dtype}, operation), bench, CEILINGS)
     assert row["roofline_ns"] == pytest.approx(expected)
     assert row["roofline_share"] == pytest.approx(0.5)
 
 
 def test_costs_by_hand() -> None:
     # 3 tokens from 4 inputs to 5 outputs: 12 numbers in, 20 weights, 15 numbers out; 3 x 4 x 5 multiply-adds.
-    assert gemm_cost(3, 4, 5) == (2 * (12 + 20 + 15), 2 * 60)
-    assert gemm_cost(3, 4, 5, weight_bytes=1) == (2 * (12 + 15) + 20 + 4 * 5, 2 * 60)
+    assert gemm(ON, 3, 4, 5, torch.bfloat16).cost == (2 * (12 + 20 + 15), 2 * 60)
+    assert gemm(ON, 3, 4, 5, torch.float8_e4m3fn).cost == (2 * (12 + 15) + 20 + 4 * 5, 2 * 60)
     # 128 inputs in groups of 64 to 2 outputs: half a byte a weight; four scales, and where there are some, zero points.
-    assert packed_cost(3, Packing(2, 128, 4, 64)) == (128 + 2 * 4 + 2 * 3 * 130, 2 * 3 * 256)
-    assert packed_cost(3, Packing(2, 128, 8, 64, zeros=True)).bytes == 256 + 3 * 4 + 2 * 3 * 130
+    assert packed_gemm(ON, Packing(2, 128, 4, 64), 3).cost == (128 + 2 * 4 + 2 * 3 * 130, 2 * 3 * 256)
+    assert packed_gemm(ON, Packing(2, 128, 8, 64, zeros=True), 3).cost.bytes == 256 + 3 * 4 + 2 * 3 * 130
     # One token goes to 2 of 8 experts of 3 x 4 x 5 weights.
-    assert experts_cost(1, Mixture(4, 5, 8, 2)) == (2 * 2 * 60 + 2 * 2 * 4, 2 * 2 * 60)
-    assert experts_cost(1000, Mixture(4, 5, 8, 2)).bytes == 2 * 8 * 60 + 2 * 2 * 1000 * 4
+    assert grouped_gemm(ON, Mixture(4, 5, 8, 2), 1).cost == (2 * 2 * 60 + 2 * 2 * 4, 2 * 2 * 60)
+    assert grouped_gemm(ON, Mixture(4, 5, 8, 2), 1000).cost.bytes == 2 * 8 * 60 + 2 * 2 * 1000 * 4
+
+    def attended(rows: list[tuple[int, int]], heads: int, dim: int, cached: torch.dtype = torch.bfloat16) -> Cost:
+        return attention(ON, Shape("", heads, 1, dim, torch.bfloat16, cached, 16), rows).cost
+
     # Two decode rows at context 7: 2 x 2 heads x 8 in and out, 14 keys and 14 values of 1 x 8; 14 pairs, 2 heads.
-    assert attention_cost([(7, 1)] * 2, 2, 1, 8) == (2 * (2 * 32 + 2 * 14 * 8), 14 * 2 * (2 * 8 + 2 * 8))
-    assert attention_cost([(7, 1)] * 2, 2, 1, 8, kv_bytes=1) == (2 * 2 * 32 + 2 * 14 * 8, 14 * 2 * 32)
+    assert attended([(7, 1)] * 2, 2, 8) == (2 * (2 * 32 + 2 * 14 * 8), 14 * 2 * (2 * 8 + 2 * 8))
+    assert attended([(7, 1)] * 2, 2, 8, torch.float8_e4m3fn) == (2 * 2 * 32 + 2 * 14 * 8, 14 * 2 * 32)
     # A prompt of 3 sees 1 + 2 + 3; 2 tokens after a past of 3 see 4 + 5.
-    assert attention_cost([(3, 3)], 1, 1, 1).flops == 4 * 6
-    assert attention_cost([(5, 2)], 1, 1, 1).flops == 4 * 9
-    assert add_rms_norm_cost(3, 10) == (2 * (30 + 30 + 30 + 30 + 10), 0)
-    assert silu_mul_cost(3, 10) == (2 * (60 + 30), 0)
-    assert sample_cost(3, 10, draws=False) == (2 * 30 + 4 * 3, 0)
-    assert sample_cost(3, 10, draws=True) == (2 * 30 + 4 * 3 + 4 * 4 * 3, 0)
+    assert attended([(3, 3)], 1, 1).flops == 4 * 6
+    assert attended([(5, 2)], 1, 1).flops == 4 * 9
+    assert add_rms_norm(ON, 3, 10).cost == (2 * (30 + 30 + 30 + 30 + 10), 0)
+    assert silu_mul(ON, 3, 10).cost == (2 * (60 + 30), 0)
+    assert argmax(ON, 3, 10).cost == (2 * 30 + 4 * 3, 0)
+    assert draw(ON, 3, 10).cost == (2 * 30 + 4 * 3 + 4 * 4 * 3, 0)
+
+    def rotated(spec: ModelSpec) -> Cost:
+        shape = Shape("", spec.num_heads, spec.num_kv_heads, spec.head_dim, torch.bfloat16, torch.bfloat16, 16)
+        return rope_store(ON, shape, spec, [(1, 1)]).cost
+
     # Of Qwen3-0.6B a token's QKV is 32 heads of 128, in and out; 64 cosines and sines, a position and a slot.
-    assert rope_store_cost(1, RANDOM["qwen3-0.6b"]).bytes == 2 * 2 * 4096 + 2 * 4 * 64 + 8 + 2 * 2 * 128
-    assert rope_store_cost(1, RANDOM["llama-3.1-8b"]).bytes == 2 * 2 * 6144 + 2 * 4 * 64 + 8
+    assert rotated(RANDOM["qwen3-0.6b"]).bytes == 2 * 2 * 4096 + 2 * 4 * 64 + 8 + 2 * 2 * 128
+    assert rotated(RANDOM["llama-3.1-8b"]).bytes == 2 * 2 * 6144 + 2 * 4 * 64 + 8
 
 
 def test_decode_shares_are_of_what_the_target_names() -> None:

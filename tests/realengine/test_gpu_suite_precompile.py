@@ -18,38 +18,41 @@ ROOT = Path(__file__).parents[2]
 
 CASES = """
 import json, torch
-from realengine.gpu_suite.kernel_cases import argmax_case, attention_case, norm_case, silu_case
+from realengine.gpu_suite.attention_operations import attention
+from realengine.gpu_suite.operations import On, add_rms_norm, argmax, silu_mul
 from realengine.kernels.attention_shapes import Shape
 
 def cases(device):
     bf16 = torch.bfloat16
-    shape = Shape("small", 4, 2, 64, bf16, bf16, 16)
+    shape, on = Shape("small", 4, 2, 64, bf16, bf16, 16), On(device, "triton")
     return [
-        norm_case("triton", 3, 576, bf16, True, device),
-        argmax_case("triton", 4, 4096, bf16, device),
-        attention_case("paged_decode", "triton", shape, [(20, 1), (5, 1)], device, 0, longest=64),
-        norm_case("triton", 3, 576, bf16, True, device, fp8=True),
-        silu_case("triton", 3, 64, bf16, device, fp8=True),
+        add_rms_norm(on, 3, 576),
+        argmax(on, 4, 4096),
+        attention(on, shape, [(20, 1), (5, 1)], 64, checked=True),
+        add_rms_norm(on, 3, 576, fp8=True),
+        silu_mul(on, 3, 64, fp8=True),
     ]
 """
 FILL = """
 import multiprocessing
-from realengine.gpu_suite.precompile import _run_case, compile_launches
+from functools import partial
+from realengine.gpu_suite.precompile import compile_launches, run_once
 claims = multiprocessing.Array("b", 100)
 rows = []
-compile_launches([lambda c=c: _run_case(c.prepare) for c in cases(torch.device("meta"))], claims, rows.append, True)
+compile_launches([partial(run_once, c) for c in cases(torch.device("meta"))], claims, rows.append, True)
 print(json.dumps(rows))
 """
 # The JIT as a launch uses it, on real tensors, up to where it would hand the kernel to a GPU.
 LAUNCH = """
 import triton
+from realengine.gpu_suite.precompile import run_once
 from realengine.kernels.aot import compile_only
 compile_only()
 rows = []
 triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: rows.append([src.name, cache_hit])
 cpu = torch.device("cpu")
-for case in [*cases(cpu), norm_case("triton", 3, 592, torch.bfloat16, True, cpu)]:
-    case.prepare()[0]()
+for case in [*cases(cpu), add_rms_norm(On(cpu, "triton"), 3, 592)]:
+    run_once(case)
 print(json.dumps(rows))
 """
 
