@@ -95,9 +95,8 @@ class Scenario(Request):
         """The workload. Raises UserError when its trace cannot be read."""
         from planning.traffic import is_specification
         from traces.reader import read_workload
-        from traces.reshape import reshaped
+        from traces.reshape import reshaped, spread_ticks
         from traces.synth import parse_spec, read_spec, synthesise
-        from traces.ticks import spread_ticks
 
         if "trace" not in self.workload:
             return synthesise(parse_spec(self.workload, where="workload"))

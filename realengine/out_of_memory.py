@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 
 
-class OutOfMemory:
-    """Turns torch's out-of-memory errors into one line that names the knob to turn."""
-
-    def __init__(self, deployment: Deployment, kv_bytes: int, what: str, num_blocks: int) -> None:
-        self._deployment, self._kv_bytes, self._what, self._blocks = deployment, kv_bytes, what, num_blocks
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, RuntimeError) or not _is_out_of_memory(error):
-            return
-        config = self._deployment.scheduler
-        if self._what == "kv":
-            remedy = f"needs {self._kv_bytes / 1e9:,.1f} GB of KV cache; lower it"
-            raise UserError("scheduler.num_blocks", self._blocks, remedy) from None
-        if self._what == "weights":
+@contextmanager
+def memory_for(what: str, deployment: Deployment, num_blocks: int, block_bytes: int) -> Iterator[None]:
+    """Turns torch's out-of-memory errors into one line that names the knob to turn. `what` is "weights", "kv" or what
+    a step needs."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        if what == "kv":
+            remedy = f"needs {num_blocks * block_bytes / 1e9:,.1f} GB of KV cache; lower it"
+            raise UserError("scheduler.num_blocks", num_blocks, remedy) from None
+        if what == "weights":
             remedy = "does not fit into memory; set quantization to fp8 or int4, or raise tensor_parallel_size"
-            raise UserError("model", self._deployment.model, remedy) from None
+            raise UserError("model", deployment.model, remedy) from None
+        most = deployment.scheduler.max_num_batched_tokens
         remedy = "needs more memory for activations than is left; lower it, or lower num_blocks"
-        raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy) from None
+        raise UserError("scheduler.max_num_batched_tokens", most, remedy) from None
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -1,6 +1,6 @@
 """Matrix products with weights: plain, or in FP8 (e4m3) with a scale per output channel and per token.
 
-Those with packed integers are the kernels' (`packed_projection`) or, as a reference, plain ones of what they stand for.
+Those with packed integers are the kernels' (`triton_ops`) or, as a reference, plain ones of what they stand for.
 """
 
 from __future__ import annotations

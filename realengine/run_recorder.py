@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realengine.expert_load import expert_imbalance, experts_hit
 from realengine.host_tier import TierEvents
 from realengine.step import Step
 from serving.request import Request
@@ -208,6 +207,24 @@ class RunRecorder:
         for life in list(self._lives.values()):
             self.left(life.request, "unfinished")
         self.flush_steps()
+
+
+def experts_hit(tokens: NDArray[np.int32]) -> float:
+    """Experts of a layer that got any of `tokens` `[layers, experts]`, whose weights are read: mean over the layers."""
+    return float((tokens > 0).sum(axis=1).mean())
+
+
+def expert_imbalance(tokens: NDArray[np.int32]) -> dict[int, float]:
+    """By each number of devices, in order, that can share a layer's experts evenly: tokens on the busiest over the
+    mean of all."""
+    layers, experts = tokens.shape
+    total = tokens.sum(axis=1)
+
+    def of(devices: int) -> float:
+        loads = tokens.reshape(layers, devices, -1).sum(axis=2)
+        return float((loads.max(axis=1) * devices / total).mean())
+
+    return {devices: of(devices) for devices in range(2, experts + 1) if experts % devices == 0}
 
 
 def _load(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ runs. A token that was sampled but not yet seen by the host is passed on through
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -16,16 +16,15 @@ import torch
 
 from realengine.attention_backends import find_attention
 from realengine.collective import Alone, Collective
-from realengine.copier import Copy
-from realengine.devices import find_device
-from realengine.host_memory import HostMemory
+from realengine.copier import Copy, HostMemory
+from realengine.device import find_device
 from realengine.kv_budget import KvBudget
 from realengine.kv_cache import FP8, KvCache
 from realengine.launched import Launched
 from realengine.layer_ops import LayerOps, TorchOps
 from realengine.model import Model
 from realengine.op_times import COLLECTIVES, Timed
-from realengine.out_of_memory import OutOfMemory
+from realengine.out_of_memory import memory_for
 from realengine.sampling import logprobs_of
 from realengine.shard import own_experts, shard_spec, shard_state
 from realengine.speed import Speed
@@ -183,8 +182,8 @@ class ModelRunner:
         layers = layers_of_a_group(spec) if config.kv_groups else spec.num_layers
         return config.block_size * spec.kv_bytes_per_token(self._kv_dtype.itemsize) * layers // spec.num_layers
 
-    def _memory_for(self, what: str, num_blocks: int = 0) -> OutOfMemory:
-        return OutOfMemory(self.deployment, self._block_bytes * num_blocks, what, num_blocks)
+    def _memory_for(self, what: str, num_blocks: int = 0) -> AbstractContextManager[None]:
+        return memory_for(what, self.deployment, num_blocks, self._block_bytes)
 
     # Steps
 

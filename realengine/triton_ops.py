@@ -11,18 +11,30 @@ from realengine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_fp8
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
 from realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
-from realengine.kernels.packed_gemm import kernel_weight
+from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.silu_mul import silu_mul, silu_mul_fp8
 from realengine.kernels.token_mask import token_mask
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, Routing
-from realengine.packed_projection import PackedProjection
 from realengine.projection import Fp8Rows
 from realengine.rope import Rope
 from realengine.step_input import Batch
 from realengine.stored_weight import PackedWeight, StoredWeight, stacked
 from serving.deployments.model_spec import ModelSpec
+
+
+class PackedProjection:
+    """A `Projection` of `weight`, of 4 or 8 bits, through our kernel: nothing is made wide in memory."""
+
+    fp8 = False
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None = None) -> None:
+        self._weight, self._bias = kernel_weight(weight), bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = packed_gemm(x, self._weight)
+        return out if self._bias is None else out + self._bias
 
 
 class TritonOps:

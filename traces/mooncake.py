@@ -2,7 +2,7 @@
 
 https://github.com/kvcache-ai/Mooncake. Equal ids mean equal blocks after equal prefixes. The last block may be
 partial. Timestamps of the published traces are quantised to ticks of about 3 s; they are read as they
-are, and `traces.ticks.spread_ticks` spreads them.
+are, and `traces.reshape.spread_ticks` spreads them.
 """
 
 from __future__ import annotations

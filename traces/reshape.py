@@ -1,10 +1,11 @@
-"""Changing a workload without changing what is in it: fewer requests, or the same at another rate."""
+"""Changing a workload without changing what is in it: fewer requests, or the same at other times."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 
 from serving.errors import UserError
 from serving.workload import Workload
@@ -34,3 +35,30 @@ def at_rate(workload: Workload, rate: float) -> Workload:
     span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 if requests else 0.0
     listed = replace(workload, requests=requests)
     return reshaped(listed, rate_scale=rate * span_s / (len(requests) - 1)) if span_s else listed
+
+
+def spread_ticks(workload: Workload) -> Workload:
+    """`workload` with the n arrivals of a tick at its start + i/n of a tick, in their order: quantised times undone.
+
+    A trace rounded to ticks (Mooncake's are about 3 s) shows bursts that never were: 90 % of its gaps are zero. The
+    true times inside a tick are unknown; even spacing adds the least burstiness of its own.
+
+    A tick is the median gap between distinct arrivals, or the gap to the next one if that is shorter. A
+    workload with no two arrivals alike comes back as it is.
+    """
+    requests = list(workload.requests)
+    counts = Counter(request.arrival_ns for request in requests)
+    starts = sorted(counts)
+    if len(starts) in (1, len(requests)):
+        return workload
+    gaps = [after - before for before, after in pairwise(starts)]
+    tick = sorted(gaps)[len(gaps) // 2]
+    width = dict(zip(starts, [min(gap, tick) for gap in gaps] + [tick], strict=True))
+    placed: Counter[int] = Counter()
+    spread = []
+    for request in requests:
+        start = request.arrival_ns
+        offset = placed[start] * width[start] // counts[start]
+        placed[start] += 1
+        spread.append(replace(request, arrival_ns=start + offset))
+    return replace(workload, requests=spread)

@@ -20,6 +20,7 @@ from realengine.gpu_suite.operations import (
     On,
     Operation,
     Outputs,
+    Packing,
     add_rms_norm,
     argmax,
     draw,
@@ -28,7 +29,6 @@ from realengine.gpu_suite.operations import (
     silu_mul,
     token_mask,
 )
-from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.ragged_batch import layer_spec
 from realengine.kernels.attention_shapes import SHAPES, WINDOWED, Shape
 

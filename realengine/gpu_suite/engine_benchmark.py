@@ -29,12 +29,22 @@ def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Promp
     return [(prompt, draw.randint(least, longest)) for prompt in prompts]
 
 
+def offer(engine: Engine, requests: Iterable[tuple[Prompt, int]]) -> None:
+    """Begin anew with requests of these prompts and output lengths, all at once."""
+    engine.reset()
+    for number, (prompt, output) in enumerate(requests):
+        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), output), prompt)
+
+
+def random_prompts(engine: Engine, count: int, tokens: int, seed: int = 0) -> list[Prompt]:
+    """`count` prompts of `tokens` tokens each."""
+    draw = Random(seed)
+    return [[draw.randrange(engine.spec.vocab_size) for _ in range(tokens)] for _ in range(count)]
+
+
 def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, Any]:
     """Everything offered at once, end-of-sequence ignored: output tokens per second, and how idle the device was."""
-    engine.reset()
-    for number, (prompt, output) in enumerate(workload):
-        prompt = [token % engine.spec.vocab_size for token in prompt]
-        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), output), prompt)
+    offer(engine, (([token % engine.spec.vocab_size for token in prompt], output) for prompt, output in workload))
     began = perf_counter()
     steps = drain(engine)
     seconds = perf_counter() - began
@@ -54,12 +64,8 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
 
     The bytes are the weights, but for an embedding that is only looked up, and the KV of every row.
     """
-    engine.reset()
     engine.run_dummy([1] * rows)  # so that the graph is there
-    draw = Random(rows)
-    for number in range(rows):
-        prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(context - steps // 2)]
-        engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), steps), prompt)
+    offer(engine, ((prompt, steps) for prompt in random_prompts(engine, rows, context - steps // 2, rows)))
     measured = [step for step in drain(engine) if step.plan.decode_rows == rows and not step.plan.prefill_rows]
     if len(measured) < 3:
         return {"rows": rows, "context": context, "failed": "not all rows were running at once"}
@@ -84,11 +90,8 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
 def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, Any]:
     """One prompt, nothing beside it: FLOPs of GEMMs and causal attention per second of device time."""
     times = []
-    for repeat in range(3):
-        engine.reset()
-        draw = Random(repeat)
-        prompt = [draw.randrange(engine.spec.vocab_size) for _ in range(tokens)]
-        engine.add(WorkloadRequest(0, 0, (("", tokens),), 1), prompt)
+    for prompt in random_prompts(engine, 3, tokens):
+        offer(engine, [(prompt, 1)])
         times.append(sum(step.end_ns - step.start_ns for step in drain(engine)))
     flops = prefill_flops(engine.spec, tokens)
     rate = flops / (median(times) / 1e9)
@@ -126,10 +129,7 @@ def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str
     periods: dict[bool, list[float]] = {True: [], False: []}
     for timed in (True, False) * _TURNS:
         engine.runner.time_steps(timed)
-        engine.reset()
-        for number in range(rows):
-            prompt = [number] * (context - steps)
-            engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), steps), prompt)
+        offer(engine, (([number] * (context - steps), steps) for number in range(rows)))
         while any(request.outputs == 0 for request in engine.scheduler.requests.values()):
             engine.step()
         began, done = perf_counter_ns(), 0

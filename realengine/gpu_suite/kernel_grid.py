@@ -20,6 +20,7 @@ from realengine.gpu_suite.operations import (
     Mixture,
     On,
     Operation,
+    Packing,
     add_rms_norm,
     argmax,
     draw,
@@ -28,7 +29,6 @@ from realengine.gpu_suite.operations import (
     packed_gemm,
     silu_mul,
 )
-from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.ragged_batch import Row
 from realengine.gpu_suite.timing import Bench
 from realengine.kernels.attention_shapes import Shape

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
 from realengine.gpu_suite.references import distance_from_draw, normalised, relative_error
 from realengine.kernels.attention_shapes import Shape
@@ -17,6 +16,7 @@ from realengine.layer_ops import LayerOps, Routing
 from realengine.loading import rounded
 from realengine.projection import DenseProjection, Fp8Projection, Fp8Rows, quantised
 from realengine.step_input import Batch
+from realengine.stored_weight import PackedWeight
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAME = {torch.float32: "float32", torch.float16: "float16", _BF16: "bf16", _FP8: "fp8"}
@@ -94,6 +94,32 @@ class Mixture(NamedTuple):
     experts: int
     topk: int
     quantization: str = "none"
+
+
+class Packing(NamedTuple):
+    """Sizes of a packed weight: `zeros` if groups have a zero point; `group` 0 is all inputs."""
+
+    outputs: int
+    inputs: int
+    bits: int
+    group: int = 0
+    zeros: bool = False
+
+    def weight(self, numbers: Numbers, dtype: torch.dtype) -> PackedWeight:
+        """Random words, and scales with which its products are about as large as the activations."""
+        group = self.group or self.inputs
+        words = numbers(self.outputs, self.inputs * self.bits // 32, dtype=torch.float32, scale=1e9).to(torch.int32)
+        scale = numbers(self.outputs, -(-self.inputs // group), dtype=dtype, scale=2.0**-self.bits * self.inputs**-0.5)
+        zero = (numbers(*scale.shape, dtype=torch.float32).abs() * 2).to(torch.uint8) if self.zeros else None
+        return PackedWeight(words, scale, zero, self.bits, group)
+
+    def dense(self, weight: PackedWeight) -> Tensor:
+        """What it stands for, in float64."""
+        zero = torch.full_like(weight.scale, 2 ** (self.bits - 1)) if weight.zero is None else weight.zero
+        scale, zero = (
+            part.double().repeat_interleave(weight.group, 1)[:, : self.inputs] for part in (weight.scale, zero)
+        )
+        return (weight.integers().double() - zero) * scale
 
 
 def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> Operation:

@@ -47,7 +47,7 @@ class Line(NamedTuple):
     met: bool | None
 
 
-def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale: float) -> Callable[..., float | None]:
+def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale: float = 100) -> Callable[..., Any]:
     def find(found: dict[str, Any]) -> float | None:
         rows = (row for row in found.get(model, []) if row["kind"] == kind and row.get(size) == wanted)
         return next((scale * row[figure] for row in rows if row.get(figure) is not None), None)
@@ -85,40 +85,21 @@ def _decisions(found: dict[str, Any]) -> float | None:
     return 100 * sum(row["decisions_identical"] for row in rows) / total if total else None
 
 
+_COPY, _GEMM = "copy_bytes_per_s", "gemm_flops_per_s"
+_DECODES = [(rows, _benchmark(_LARGE, "decode", "rows", rows, "roofline_share")) for rows in (1, 8, 64)]
+_PREFILL = _benchmark(_LARGE, "prefill", "tokens", 8192, "gemm_share")
+_IDLE = _benchmark(_LARGE, "decode", "rows", 64, "idle_share")
+_THROUGHPUT = _benchmark(_SMALL, "throughput", "requests", 256, "output_tokens_per_s", 1)
+_ATTENTION = "attention decode, batch >= 16, context >= 4k, of copy bandwidth (worst)"
 TARGETS = (
     *(
-        Target(
-            f"decode step, batch {rows}, context 1k, of the roofline",
-            80,
-            " %",
-            _benchmark(_LARGE, "decode", "rows", rows, "roofline_share", 100),
-            ceiling="copy_bytes_per_s",
-        )
-        for rows in (1, 8, 64)
+        Target(f"decode step, batch {n}, context 1k, of the roofline", 80, " %", find, False, _COPY)
+        for n, find in _DECODES
     ),
-    Target(
-        "attention decode, batch >= 16, context >= 4k, of copy bandwidth (worst)",
-        80,
-        " %",
-        _attention,
-        ceiling="copy_bytes_per_s",
-    ),
-    Target(
-        "prefill of 8k tokens, of the measured GEMM rate",
-        60,
-        " %",
-        _benchmark(_LARGE, "prefill", "tokens", 8192, "gemm_share", 100),
-        ceiling="gemm_flops_per_s",
-    ),
-    Target(
-        "GPU idle in decode, batch 64", 3, " %", _benchmark(_LARGE, "decode", "rows", 64, "idle_share", 100), most=True
-    ),
-    Target(
-        "Qwen3-0.6B shape, 256 requests, output tokens/s",
-        25_000,
-        "",
-        _benchmark(_SMALL, "throughput", "requests", 256, "output_tokens_per_s", 1),
-    ),
+    Target(_ATTENTION, 80, " %", _attention, False, _COPY),
+    Target("prefill of 8k tokens, of the measured GEMM rate", 60, " %", _PREFILL, False, _GEMM),
+    Target("GPU idle in decode, batch 64", 3, " %", _IDLE, most=True),
+    Target("Qwen3-0.6B shape, 256 requests, output tokens/s", 25_000, "", _THROUGHPUT),
     Target("engine and simulator decide alike (rung 1)", 100, " %", _decisions),
     Target("mean TTFT, TPOT, E2E of an unseen run (worst error)", 3, " %", _run_error("mean"), most=True),
     Target("p99 TTFT, TPOT, E2E of an unseen run (worst error)", 5, " %", _run_error("p99"), most=True),

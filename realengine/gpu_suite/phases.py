@@ -9,8 +9,10 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,42 +53,11 @@ def environment(work: Work) -> None:
     work.results.set("environment", found)
 
 
-def ceilings(work: Work) -> None:
-    work.keep("ceilings", measure_ceilings(find_bench(work.sizes.device), work.sizes.dry_run))
-
-
-def fill_cache(work: Work) -> None:
-    """Compile ahead what the phases after this one launch."""
-    work.keep("precompile", precompile(work.sizes, work.left))
-
-
-def correctness(work: Work) -> None:
-    work.keep("correctness", check_kernels(torch.device(work.sizes.device), work.sizes.dry_run))
-
-
-def end_to_end(work: Work) -> None:
-    work.keep("end_to_end", check_engines(work.sizes.device, work.sizes.dry_run))
-
-
-def small(work: Work) -> None:
-    """The small model, its throughput first."""
-    _benchmark(work, work.sizes.small, "engine_small", ("throughput", "decode", "prefill", "mixed", "timing"))
-
-
-def decode(work: Work) -> None:
-    """The large model's decode steps, of which `benchmark` runs each size before it measures it: no other warm-up."""
-    _benchmark(work, work.sizes.large, "engine_large", ("decode",), warm=False)
-
-
-def large(work: Work) -> None:
-    """The rest of the large model's figures."""
-    _benchmark(work, work.sizes.large, "engine_large", ("prefill", "throughput", "mixed", "timing"))
-
-
-def _benchmark(work: Work, deployment: Deployment, name: str, kinds: tuple[str, ...], warm: bool = True) -> None:
+def _benchmark(work: Work, which: str, kinds: tuple[str, ...], warm: bool = True) -> None:
+    deployment = getattr(work.sizes, which)
     engine = _engine(work, deployment, warm)
     for row in benchmark(engine, work.ceilings, work.sizes.benchmark, kinds, work.left):
-        work.results.add(name, {"model": deployment.model.removeprefix("random:"), **row})
+        work.results.add(f"engine_{which}", {"model": deployment.model.removeprefix("random:"), **row})
     engine.close()
 
 
@@ -99,19 +70,19 @@ def _engine(work: Work, deployment: Deployment, warm: bool = True) -> Engine:
     return engine
 
 
-def runs(work: Work) -> None:
+def runs(work: Work) -> Iterator[dict[str, Any]]:
     """Recorded scenarios of the large model."""
     engine = _engine(work, work.sizes.large)
     recordings = work.scratch / "runs"
     for row in record_runs(engine, recordings, work.sizes.run_seconds, work.sizes.run_longest, work.left):
-        work.results.add("runs", row)
         pack(recordings / row["run"], work.out)
+        yield row
     engine.close()
 
 
-def kernels(work: Work) -> None:
+def kernels(work: Work) -> Iterator[dict[str, Any]]:
     device = torch.device(work.sizes.device)
-    work.keep("kernels", kernel_grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run))
+    return kernel_grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run)
 
 
 def _kernel_table(work: Work) -> None:
@@ -136,13 +107,16 @@ def validation(work: Work) -> None:
 
 PHASES = (
     Phase("environment", 0.1, environment),
-    Phase("ceilings", 0.3, ceilings),
-    Phase("precompile", 0.7, fill_cache),
-    Phase("correctness", 0.5, correctness),
-    Phase("end_to_end", 0.5, end_to_end),
-    Phase("small", 0.8, small),
-    Phase("decode", 0.7, decode),
-    Phase("large", 0.8, large),
+    Phase("ceilings", 0.3, lambda work: measure_ceilings(find_bench(work.sizes.device), work.sizes.dry_run)),
+    Phase("precompile", 0.7, lambda work: precompile(work.sizes, work.left)),
+    Phase("correctness", 0.5, lambda work: check_kernels(torch.device(work.sizes.device), work.sizes.dry_run)),
+    Phase("end_to_end", 0.5, lambda work: check_engines(work.sizes.device, work.sizes.dry_run)),
+    Phase(
+        "small", 0.8, partial(_benchmark, which="small", kinds=("throughput", "decode", "prefill", "mixed", "timing"))
+    ),
+    # `benchmark` runs each size of decode steps before it measures it: no other warm-up.
+    Phase("decode", 0.7, partial(_benchmark, which="large", kinds=("decode",), warm=False)),
+    Phase("large", 0.8, partial(_benchmark, which="large", kinds=("prefill", "throughput", "mixed", "timing"))),
     Phase("runs", 1.9, runs),
     Phase("kernels", 0.9, kernels, after=_kernel_table),
     Phase("validation", 0.8, validation),
@@ -151,17 +125,16 @@ GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end
 
 
 def chosen(only: str, skip: str) -> list[Phase]:
-    """The phases that comma-separated names ask for, in their order. Raises ValueError for a name there is not."""
-    wanted = _named(only) or {phase.name for phase in PHASES}
-    return [phase for phase in PHASES if phase.name in wanted - _named(skip)]
+    """The phases that comma-separated names of them or of groups ask for, in their order. Raises ValueError for a name
+    there is not."""
+    groups = GROUPS | {phase.name: (phase.name,) for phase in PHASES}
 
+    def named(names: str) -> set[str]:
+        asked = [name for name in names.split(",") if name]
+        for name in asked:
+            if name not in groups:
+                raise ValueError(name)
+        return {phase for name in asked for phase in groups[name]}
 
-def _named(names: str) -> set[str]:
-    """Phases by their names, and by the groups'."""
-    found: set[str] = set()
-    for name in filter(None, names.split(",")):
-        members = GROUPS.get(name, (name,))
-        if name not in GROUPS and name not in {phase.name for phase in PHASES}:
-            raise ValueError(name)
-        found.update(members)
-    return found
+    wanted = (named(only) or set(groups)) - named(skip)
+    return [phase for phase in PHASES if phase.name in wanted]

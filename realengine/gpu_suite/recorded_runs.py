@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any
 
 from realengine.engine import Engine
-from realengine.gpu_suite.engine_benchmark import drain
+from realengine.gpu_suite.engine_benchmark import drain, offer, random_prompts
 from realengine.gpu_suite.scenarios import Pace, scenarios, usual_lengths
 from realengine.replay import record
-from serving.workload import WorkloadRequest
 
 _REPEATS = 2
 
@@ -24,13 +22,8 @@ def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
     Decode steps are timed from end to end of one another at those contexts: with next to no KV they would be faster
     than any step of the scenarios, and a load of 0.9 an overload.
     """
-    engine.reset()
-    config = engine.deployment.scheduler
-    rows = max(config.max_num_seqs // 2, 1)
-    draw = Random(0)
-    for number in range(rows):
-        tokens = [draw.randrange(engine.spec.vocab_size) for _ in range(prompt)]
-        engine.add(WorkloadRequest(number, 0, (("", prompt),), output), tokens)
+    rows = max(engine.deployment.scheduler.max_num_seqs // 2, 1)
+    offer(engine, ((tokens, output) for tokens in random_prompts(engine, rows, prompt)))
     steps = drain(engine)
     engine.reset()
     decodes = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -40,23 +40,24 @@ class Work(NamedTuple):
         """By name, as measured before, or stand-ins."""
         return ceilings_of(self.results.found)
 
-    def keep(self, name: str, rows: Any) -> None:
+    def keep(self, name: str, rows: Iterable[dict[str, Any]] | None) -> None:
         """Write rows as they come, to the list `name`, until time is up."""
-        for row in rows:
+        for row in rows or ():
             self.results.add(name, row)
             if self.left() < 0:
                 break
 
 
 class Phase(NamedTuple):
-    """`run` does it, in a process of its own; `after` is done here when that has ended, however it did.
+    """`run` does it, in a process of its own, and may give rows, which are kept under its name; `after` is done here
+    when that has ended, however it did.
 
     minutes  its share of the suite's time is this, of the sum of those that are run
     """
 
     name: str
     minutes: float
-    run: Callable[[Work], None]
+    run: Callable[[Work], Iterable[dict[str, Any]] | None]
     after: Callable[[Work], None] | None = None
 
 
@@ -101,7 +102,7 @@ class Suite:
         def failed(why: str) -> None:
             self.results.set(f"{phase.name}_failed", why)
 
-        run_apart(lambda: phase.run(work), seconds + self._grace_s, failed)
+        run_apart(lambda: work.keep(phase.name, phase.run(work)), seconds + self._grace_s, failed)
         if phase.after is not None:
             phase.after(work)
         took = monotonic() - started

@@ -25,6 +25,7 @@ from realengine.gpu_suite.operations import (
     Mixture,
     On,
     Operation,
+    Packing,
     Prepared,
     add_rms_norm,
     argmax,
@@ -34,7 +35,6 @@ from realengine.gpu_suite.operations import (
     packed_gemm,
     silu_mul,
 )
-from realengine.gpu_suite.packing import Packing
 from realengine.gpu_suite.page import decode_shares
 from realengine.gpu_suite.references import distance_from_draw, relative_error
 from realengine.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets

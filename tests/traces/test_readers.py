@@ -17,7 +17,7 @@ from serving.workload import WorkloadRequest
 from traces.parquet import SCHEMA, write_parquet
 from traces.reader import READERS, read_workload
 from traces.recording import RecordingWriter
-from traces.ticks import spread_ticks
+from traces.reshape import spread_ticks
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

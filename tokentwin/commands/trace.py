@@ -117,7 +117,7 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
 
 def _read(path: Path, spread: bool) -> Workload:
     from traces.reader import read_workload
-    from traces.ticks import spread_ticks
+    from traces.reshape import spread_ticks
 
     workload = read_workload(path)
     return spread_ticks(workload) if spread else workload
