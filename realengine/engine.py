@@ -324,16 +324,16 @@ class Engine:
         tokens = launched.wait()
         self._host_free_ns = perf_counter_ns()
         thread_ns = thread_time_ns()
-        told = verify_step(flight.rows, flight.sampled_rows, launched, tokens, self.sequences)
-        self._verified.accepted_tokens = told.accepted
-        proposed, draft_ns = self._draft(flight, told.stopped)
+        verify_step(flight, tokens, self.sequences)
+        self._verified.accepted_tokens = flight.accepted
+        proposed, draft_ns = self._draft(flight, flight.stopped)
         draft_thread_ns = thread_time_ns() - thread_ns if draft_ns is not None else 0
-        finished = self._policy.commit(plan, told.stopped)
-        for request in dict.fromkeys(told.sampled):
+        finished = self._policy.commit(plan, flight.stopped)
+        for request in dict.fromkeys(flight.sampled):
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
-        return flight.ended(told, finished, proposed, draft_ns, draft_thread_ns)
+        return flight.ended(finished, proposed, draft_ns, draft_thread_ns)
 
     def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
         """Propose what the next step verifies: how much for whom, and how long it took. Then full blocks go to the

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from realengine.host_tier import TierEvents
 from realengine.launched import Launched
-from realengine.verification import Verified
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
 
@@ -75,7 +74,7 @@ class Step:
 
     sampled: list[Request] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
-    accepted: Mapping[int, int] = field(default_factory=dict)
+    accepted: dict[int, int] = field(default_factory=dict)
     finished: list[Request] = field(default_factory=list)
     proposed: Mapping[int, int] | None = None
     draft_ns: int | None = None
@@ -90,7 +89,6 @@ class Step:
 
     def ended(
         self,
-        told: Verified,
         finished: list[Request],
         proposed: Mapping[int, int] | None,
         draft_ns: int | None,
@@ -99,7 +97,6 @@ class Step:
         """The same, which has ended; drafting took `draft_thread_ns` of the host's own thread."""
         launched = self.launched
         assert launched is not None
-        self.sampled, self.stopped, self.accepted = told
         self.finished, self.proposed, self.draft_ns = finished, proposed, draft_ns
         self.start_ns, self.computed_ns = launched.start_ns, launched.computed_ns
         self.end_ns = launched.end_ns + (draft_ns or 0)

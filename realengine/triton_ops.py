@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from realengine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_fp8
+from realengine.kernels.add_rms_norm import add_rms_norm
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw
 from realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
 from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
 from realengine.kernels.rope_store import rope_store
-from realengine.kernels.silu_mul import silu_mul, silu_mul_fp8
+from realengine.kernels.silu_mul import silu_mul
 from realengine.kernels.token_mask import token_mask
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms, Routing
@@ -61,12 +61,12 @@ class TritonOps:
         return rope_store(qkv, *turn, self._eps, rotation.interleaved, *kv)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
-        if fp8:
-            return Fp8Rows(*add_rms_norm_fp8(x, residual, weight, self._eps), x.dtype)
-        return add_rms_norm(x, residual, weight, self._eps)
+        rows, scale = add_rms_norm(x, residual, weight, self._eps, fp8)
+        return Fp8Rows(rows, scale, x.dtype) if fp8 else rows
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
-        return Fp8Rows(*silu_mul_fp8(gate_up), gate_up.dtype) if fp8 else silu_mul(gate_up)
+        rows, scale = silu_mul(gate_up, fp8)
+        return Fp8Rows(rows, scale, gate_up.dtype) if fp8 else rows
 
     def experts(self, x: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights, routing: Routing) -> torch.Tensor:
         return grouped_mlp(x, gate_up, down, *routing)

@@ -16,41 +16,27 @@ comes depends on what was proposed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
-from realengine.launched import Launched
 from realengine.sampling import logprobs_of, pick
 from realengine.sequence import TokenSequence
+from realengine.step import Step
 from serving.request import Request
-from serving.step_plan import Row
 
 
-class Verified(NamedTuple):
-    """What a step brought: who got tokens, once for each; whom one ended; how many drafts were accepted, by id."""
-
-    sampled: list[Request]
-    stopped: list[int]
-    accepted: dict[int, int]
-
-
-def verify_step(
-    rows: Sequence[Row],
-    sampled_rows: Sequence[int | None],
-    launched: Launched,
-    tokens: Sequence[int],
-    sequences: Mapping[int, TokenSequence],
-) -> Verified:
-    """Take the `tokens` of a step that has ended, each sampled for the row of its number in `sampled_rows`."""
-    told = Verified([], [], {})
+def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence]) -> None:
+    """Take the `tokens` of a step that has ended, each sampled for the row of its number in `sampled_rows`: who got
+    some, whom one ended and how many drafts were accepted is in the step then."""
+    launched = step.launched
+    assert launched is not None
     samples: dict[int, list[int]] = {}
-    for sample, index in enumerate(sampled_rows):
+    for sample, index in enumerate(step.sampled_rows):
         if index is not None:
             samples.setdefault(index, []).append(sample)
     logprobs = launched.logprobs or [None] * len(tokens)
     for index, its in samples.items():
-        request, *_, drafts = rows[index]
+        request, *_, drafts = step.rows[index]
         if request.ended:  # it stopped, or was aborted, while this step was under way
             continue
         sequence = sequences[request.id]
@@ -59,12 +45,11 @@ def verify_step(
         else:
             chosen = [(tokens[sample], logprobs[sample]) for sample in its]
         count, stops = verify(sequence, drafts, chosen)
-        told.sampled.extend([request] * (1 + count))
+        step.sampled.extend([request] * (1 + count))
         if drafts:
-            told.accepted[request.id] = count
+            step.accepted[request.id] = count
         if stops:
-            told.stopped.append(request.id)
-    return told
+            step.stopped.append(request.id)
 
 
 def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, float | None]]) -> tuple[int, bool]:

@@ -44,24 +44,18 @@ def _add_rms_norm(
     tl.store(normed + row + columns, result, mask=held)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool = False
+) -> tuple[Tensor, Tensor]:
     """RMSNorm of `x` (Zhang and Sennrich 2019), or of `residual + x`, which replaces what was in `residual`.
 
     x         [T, H] contiguous; `residual` likewise
     weight    [H]
-    returns   [T, H] in the dtype of `x`
+    returns   [T, H] in the dtype of `x`; with `fp8` rounded to that and then to e4m3. And the scales [T, 1] fp32 of its
+              rows, which without `fp8` mean nothing
 
     Computed in fp32, from the sum as `residual` holds it, rounded to its dtype.
     """
-    return _launch(x, residual, weight, eps, fp8=False)[0]
-
-
-def add_rms_norm_fp8(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`add_rms_norm`, rounded to the dtype of `x` and then to e4m3: [T, H], and the scales [T, 1] fp32 of rows."""
-    return _launch(x, residual, weight, eps, fp8=True)
-
-
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool) -> tuple[Tensor, Tensor]:
     tokens, size = x.shape
     normed = torch.empty_like(x, dtype=torch.float8_e4m3fn if fp8 else x.dtype)
     scales = x.new_empty(tokens, 1, dtype=torch.float32) if fp8 else normed
@@ -81,7 +75,7 @@ def specialisations() -> Iterator[Specialisation]:
     cases += [(4096, True, torch.bfloat16, True), (8192, True, torch.bfloat16, True)]
     for size, add, dtype, fp8 in cases:
         x = shaped(1, size, dtype=dtype)
-        launch = partial(_launch, x, x if add else None, x[0], 1e-5, fp8)
+        launch = partial(add_rms_norm, x, x if add else None, x[0], 1e-5, fp8)
         kind = f"{'' if add else ', no residual'}{', to fp8' if fp8 else ''}"
         name = f"add_rms_norm {size} {TRITON_NAME[dtype]}{kind}"
         yield Specialisation(name, _add_rms_norm, launch, 64, ("ld.global.v4.b32", "griddepcontrol"))

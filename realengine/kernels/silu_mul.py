@@ -33,22 +33,17 @@ def _silu_mul(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, FP8
     tl.store(out + row * SIZE + columns, product, mask=held)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu of the first half of each row times the second half (Shazeer 2020): [T, 2I] contiguous to [T, I]."""
-    return _launch(gate_up, _BLOCK, 4, fp8=False)[0]
+def silu_mul(gate_up: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
+    """silu of the first half of each row times the second half (Shazeer 2020): [T, 2I] contiguous to [T, I].
 
-
-def silu_mul_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """`silu_mul`, rounded to the dtype of `gate_up` and then to e4m3: [T, I], and the scales [T, 1] fp32 of rows.
-
-    One program does a row, because its scale needs all of it.
+    With `fp8` it is rounded to the dtype of `gate_up` and then to e4m3, and one program does a row, because its scale
+    needs all of it. Returns also those scales [T, 1] fp32 of rows, which without `fp8` mean nothing.
     """
-    block = triton.next_power_of_2(gate_up.shape[1] // 2)
-    return _launch(gate_up, block, min(max(block // (32 * _ELEMENTS_PER_THREAD), 1), 16), fp8=True)
-
-
-def _launch(gate_up: Tensor, block: int, warps: int, fp8: bool) -> tuple[Tensor, Tensor]:
     tokens, size = len(gate_up), gate_up.shape[1] // 2
+    block, warps = _BLOCK, 4
+    if fp8:
+        block = triton.next_power_of_2(size)
+        warps = min(max(block // (32 * _ELEMENTS_PER_THREAD), 1), 16)
     out = gate_up.new_empty(tokens, size, dtype=torch.float8_e4m3fn if fp8 else gate_up.dtype)
     scales = gate_up.new_empty(tokens, 1, dtype=torch.float32) if fp8 else out
     _silu_mul[tokens, triton.cdiv(size, block)](
@@ -60,9 +55,9 @@ def _launch(gate_up: Tensor, block: int, warps: int, fp8: bool) -> tuple[Tensor,
 def specialisations() -> Iterator[Specialisation]:
     """For Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     bf16, expects = torch.bfloat16, ("ld.global.v4.b32", "griddepcontrol")
-    for size, dtype in [(1536, bf16), (3072, bf16), (14336, bf16), (14336, torch.float16)]:
-        launch = partial(silu_mul, shaped(1, 2 * size, dtype=dtype))
-        yield Specialisation(f"silu_mul {size} {TRITON_NAME[dtype]}", _silu_mul, launch, 64, expects)
-    for size in (14336, 28672):
-        launch8 = partial(silu_mul_fp8, shaped(1, 2 * size))
-        yield Specialisation(f"silu_mul {size} bf16, to fp8", _silu_mul, launch8, 128, expects)
+    cases = [(size, bf16, False) for size in (1536, 3072, 14336)] + [(14336, torch.float16, False)]
+    for size, dtype, fp8 in [*cases, (14336, bf16, True), (28672, bf16, True)]:
+        name, ceiling = f"silu_mul {size} {TRITON_NAME[dtype]}{', to fp8' if fp8 else ''}", 128 if fp8 else 64
+        yield Specialisation(
+            name, _silu_mul, partial(silu_mul, shaped(1, 2 * size, dtype=dtype), fp8), ceiling, expects
+        )
