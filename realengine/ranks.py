@@ -19,7 +19,8 @@ from typing import Any
 
 from realengine.collective import DistributedGroup
 from realengine.copier import Copy
-from realengine.device import LOOK_EVERY_S, Pending, require_devices
+from realengine.device import LOOK_EVERY_S, Pending
+from realengine.devices import require_devices
 from realengine.kv_budget import KvBudget
 from realengine.launched import Launched
 from realengine.rank_process import ENDING_S, PATIENCE_S, meet, part, serve

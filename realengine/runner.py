@@ -17,7 +17,7 @@ import torch
 from realengine.attention_backends import find_attention
 from realengine.collective import Alone, Collective
 from realengine.copier import Copy, HostMemory
-from realengine.device import find_device
+from realengine.devices import find_device
 from realengine.kv_budget import KvBudget
 from realengine.kv_cache import FP8, KvCache
 from realengine.launched import Launched
