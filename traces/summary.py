@@ -1,7 +1,6 @@
 """What a workload looks like: rates, burstiness, lengths, and the prefix reuse it offers.
 
-Percentiles are exact order statistics (the smallest value with at least that share at or below it). One pass
-over the requests, so a million stream through; three numbers of each are kept.
+One pass over the requests, so a million stream through; three numbers of each are kept.
 """
 
 from __future__ import annotations
@@ -14,30 +13,17 @@ import numpy as np
 
 from serving.errors import UserError
 from serving.workload import Workload
-from traces.distribution import PERCENTILES, percentiles
+from traces.distribution import Distribution
 from traces.prefix_reuse import PrefixReuse
 
 _MINUTE_NS = 60_000_000_000
 
 
 @dataclass(frozen=True)
-class LengthSummary:
-    """Token counts: mean, standard deviation, extremes and exact percentiles."""
-
-    mean: float
-    std: float
-    min: int
-    p50: int
-    p90: int
-    p95: int
-    p99: int
-    max: int
-
-
-@dataclass(frozen=True)
 class WorkloadSummary:
     """A workload in numbers. A rate or ratio is None where it has no meaning (one request, no span).
 
+    `prompt`, `output`: tokens of a request.
     `interarrival_cv`: standard deviation of the gaps between arrivals over their mean; 1 is Poisson.
     `peak_minute_ratio`: requests of the busiest minute over those of a mean one.
     `tied_share`: share of gaps that are zero, a sign of quantised timestamps.
@@ -58,8 +44,8 @@ class WorkloadSummary:
     tied_share: float | None
     peak_minute: int
     peak_minute_ratio: float | None
-    prompt: LengthSummary
-    output: LengthSummary
+    prompt: Distribution
+    output: Distribution
     prompt_tokens: int
     output_tokens: int
     block_size: int
@@ -115,8 +101,8 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
         tied_share=float((gaps == 0).mean()) if len(gaps) else None,
         peak_minute=peak,
         peak_minute_ratio=peak / (len(times) * _MINUTE_NS / span_ns) if span_ns >= _MINUTE_NS else None,
-        prompt=_lengths(prompts),
-        output=_lengths(outputs),
+        prompt=Distribution.of(np.frombuffer(prompts, dtype=np.int64)),
+        output=Distribution.of(np.frombuffer(outputs, dtype=np.int64)),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         block_size=block_size,
@@ -127,10 +113,3 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
         tenants=tenants,
         slo_classes=slo_classes,
     )
-
-
-def _lengths(values: array[int]) -> LengthSummary:
-    ordered = np.sort(np.frombuffer(values, dtype=np.int64))
-    p50, p90, p95, p99 = map(int, percentiles(ordered, PERCENTILES))
-    least, most = int(ordered[0]), int(ordered[-1])
-    return LengthSummary(float(ordered.mean()), float(ordered.std()), least, p50, p90, p95, p99, most)
