@@ -4,8 +4,6 @@
 each time and prints how to have a failure again. A test never states a number of its own, only a share of these.
 """
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 # No deadline: what takes a millisecond takes a second on a machine that does twenty things at once.

@@ -1,8 +1,6 @@
 """The command line in this process, for tests of what a command says and makes; where the process itself is tested,
 start one: Python and its imports take longer than most commands do."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

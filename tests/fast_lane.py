@@ -5,8 +5,6 @@ It leaves out files that need torch, Streamlit or a browser, whose imports alone
 is measured: `pytest --fast --measure tests/slow_tests.txt`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import defaultdict

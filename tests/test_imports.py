@@ -1,7 +1,5 @@
 """The house rules that imports must keep, read from the source; and an instant --help."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

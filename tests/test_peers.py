@@ -1,7 +1,5 @@
 """What `benchmarks/peers.py` asks of other simulators, as far as it can be known without them."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

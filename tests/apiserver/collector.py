@@ -1,7 +1,5 @@
 """An OpenTelemetry collector on loopback that keeps what it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from gzip import decompress

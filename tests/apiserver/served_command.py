@@ -1,7 +1,5 @@
 """`tokentwin serve`, run as a user runs it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

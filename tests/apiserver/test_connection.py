@@ -1,7 +1,5 @@
 """A client that does not send, or does not read, is dropped; nobody else waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

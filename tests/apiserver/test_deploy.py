@@ -1,7 +1,5 @@
 """What `deploy/` holds, as far as it can be held against the code without a server."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The API process's end of the wire: whatever its clients do, it goes on listening."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The twin as a gateway sees it: a port and KV events for each replica, and replicas that fail as real ones do."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

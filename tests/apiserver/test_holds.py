@@ -1,7 +1,5 @@
 """The server holds: many requests, slow ones, clients that go, keys, processes that die, a full disk, and its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Journeys are kept of the last requests alone, whether or not the others have ended."""
 
-from __future__ import annotations
-
 from apiserver.journeys import Journeys
 
 

@@ -1,7 +1,5 @@
 """Rung 0 of KV events: vLLM's own scheduler and ours publish the same events, batch by batch."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from base64 import b64decode

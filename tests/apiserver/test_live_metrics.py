@@ -1,7 +1,5 @@
 """The metrics of a running server: vLLM's names, types, labels and buckets, and numbers that move as vLLM's do."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a recording goes: a process that was started again records beside what was recorded before it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A live twin decides what a simulation of its recording decides, step by step, and its clients get those tokens."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whatever is sent: OpenAI's error document, never a 500, and the next good request is answered."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

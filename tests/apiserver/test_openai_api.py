@@ -1,7 +1,5 @@
 """What the server answers: every endpoint, whole and as a stream, held against the twin that it serves."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.apiserver.served import TWIN, serving

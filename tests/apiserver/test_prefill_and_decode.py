@@ -1,7 +1,5 @@
 """Two twins, of which a gateway has one prefill and the other decode."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

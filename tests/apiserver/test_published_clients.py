@@ -1,7 +1,5 @@
 """GuideLLM and AIPerf, each in an environment of its own: what they report is what was recorded, and their own time."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

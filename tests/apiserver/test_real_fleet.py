@@ -1,7 +1,5 @@
 """Several engines behind one router, held against an engine process that says what a test has it say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

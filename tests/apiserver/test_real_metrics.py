@@ -1,7 +1,5 @@
 """The real engine's metrics: they agree with its rows, in the plain loop and in the overlapped one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Event
 from time import monotonic_ns

@@ -1,7 +1,5 @@
 """The real engine behind the API, as the `openai` package and a router see it; transformers is the oracle."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -132,9 +130,7 @@ def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.Ope
     assert patient.completions.create(prompt="Hello", max_tokens=1, **GREEDY).usage.completion_tokens == 1
 
 
-def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(
-    real: Real, client: openai.OpenAI
-) -> None:
+def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(real, client):
     before = len(kv_batches(real.replays))
     prompt = [*range(90, 50, -1)]
     asked = {**GREEDY, "extra_body": {"ignore_eos": True, "return_token_ids": True}}

@@ -1,7 +1,5 @@
 """Spans of a request: its phases follow one another without a gap, within the span of its client."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from time import monotonic_ns, time_ns
 

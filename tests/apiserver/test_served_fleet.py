@@ -1,7 +1,5 @@
 """The fleet that a twin serves, its failures, and what cannot be asked for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ten minutes of clients who come, talk, stop, and hang up: nothing is lost, and memory does not grow."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is asked to end before it serves ends."""
 
-from __future__ import annotations
-
 from multiprocessing import Pipe
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A server under load as operators see it: Prometheus, the dashboard and the alerts of `deploy/`, and a collector."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

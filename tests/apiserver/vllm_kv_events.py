@@ -6,8 +6,6 @@ Needs vLLM 0.33 (its wheel alone, with what it imports, next to a torch for the 
 duration of a step is an integer function of its tokens.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

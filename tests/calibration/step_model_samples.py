@@ -1,7 +1,5 @@
 """A plain roofline, models and deployments for tests of the step model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from calibration.kernels.times import Coverage, Estimate, floor_ns

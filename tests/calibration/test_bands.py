@@ -1,7 +1,5 @@
 """Bands: the interval of a calibration covers what it says, and opens where queueing amplifies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """An engine that drafts: its price is found again, its acceptance is measured, and both are simulated."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

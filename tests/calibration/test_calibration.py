@@ -1,7 +1,5 @@
 """Calibration: prices that are really there are found again, damage is named, domains are honest."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path

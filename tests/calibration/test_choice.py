@@ -1,7 +1,5 @@
 """Choosing under a predictive band: the closed form, what errors share, and what more appetite for risk does."""
 
-from __future__ import annotations
-
 from math import erf, exp, log, sqrt
 
 import numpy as np
@@ -52,9 +50,7 @@ OPTIONS = 5
     gains=arrays(float, OPTIONS, elements=st.floats(0.1, 10)),
     risks=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
 )
-def test_more_appetite_for_risk_never_lowers_the_throughput_and_never_makes_it_surer(
-    holds: np.ndarray, gains: np.ndarray, risks: list[float]
-) -> None:
+def test_more_appetite_for_risk_never_lowers_the_throughput_and_never_makes_it_surer(holds, gains, risks):
     careful, bold = (choose(holds, holds * gains, risk) for risk in risks)
     if careful is None or bold is None:
         assert careful is bold is None and not holds.any()

@@ -1,7 +1,5 @@
 """Collectives: growth with bytes and devices, limits of links, what is fused, and how near the tables they are."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +31,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
     elements=st.tuples(st.integers(1, 2**31), st.integers(1, 2**31)),
     fusible=st.booleans(),
 )
-def test_never_cheaper_with_more_bytes_or_more_devices(
-    gpu: str, kind: str, devices: tuple[int, int], elements: tuple[int, int], fusible: bool
-) -> None:
+def test_never_cheaper_with_more_bytes_or_more_devices(gpu, kind, devices, elements, fusible):
     (few, many), (small, large) = sorted(devices), sorted(elements)
     times = [
         float(kernels(gpu).time(Collective("c", kind, *sizes, fusible=fusible)).ns)

@@ -1,7 +1,5 @@
 """The ladder's rungs 1 to 3, on "real" runs that are simulated with noise: then the truth is known."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -126,9 +124,7 @@ def tampered(source: Path, target: Path, column: str, change: Any) -> Path:
         ("preempted_ids", lambda ids: [*ids, 3]),
     ],
 )
-def test_one_changed_decision_is_found(
-    column: str, change: Any, loop: tuple[Path, list[Path], Calibration], tmp_path: Path
-) -> None:
+def test_one_changed_decision_is_found(column, change, loop, tmp_path):
     replay = replay_decisions(Recording.load(tampered(loop[1][0], tmp_path / "run", column, change)))
     assert not replay.exact
     assert replay.identical < replay.steps
@@ -145,9 +141,7 @@ def test_a_drifted_canary_marks_the_run(loop: tuple[Path, list[Path], Calibratio
     assert "1.0 to 1.2 ms" in report.disturbance
 
 
-def test_runs_that_do_not_belong_together_are_refused(
-    loop: tuple[Path, list[Path], Calibration], tmp_path: Path
-) -> None:
+def test_runs_that_do_not_belong_together_are_refused(loop, tmp_path):
     _folder, real, calibration = loop
     other = record(tmp_path / "other", synthesise(parse_spec({**TRACE, "name": "other"})), KnownCost(0))
     simulated = record(tmp_path / "simulated", synthesise(parse_spec(TRACE)), KnownCost(0), clock="virtual")

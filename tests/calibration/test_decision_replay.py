@@ -1,7 +1,5 @@
 """Rung 1 in the overlapped loop: from when each step was planned, every decision follows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +44,7 @@ def config(**more: Any) -> SchedulerConfig:
     plan_ns=st.sampled_from([0, 40_000, 900_000]),
     more=st.sampled_from([{}, TIGHT, {**TIGHT, "policy": "priority"}, {"max_num_batched_tokens": 16}]),
 )
-def test_a_simulated_run_is_reproduced_from_its_planning_times(
-    seed: int, rate: float, overlapped: bool, plan_ns: int, more: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_simulated_run_is_reproduced_from_its_planning_times(seed, rate, overlapped, plan_ns, more, tmp_path):
     """Steps of other lengths than planning takes, and planning that takes longer than steps."""
     deployment = Deployment(scheduler=config(async_scheduling=overlapped, **more))
     cost = TokenCost(300_000, 5_000, 2_000, plan_ns)

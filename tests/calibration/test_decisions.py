@@ -1,7 +1,5 @@
 """Rung 7: planted truths, which questions are asked, what a choice is worth, and the command."""
 
-from __future__ import annotations
-
 import json
 from math import inf
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a machine was calm: canaries of the same engine are compared, and steps with their calibration."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

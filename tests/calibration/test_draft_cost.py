@@ -1,7 +1,5 @@
 """What verifying and drafting cost: closed forms on a plain roofline, tables against parts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -102,9 +100,7 @@ def test_a_row_to_verify_reads_its_kv_once_and_goes_through_every_gemm_with_its_
     ],
 )
 @pytest.mark.parametrize(("rows", "prompts"), [(1, ()), (16, ()), (64, ()), (16, ((400, 0),)), (0, ((700, 100),))])
-def test_the_simulator_pays_what_explain_shows(
-    speculative: SpeculativeConfig, rows: int, prompts: tuple[tuple[int, int], ...]
-) -> None:
+def test_the_simulator_pays_what_explain_shows(speculative, rows, prompts):
     made, drafts = cost(speculative), speculative.num_speculative_tokens if rows else 0
     plan = verifying(rows, 1500, drafts, prompts)
     sizes = StepSizes(

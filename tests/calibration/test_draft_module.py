@@ -1,7 +1,5 @@
 """Multi-token prediction: what the module weighs, what it costs in a step and in memory, and who has none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Levels that share strength: what one configuration teaches another, and how far off what nothing taught may be."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -154,9 +152,7 @@ def lesson(concurrency: int, prompt: int, outputs: int, overlapped: bool, spread
 
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize(("concurrency", "prompt", "outputs", "spread"), [(1, 900, 40, 0), (12, 1500, 60, 31)])
-def test_a_closed_loops_figures_are_those_of_the_simulator(
-    concurrency: int, prompt: int, outputs: int, spread: int, overlapped: bool
-) -> None:
+def test_a_closed_loops_figures_are_those_of_the_simulator(concurrency, prompt, outputs, spread, overlapped):
     """Sums over steps of one simulation, against simulations of their own: figures, and their slopes.
 
     An overlapped loop that was idle plans its first step in plain sight, which the sums leave out.
@@ -280,9 +276,7 @@ def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     chunk=st.integers(0, 16384),
 )
 @examples(1)
-def test_a_step_of_less_precision_is_never_slower(
-    gpu: str, engine: str, tp: int, model: str, dtype: str, rows: int, chunk: int
-) -> None:
+def test_a_step_of_less_precision_is_never_slower(gpu, engine, tp, model, dtype, rows, chunk):
     """Whole steps as corrected; the experts alone where a mixture in 4 bits leaves in 16 what 8 bits do not."""
     spec = find_model(model)
     assume(rows + chunk and (spec.num_experts or dtype != "mxfp4"))

@@ -1,7 +1,5 @@
 """Tokens to experts and back by DeepEP: copies counted, measured times, growth, and who cannot have it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -44,9 +42,7 @@ def exchange(mode: str, kind: str, nodes: int, tokens: float, link: str = "infin
         ("high_throughput", "combine", 4, 4096, 3633.7, 0.4),
     ],
 )
-def test_measured_exchanges_are_found_again(
-    mode: str, kind: str, nodes: int, tokens: int, measured_us: float, within: float
-) -> None:
+def test_measured_exchanges_are_found_again(mode, kind, nodes, tokens, measured_us, within):
     found = KERNELS["H100"].time(exchange(mode, kind, nodes, tokens))
     assert float(found.ns) / 1e3 == pytest.approx(measured_us, rel=within)
     assert found.coverage == Coverage.INTERPOLATED
@@ -60,9 +56,7 @@ def test_measured_exchanges_are_found_again(
     tokens=st.tuples(st.integers(1, 20_000), st.integers(1, 20_000)),
     link=st.sampled_from(("infiniband-ndr", "infiniband-hdr", "roce-100")),
 )
-def test_never_cheaper_with_more_tokens_nodes_or_experts(
-    gpu: str, mode: str, kind: str, nodes: tuple[int, int], tokens: tuple[int, int], link: str
-) -> None:
+def test_never_cheaper_with_more_tokens_nodes_or_experts(gpu, mode, kind, nodes, tokens, link):
     (few, many), (small, large) = sorted(nodes), sorted(tokens)
     time = KERNELS[gpu].time
     least = time(exchange(mode, kind, few, small, link)).ns

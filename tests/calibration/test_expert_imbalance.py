@@ -1,7 +1,5 @@
 """Expert imbalance: the busiest device in closed form on a roofline, chance against counting it out, and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Rung 4: case files, the anchored correction, scoring, the report and the command."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable
@@ -310,9 +308,7 @@ def test_what_is_wrong_with_a_case_file_is_one_line(tmp_path: Path, over: dict[s
         ({"targets": [{"figure": "ttft_ms.mean", "within_pct": 1, "column": "anchored"}]}, r"no anchored figure"),
     ],
 )
-def test_what_a_case_asks_of_a_run_that_has_it_not_is_one_line(
-    tmp_path: Path, over: dict[str, Any], message: str
-) -> None:
+def test_what_a_case_asks_of_a_run_that_has_it_not_is_one_line(tmp_path, over, message):
     measure(tmp_path, TRUE)
     with pytest.raises(UserError, match=message):
         score(case(**over), tmp_path, predictor(TRUE))

@@ -1,7 +1,5 @@
 """A calibration from another engine's iterations: it learns, it says how well, it survives its file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

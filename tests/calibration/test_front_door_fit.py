@@ -1,7 +1,5 @@
 """Fitting a front door: what is simulated with known prices is found again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines on several nodes: which devices a link joins, what collectives over it take, and who is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +44,7 @@ def collective(kind: str, elements: Any, nodes: int, per_node: int = 8, link: st
     nodes=st.tuples(st.integers(1, 16), st.integers(1, 16)),
     elements=st.tuples(st.integers(1, 2**30), st.integers(1, 2**30)),
 )
-def test_never_cheaper_with_more_bytes_or_more_nodes(
-    gpu: str, kind: str, link: str, nodes: tuple[int, int], elements: tuple[int, int]
-) -> None:
+def test_never_cheaper_with_more_bytes_or_more_nodes(gpu, kind, link, nodes, elements):
     (few, many), (small, large) = sorted(nodes), sorted(elements)
     if kind == "p2p":
         few, many = min(few, 2), min(many, 2)
@@ -64,9 +60,7 @@ def test_never_cheaper_with_more_bytes_or_more_nodes(
     elements=st.integers(1, 2**30),
     shape=st.sampled_from([(2, 8, 4), (2, 8, 8), (4, 4, 8), (1, 8, 2), (2, 4, 4), (1, 16, 2)]),
 )
-def test_the_same_devices_on_more_nodes_are_never_faster(
-    gpu: str, kind: str, elements: int, shape: tuple[int, int, int]
-) -> None:
+def test_the_same_devices_on_more_nodes_are_never_faster(gpu, kind, elements, shape):
     """Over NVLink, which is faster than any of these links."""
     nodes, per_node, more = shape
     whole = nodes * per_node

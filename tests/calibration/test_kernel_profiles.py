@@ -1,7 +1,5 @@
 """LLMServingSim's kernel profiles: what is read, what a few shapes are worth, and how near a whole table they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

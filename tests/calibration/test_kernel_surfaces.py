@@ -1,7 +1,5 @@
 """Kernel surfaces: physical limits, what a fit recovers, files that are refused, and errors held out of the tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -337,9 +335,7 @@ def test_the_newest_release_of_a_table_is_read_and_the_fastest_kernel_counts(tmp
     assert first.ns.tolist() == [0.3e6, 0.5e6]  # milliseconds in the table
 
 
-def test_tables_of_latent_attention_are_read_where_there_are_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_latent_attention_are_read_where_there_are_some(tmp_path, monkeypatch):
     monkeypatch.setattr(aiconfigurator, "_TABLES", [t for t in aiconfigurator._TABLES if not t.everywhere])
     assert list(measurements(str(tmp_path), "H100")) == []
     heads = {"num_heads": [16, 16], "latency": [0.2, 0.1]}

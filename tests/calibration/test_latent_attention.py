@@ -1,7 +1,5 @@
 """Multi-head latent attention in the cost model: closed forms of what a step computes and reads, and whole answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

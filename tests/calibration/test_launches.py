@@ -1,7 +1,5 @@
 """Steps without CUDA graphs: they take what the device needs, or what the host needs to launch them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

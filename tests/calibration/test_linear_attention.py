@@ -1,7 +1,5 @@
 """Layers with a constant state as operations: FLOPs against a count, closed forms, and what times must keep to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What was measured: the domain asked of whole recordings says what the cost models said while they priced them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,9 +71,7 @@ def simulated(cost: CostModel, seed: int) -> MeasuredSteps:
     tokens=st.integers(8, 128),
     left_out=st.sampled_from([None, *REGIMES]),
 )
-def test_a_recording_is_outside_where_its_cost_model_said_so(
-    seed: int, rows: int, context: int, tokens: int, left_out: str | None
-) -> None:
+def test_a_recording_is_outside_where_its_cost_model_said_so(seed, rows, context, tokens, left_out):
     ranges = {
         "decode": {"decode_rows_padded": (1.0, float(rows)), "decode_context": (20.0, float(context))},
         "mixed": {"prefill_tokens": (4.0, float(tokens)), "decode_context": (0.0, 4.0 * context)},
@@ -136,9 +132,7 @@ def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str
 
 @examples(0.06)
 @given(many=st.lists(SIZES, min_size=1, max_size=8))
-def test_many_steps_are_marked_as_each_alone(
-    predicted: OperationCost, many: list[tuple[int, int, int, int, int]]
-) -> None:
+def test_many_steps_are_marked_as_each_alone(predicted, many):
     each = [of(*size) for size in many]
     found = step_coverage(predicted, StepSizes(**{name: np.array([float(s[name]) for s in each]) for name in each[0]}))
     for at, sizes in enumerate(each):

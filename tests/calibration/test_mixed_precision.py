@@ -1,7 +1,5 @@
 """Checkpoints of which some layers stay in 16 bits: read from what they list, sized and priced from one count."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

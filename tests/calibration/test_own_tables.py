@@ -1,7 +1,5 @@
 """Our own kernel tables are read in their units and judged against the surfaces of the same GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Latent attention behind an indexer (DeepSeek-V3.2, GLM-5): weights, the cache, and what is computed."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The step model: operations add up to the model, tables to their definition, and a fit to the truth."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The life of a token: shapes and bytes against the model's own counts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

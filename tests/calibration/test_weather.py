@@ -1,7 +1,5 @@
 """Weather: what is planted is found, no step tells of its own weather, and the second verdict uses it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +80,7 @@ def test_planted_weather_is_found(calibration: Calibration) -> None:
     assert 1.7 < calibration.weather.taken < 2.3
 
 
-def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(
-    tmp_path: Path, calibration: Calibration
-) -> None:
+def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(tmp_path, calibration):
     report = validated(tmp_path, calibration)
     medians = [row for row in report.rows if row.stat == "p50"]
     assert max(abs(row.error_pct or 0) for row in medians) > 5
@@ -97,9 +93,7 @@ def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(
     assert not report.disturbed and "others took" in report.disturbance
 
 
-def test_shuffled_step_times_are_not_explained_away(
-    tmp_path: Path, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shuffled_step_times_are_not_explained_away(tmp_path, calibration, monkeypatch):
     """It would pass if the second verdict knew what each step took. Its bands are of no interest."""
     monkeypatch.setattr(same_weather, "_DRAWS", 5)
     report = validated(tmp_path, calibration, shuffled=True)

@@ -6,8 +6,6 @@ calibration, and the recordings without which requests were in which step; and w
 into the second.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The Claims page: every bundled claim is there as its file has it, and what a reader sets is what is checked."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -66,9 +64,7 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
         ("quadratic-attention", "baseline: Tokens of a sequence", ("baseline", "tokens")),
     ],
 )
-def test_any_number_of_a_claim_can_be_moved(
-    name: str, label: str, keys: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_a_claim_can_be_moved(name, label, keys, tmp_path, monkeypatch):
     began: list[dict[str, Any]] = []
     monkeypatch.setattr(Job, "start", lambda job: began.append(job.settings))
     app = page(tmp_path, claim=name)

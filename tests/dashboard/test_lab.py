@@ -1,7 +1,5 @@
 """The Policy lab through Streamlit's AppTest: what it opens on, what it asks, what it shows, and every error path."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -267,9 +265,7 @@ def test_every_policy_can_be_asked_for_and_settled(tmp_path: Path, policy: str, 
     assert settled.policy == policy and len(policy_colour(policy)) == 7
 
 
-def test_a_finished_job_is_shown_whoever_asked_first(
-    tmp_path: Path, answer: dict[str, Any], started: list[Job]
-) -> None:
+def test_a_finished_job_is_shown_whoever_asked_first(tmp_path, answer, started):
     url = {"a_max_num_seqs": "2", "b": "vllm", "b_max_num_seqs": "8", "mix": "classes", "req_s": "5", "seconds": "8"}
     settings = asked(lab(tmp_path, **url, seeds="2", ttft_within="0", tpot_within="0"), started)
     assert settings == small().as_json()

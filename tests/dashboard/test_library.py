@@ -1,7 +1,5 @@
 """What lies under the runs directory: all of it is seen, the newest is listed, a second look is cheap."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

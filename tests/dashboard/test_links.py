@@ -1,7 +1,5 @@
 """Inputs live in the URL: every one that is changed is in the link, and no link, however odd, breaks a page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the Live page makes of two scrapes, and of what a server tells of one request."""
 
-from __future__ import annotations
-
 import math
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread

@@ -1,8 +1,5 @@
 """On 80 columns every number is shown in full: a table drops columns or takes another line before it cuts a digit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,9 +58,7 @@ def comparison_of(size: float) -> Document:
 
 @pytest.mark.parametrize("size", [1.234, 12_345.0, 345_678.0])
 @pytest.mark.parametrize("shown", [report_of, comparison_of])
-def test_reports_cut_nothing(
-    shown: Callable[[float], Document], size: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_cut_nothing(shown, size, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     print_document(shown(size))
     out = capsys.readouterr().out
@@ -74,13 +69,7 @@ def test_reports_cut_nothing(
 
 
 @pytest.mark.parametrize(("size", "columns", "left"), [(12_345.0, 80, STATS), (123_456_789_012.0, 70, ("p50", "p99"))])
-def test_a_run_cuts_no_number_and_drops_statistics_rather(
-    size: float,
-    columns: int,
-    left: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_cuts_no_number_and_drops_statistics_rather(size, columns, left, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
     bands = {"ttft_ms": dict.fromkeys(STATS[:-1], (size - 1000, size + 1000))}
     print_metrics(metrics_of(size), "table", bands)

@@ -1,7 +1,5 @@
 """The Plan and Frontier pages through Streamlit's AppTest: what they open on, what they ask, and every error path."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math
@@ -208,9 +206,7 @@ def test_policies_splits_and_routers_are_asked_for_as_on_the_command_line(tmp_pa
     assert (said["--router"], said["--max-replicas"]) == ("random", "50")
 
 
-def test_a_calibration_of_our_own_engine_fixes_the_model_and_its_device_has_a_price(
-    tmp_path: Path, started: list[Job]
-) -> None:
+def test_a_calibration_of_our_own_engine_fixes_the_model_and_its_device_has_a_price(tmp_path, started):
     calibrated(tmp_path / "cal")
     settings = asked(plan(tmp_path, calibration="cal", own_price="0.25", rate="2"), started)
     assert settings["calibration"] == str((tmp_path / "cal").resolve()) and settings["prices"] == {"cpu": 0.25}
@@ -350,9 +346,7 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     assert "Cancelled." in shown(app) and app.button(key="find")
 
 
-def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(
-    tmp_path: Path, sleeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_in_the_moment_of_a_first_answer_is_not_lost(tmp_path, sleeper, monkeypatch):
     job = unanswered(tmp_path)
     sleeper(job)
     write_json(job.directory / COARSE, {"requests": 250, "points": plan_example()["answer"]["points"][:2]})

@@ -2,8 +2,6 @@
 
 That its answer is the command's is in `tests/planning/test_answer_exports.py`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What was planned goes along: to the Policy lab, to a run of the fleet, to a claim, and in a link."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from pathlib import Path
 
@@ -36,9 +34,7 @@ def plan() -> Planned:
     return Planned(EXAMPLE, plan_request().as_json(), PlanDocument.read(plan_example()["answer"]))
 
 
-def test_policies_are_compared_on_the_planned_fleet_and_traffic_at_once(
-    tmp_path: Path, started: list[Job], plan: Planned
-) -> None:
+def test_policies_are_compared_on_the_planned_fleet_and_traffic_at_once(tmp_path, started, plan):
     best = plan.answer.recommendation
     assert best is not None
     app = opened("policy_lab", tmp_path, session={TO_COMPARE: EXAMPLE}, plan=EXAMPLE, offered="plan")

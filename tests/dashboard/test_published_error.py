@@ -1,7 +1,5 @@
 """How far off predictions of published engines are, beside the answer of a plan."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import median

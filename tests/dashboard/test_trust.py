@@ -1,7 +1,5 @@
 """The Trust page through Streamlit's AppTest: what it opens on, what it shows of each rung, and every error path."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

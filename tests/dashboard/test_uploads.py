@@ -1,12 +1,9 @@
 """Uploads: parsed by the readers, kept under their hash, refused in one line, never a path."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,9 +166,7 @@ def test_a_parquet_trace_of_a_stranger_is_kept_without_the_columns_that_no_trace
     ],
     ids=["rows", "segments", "tenants", "names", "a batch of long names", "a footer that says nothing"],
 )
-def test_a_small_parquet_file_that_unpacks_to_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bomb: dict, limits: dict, says: str
-) -> None:
+def test_a_small_parquet_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, bomb, limits, says):
     limited(monkeypatch, **limits)
     content = stored(**bomb)
     assert len(content) < 10_000_000
@@ -188,9 +183,7 @@ def test_a_small_parquet_file_that_unpacks_to_much_is_refused(
     ],
     ids=["rows", "one long line", "time"],
 )
-def test_a_text_that_unpacks_to_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Callable[[], bytes], limits: dict, says: str
-) -> None:
+def test_a_text_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, content, limits, says):
     limited(monkeypatch, **limits)
     assert says in refused(keep_trace, tmp_path, content())
     assert not any((tmp_path / "uploads").iterdir())

@@ -1,7 +1,5 @@
 """Simulated runs whose cause of slowness is known by construction, for the tests of diagnosis."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

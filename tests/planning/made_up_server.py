@@ -1,7 +1,5 @@
 """A server that answers as a test wants, for what talks to servers."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator

@@ -4,8 +4,6 @@ How ill each is follows from no diagnosis: the load is a share of what the healt
 p99 of some latency half as long again, or loses a tenth of the requests; else another is drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

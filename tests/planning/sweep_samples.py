@@ -1,7 +1,5 @@
 """A small sweep of an invented calibration, and policies that fail in the ways that policies do."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

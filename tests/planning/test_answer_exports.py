@@ -1,7 +1,5 @@
 """Exports of plans, comparisons, sweeps and validation reports: the numbers of the answer, the figures of the page."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """`tokentwin bench --url`: what its client sends, when, and what it makes of the answers; against servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Claims: planted truths are told as such, every bundled file is an experiment, and the page says what was found."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -168,9 +166,7 @@ def test_a_break_even_lies_where_the_gain_is_one() -> None:
         (100, 120, "the claim holds nowhere."),
     ],
 )
-def test_a_verdict_flips_where_the_figure_crosses_the_bounds(
-    least: float | None, most: float | None, said: str
-) -> None:
+def test_a_verdict_flips_where_the_figure_crosses_the_bounds(least, most, said):
     """327,680 bytes of KV a token: 8 GB are 24,414 tokens, and 12 are 36,621, to within 8 %."""
     found = {"figure": "kv_gb", "deployment": {"model": "Llama-3.1-70B", "device": "cuda"}}
     of = BreakEven(path="tokens", least=1024, most=131_072, what="tokens")

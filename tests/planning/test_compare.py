@@ -1,7 +1,5 @@
 """Comparison: intervals that mean what they say, the right winner, and the command around them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -148,9 +146,7 @@ def standard_error(runs: int, share: float = 0.05) -> float:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("count", "rho", "pairs"), [(400, 0.0, 600), (1000, 0.9, 160)])
-def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(
-    count: int, rho: float, pairs: int
-) -> None:
+def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(count, rho, pairs):
     """Latencies and their noise are dependent in time, as queues make them; a dozen numbers are looked at."""
     rng = np.random.default_rng(1)
     claims, runs = 0, simulated(pairs)

@@ -1,7 +1,5 @@
 """A demo fits into its time on any machine: whatever the pace, its runs take what they are given."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

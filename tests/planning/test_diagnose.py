@@ -1,7 +1,5 @@
 """Diagnosis: runs whose cause is known get the right one named first, and counterfactuals are exact."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

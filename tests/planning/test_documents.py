@@ -1,7 +1,5 @@
 """Saved answers: whatever is shown of one is made of the document alone, and nothing that can be read breaks it."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """Several real engines behind a router of the simulator's: each a process, one recording, every decision made again."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -69,9 +67,7 @@ def fleet() -> Iterator[EngineFleet]:
 
 
 @pytest.mark.parametrize("router", ["power-of-two", "least-tokens", "kv-aware", "prefix-affinity"])
-def test_every_decision_is_made_again(
-    router: str, fleet: EngineFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_decision_is_made_again(router, fleet, tmp_path, monkeypatch):
     """Each engine's steps, and each choice of the router by what it had heard by then."""
     of_router = deployed(router=RouterConfig(name=router))
     monkeypatch.setattr(fleet, "deployment", of_router)
@@ -107,9 +103,7 @@ def test_a_fleet_is_calibrated_simulated_and_compared(fleet: EngineFleet, tmp_pa
 
 
 @pytest.mark.parametrize("router", ["round-robin", "session-sticky"])
-def test_the_turns_of_a_conversation_go_where_the_router_sends_them(
-    router: str, fleet: EngineFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_turns_of_a_conversation_go_where_the_router_sends_them(router, fleet, tmp_path, monkeypatch):
     monkeypatch.setattr(fleet, "deployment", deployed(router=RouterConfig(name=router)))
     fleet.record(conversations(None), tmp_path / "run")
     recording = Recording.load(tmp_path / "run")

@@ -1,7 +1,5 @@
 """Jobs: found again by what they were asked, one process for one question, and nothing lost to a kill."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A cost model of one's own: the example of the docs, and what becomes of answers that cannot be times."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

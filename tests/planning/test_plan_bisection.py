@@ -1,7 +1,5 @@
 """Bisection finds what trying every number finds, in few questions."""
 
-from __future__ import annotations
-
 from math import log2
 
 from hypothesis import given

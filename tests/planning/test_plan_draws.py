@@ -1,7 +1,5 @@
 """Other draws of the traffic: of the same kind and at the same rate, and whether the answer holds on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Objectives: what can be written, and that a percentile is the share of requests within a bound."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -76,9 +74,7 @@ def test_so_many_misses_are_what_a_nearest_rank_percentile_allows(requests: int,
 
 @pytest.mark.parametrize("metric", ["ttft_ms", "tpot_ms", "e2e_ms"])
 @pytest.mark.parametrize("percent", [50, 90, 99])
-def test_an_objective_holds_just_when_its_percentile_is_within_the_bound(
-    metrics: RunMetrics, metric: str, percent: int
-) -> None:
+def test_an_objective_holds_just_when_its_percentile_is_within_the_bound(metrics, metric, percent):
     seen = parse_objectives([f"{metric} p{percent}<=1"]).each[0].observed(metrics)
     for bound in (seen * 0.999, seen, seen * 1.001):
         objective = Objective("", ((metric, bound),), Fraction(percent, 100))

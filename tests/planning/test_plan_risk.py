@@ -1,7 +1,5 @@
 """Appetite for risk: how probably a fleet holds, what more of it buys, and which fleet is worth most."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -177,9 +175,7 @@ class Known:
         ({("slow", 20): 0.90, ("slow", 21): 0.91, ("slow", 22): 0.92, ("fast", 10): 0.91}, ("slow", 20)),
     ],
 )
-def test_a_little_more_for_much_more_probability_is_worth_it(
-    holds: dict[tuple[str, int], float], expected: tuple[str, int]
-) -> None:
+def test_a_little_more_for_much_more_probability_is_worth_it(holds, expected):
     """Prices are 20 to 22 for the slow GPU, and 20.5 for the fast one, of which one more is out of reach."""
     offers = [(engine("slow"), 20), (engine("fast", usd=2.05), 10)]
     workers: Any = Known(replace(QUERY, risk=0.1), holds)

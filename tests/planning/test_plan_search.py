@@ -1,7 +1,5 @@
 """The search against trying every fleet; what it skips; and what it says when nothing will do."""
 
-from __future__ import annotations
-
 import operator
 import time
 from dataclasses import replace

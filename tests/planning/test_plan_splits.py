@@ -1,7 +1,5 @@
 """Candidates whose prompts and tokens are made by different engines, so many of one to so many of the other."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

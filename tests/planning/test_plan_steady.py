@@ -1,7 +1,5 @@
 """What a fleet does in steady operation: not a matter of how long the simulated traffic is, nor of how it ends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What workers share and leave behind: tables of a cost model, and nothing after Ctrl-C."""
 
-from __future__ import annotations
-
 import operator
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A deployment that was made ill on purpose: its symptom shows, and the layer of the illness is named first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run costs: the GPU hours that each pool had, at its price."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

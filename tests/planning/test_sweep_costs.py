@@ -1,7 +1,5 @@
 """What a run of a sweep costs, and how far off its numbers may be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a sweep's file comes to: which runs, known by what, in which columns."""
 
-from __future__ import annotations
-
 import os
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sweeps that are made: the same bytes however they come about, and nothing lost or twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

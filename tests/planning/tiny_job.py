@@ -1,7 +1,5 @@
 """Tasks of the tests of jobs and workers, in a module that imports next to nothing: each process imports it anew."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

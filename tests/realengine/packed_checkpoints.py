@@ -3,8 +3,6 @@
 Nothing here is the engine's: random integers, scales and zero points come first; files and dense weights follow.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

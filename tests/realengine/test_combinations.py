@@ -1,7 +1,5 @@
 """Features of the engine together: each combination gives the tokens of the plain engine, or is refused in one line."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,9 +101,7 @@ def plain(folder: Path, model: str, kv_cache_dtype: str) -> list[list[int]]:
         ("mixture", {**TIGHT, **ASYNC}, {**FP8, **TIER}),
     ],
 )
-def test_tokens_are_those_of_the_plain_engine(
-    folder: Path, model: str, scheduler: dict[str, Any], settings: dict[str, Any]
-) -> None:
+def test_tokens_are_those_of_the_plain_engine(folder, model, scheduler, settings):
     if name := (scheduler := dict(scheduler)).pop("draft", ""):
         scheduler |= drafted(folder, name)
     wanted = plain(folder, model, settings.get("kv_cache_dtype", "auto"))
@@ -119,9 +115,7 @@ def test_tokens_are_those_of_the_plain_engine(
         ("int4", {}, {"tensor_parallel_size": 2}, "tensor_parallel_size: 2: would split a group of 16"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(
-    folder: Path, model: str, scheduler: dict[str, Any], settings: dict[str, Any], says: str
-) -> None:
+def test_what_does_not_go_together_is_one_line(folder, model, scheduler, settings, says):
     if name := (scheduler := dict(scheduler)).pop("draft", ""):
         scheduler |= drafted(folder, name)
     with pytest.raises(UserError, match=says):

@@ -1,7 +1,5 @@
 """The CUDA device against a made-up driver: what goes to which stream, what is waited for, what is given back."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

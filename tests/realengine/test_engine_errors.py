@@ -1,11 +1,8 @@
 """What the engine does when something goes wrong: one line that says what, never a hang, and no half a step."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,9 +73,7 @@ def break_policy(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scheduler", [{}, {"async_scheduling": True}, {"async_scheduling": True, **NGRAM}])
 @pytest.mark.parametrize("fault", [break_runner, break_work, break_packing, break_callback, break_policy])
-def test_after_an_error_no_step_runs_until_the_engine_is_reset(
-    fault: Callable[[Engine, pytest.MonkeyPatch], None], scheduler: dict[str, Any], whole: list[list[int]]
-) -> None:
+def test_after_an_error_no_step_runs_until_the_engine_is_reset(fault, scheduler, whole):
     """Scheduler and device disagree then. A reset makes the engine as new: the tokens of a whole run come out."""
     engine = started(engine_for(scheduler=scheduler))
     with pytest.MonkeyPatch.context() as patch:
@@ -121,9 +116,7 @@ def test_a_rank_that_was_killed_is_one_line_and_the_engine_closes() -> None:
 
 
 @pytest.mark.parametrize("error", [None, UserError("field", 3, "is bad; do better"), ValueError("a bug")])
-def test_a_rank_gives_back_its_graphs_and_only_then_leaves(
-    error: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_gives_back_its_graphs_and_only_then_leaves(error, monkeypatch):
     """Rank 1, in this process: rank 0 hangs up when they have met, or making the first step fails."""
     did: list[str] = []
     mine, theirs = multiprocessing.Pipe()

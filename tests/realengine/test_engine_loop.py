@@ -1,7 +1,5 @@
 """The engine's loop: overlapped or plain, eager or as graphs, on one rank or two, the same tokens come out."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -178,9 +176,7 @@ def test_operations_are_timed_on_demand_and_add_up() -> None:
 
 
 @pytest.mark.parametrize(("model", "overlapped", "experts"), [("mixtral", False, False), ("qwen2-moe", True, True)])
-def test_two_ranks_give_the_same_tokens_as_one(
-    model: str, overlapped: bool, experts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_give_the_same_tokens_as_one(model, overlapped, experts, monkeypatch):
     alone = run(engine_for(model), drawn=True)[0]
     engine = engine_for(model, {"async_scheduling": overlapped}, tensor_parallel_size=2, enable_expert_parallel=experts)
     graphs, leave = engine.runner._mine._graphs, torch.distributed.destroy_process_group

@@ -1,7 +1,5 @@
 """The engine's model against transformers: the same weights must give the same logits and the same greedy tokens."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any
@@ -144,9 +142,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     [(setting, "vllm") for setting in SETTINGS]
     + [(setting, policy) for setting in list(SETTINGS)[::3] for policy in ("static", "prefill-first")],
 )
-def test_greedy_output_does_not_depend_on_scheduling(
-    setting: str, policy: str, models: dict[str, tuple[Path, Any]], greedy: list[list[int]]
-) -> None:
+def test_greedy_output_does_not_depend_on_scheduling(setting, policy, models, greedy):
     config = SchedulerConfig(
         **{"max_model_len": 200, "max_num_batched_tokens": 64, "num_blocks": 100, "block_size": 4, **SETTINGS[setting]}
     )

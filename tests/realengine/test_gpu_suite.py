@@ -1,7 +1,5 @@
 """The GPU suite without a GPU: a dry run goes all the way, and the page says nothing that was not measured."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import subprocess
@@ -96,9 +94,7 @@ def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.Complete
 
 
 @pytest.mark.deep
-def test_its_scenarios_are_what_they_are_called(
-    dry: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_its_scenarios_are_what_they_are_called(dry, tmp_path):
     for archive in dry[0].glob("recordings-*.tar"):
         with tarfile.open(archive) as packed:
             packed.extractall(tmp_path, filter="data")
@@ -239,13 +235,7 @@ def test_smoke_is_a_part_of_the_phases() -> None:
         (("--dry-run", "--only", "runs", "--skip", "runs"), "no phase is left"),
     ],
 )
-def test_bad_input_is_one_line(
-    arguments: tuple[str, ...],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_input_is_one_line(arguments, says, tmp_path, monkeypatch, capsys):
     if says == "no CUDA device":
         import torch
 

@@ -1,7 +1,5 @@
 """The check of whole engines: it holds for the engine as it is, and fails for one with a fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The precompile phase without a GPU: what one process compiles another finds, and every launch can be prepared."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Phases as processes: one that crashes, hangs or raises costs itself, and nothing of what was measured is lost."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,7 +1,5 @@
 """KV in host memory: the same answers as without, the same decisions as the simulator's, and every copy recorded."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -99,9 +97,7 @@ def outputs(engine: Engine, seed: int) -> dict[int, list[int]]:
     overlapped=st.booleans(),
     drafts=st.sampled_from([None, NGRAM, MODEL]),
 )
-def test_outputs_are_those_without_a_tier(
-    seed: int, blocks: int, room: float, preemption: str, overlapped: bool, drafts: dict[str, Any] | None
-) -> None:
+def test_outputs_are_those_without_a_tier(seed, blocks, room, preemption, overlapped, drafts):
     said = []
     for kv_tiers, speculative in ((None, None), (tiers(room, preemption=preemption), drafts)):
         made = engine(deployed(blocks, kv_tiers, async_scheduling=overlapped, speculative=speculative))
@@ -126,9 +122,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("drafts", "overlapped", "preemption", "room"), WAYS)
-def test_every_decision_is_made_again(
-    drafts: dict[str, Any] | None, overlapped: bool, preemption: str, room: float, tmp_path: Path
-) -> None:
+def test_every_decision_is_made_again(drafts, overlapped, preemption, room, tmp_path):
     made = engine(deployed(36, tiers(room, preemption=preemption), async_scheduling=overlapped, speculative=drafts))
     workload = talk(1)
     workload = replace(

@@ -70,9 +70,7 @@ def test_a_fault_names_the_kernel_and_what_is_wrong(used: aot.Resources, fault: 
     assert aot.faults(spec, USED) == []
 
 
-def test_a_page_with_another_table_is_a_fault_unless_another_compiler_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_with_another_table_is_a_fault_unless_another_compiler_made_it(tmp_path, monkeypatch):
     spec = next(specialisations())
     monkeypatch.setattr(aot, "specialisations", lambda: [spec])
     monkeypatch.setattr(aot, "compile_report", lambda spec: USED)

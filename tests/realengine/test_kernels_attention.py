@@ -31,9 +31,7 @@ def test_a_tile_holds_whole_groups(heads: int, kv_heads: int, tokens: int) -> No
 
 @pytest.mark.skipif(dependent_launch.INTERPRETING, reason="the interpreter has no dependent launches")
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), True), ((10, 3), True)])
-def test_launches_overlap_from_sm_90_on(
-    capability: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launches_overlap_from_sm_90_on(capability, has, monkeypatch):
     monkeypatch.setattr(dependent_launch, "_capability", lambda index: capability)
     found = dependent_launch.dependent_launch(torch.device("cuda", 0))
     assert found == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})

@@ -1,7 +1,5 @@
 """Mixtures of experts on the engine: transformers is the judge of tokens and of what each expert gets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +106,7 @@ def test_a_bias_that_chooses_experts_keeps_its_type(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_engine_does_not_do_with_mixtures_is_one_line(
-    model_name: str, settings: dict[str, Any], says: str
-) -> None:
+def test_what_the_engine_does_not_do_with_mixtures_is_one_line(model_name, settings, says):
     files = load_model_files(f"random:{model_name}", Path())
     with pytest.raises(UserError, match=says):
         Engine(Deployment(model=files.source, dtype="bfloat16", **settings), files)

@@ -1,7 +1,5 @@
 """An attention backend that is not ours: found by module, by file and by entry point, and told apart when it fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

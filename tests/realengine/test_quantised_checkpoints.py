@@ -1,7 +1,5 @@
 """Quantised checkpoints: a model from one answers as the model of the weights that it stands for, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,9 +96,7 @@ def test_a_checkpoint_answers_as_the_weights_that_it_stands_for(name: str, plain
         ("partial", "gptq_v2 int8", "nothing"),
     ],
 )
-def test_a_mixture_answers_as_the_weights_that_it_stands_for(
-    model: str, name: str, kept: str, mixtures: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_mixture_answers_as_the_weights_that_it_stands_for(model, name, kept, mixtures, tmp_path):
     """Of experts in FP8 only weights are rounded."""
     folders = mixtures[model], tmp_path / "quantised", tmp_path / "dense"
     if name in FORMATS:
@@ -166,9 +162,7 @@ def test_weights_in_16_bits_can_be_rounded_on_loading(setting: str, limit: float
 
 
 @pytest.mark.parametrize(("setting", "limit"), [("int8", 0.01), ("int4", 0.15), ("fp8", 0.05)])
-def test_experts_are_rounded_on_loading_and_routers_are_not(
-    setting: str, limit: float, mixtures: dict[str, Path]
-) -> None:
+def test_experts_are_rounded_on_loading_and_routers_are_not(setting, limit, mixtures):
     """An engine's logits would say little: another expert may be chosen."""
     exact, rounded = (
         engine_of(mixtures["qwen2-moe"], quantization=name).runner.model._layers[0].mlp for name in ("none", setting)
@@ -242,9 +236,7 @@ def test_fp8_weights_are_those_of_the_checkpoint(name: str, plain: Path, tmp_pat
     assert 0.003 < float((rounded - exact).norm() / exact.norm()) < 0.3
 
 
-def test_rows_are_made_in_fp8_where_a_projection_in_fp8_follows(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_made_in_fp8_where_a_projection_in_fp8_follows(plain, tmp_path, monkeypatch):
     """In the pass that makes them, and not where the layer stays in 16 bits: here the MLP of the first of two."""
     write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "layers.0.mlp", {})
     made = []

@@ -1,7 +1,5 @@
 """The two pairings of RoPE."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")

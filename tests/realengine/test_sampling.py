@@ -1,7 +1,5 @@
 """Sampling: what can be drawn, how often, and that a draw depends on the request alone."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

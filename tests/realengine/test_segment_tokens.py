@@ -1,7 +1,5 @@
 """Tokens that stand for a trace's segments."""
 
-from __future__ import annotations
-
 from realengine.segment_tokens import SegmentTokens
 from serving.workload import WorkloadRequest
 

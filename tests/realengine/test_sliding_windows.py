@@ -1,7 +1,5 @@
 """Sliding windows on the engine: transformers is the judge of tokens, and blocks that windows have passed are free."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +79,7 @@ def engine_for(folder: Path, **scheduler: Any) -> Engine:
     ],
     ids=["plain", "tight", "overlapped", "dense cache", "drafts", "mixed graphs"],
 )
-def test_greedy_output_is_that_of_transformers_whatever_is_freed(
-    model: tuple[str, Path, list[Any]], setting: dict[str, Any]
-) -> None:
+def test_greedy_output_is_that_of_transformers_whatever_is_freed(model, setting):
     name, folder, wanted = model
     groups = MODELS[name][2]
     graphs = (setting := dict(setting)).pop("graphs", False)

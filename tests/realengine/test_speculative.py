@@ -1,7 +1,5 @@
 """Speculative decoding on the real engine: whatever is drafted, the outputs are those of plain decoding."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -145,16 +143,7 @@ class Foreteller:
     overlapped=st.booleans(),
     hung_up=st.none() | st.integers(0, 8),
 )
-def test_outputs_are_those_of_plain_decoding(
-    seed: int,
-    right: float,
-    scheduler: dict[str, Any],
-    stops: bool,
-    overlapped: bool,
-    hung_up: int | None,
-    plain: list[list[int]],
-    drafting: dict[bool, Engine],
-) -> None:
+def test_outputs_are_those_of_plain_decoding(seed, right, scheduler, stops, overlapped, hung_up, plain, drafting):
     """Greedy and drawn, whatever is proposed, under any batching and preemption, with stop tokens among the drafts, and
     though a client hangs up."""
     engine = drafting[overlapped]
@@ -193,9 +182,7 @@ def test_prompt_lookup_drafts_and_changes_nothing(overlapped: bool, plain: list[
 
 @pytest.mark.parametrize(("num_blocks", "overlapped"), [(30, False), (100, False), (30, True), (100, True)])
 @pytest.mark.parametrize("draft", ["random:llama", "random:qwen3"])
-def test_a_draft_model_drafts_and_changes_nothing(
-    draft: str, num_blocks: int, overlapped: bool, plain: list[list[int]]
-) -> None:
+def test_a_draft_model_drafts_and_changes_nothing(draft, num_blocks, overlapped, plain):
     """The target itself as its draft is always right, also after a preemption, and also where tokens are drawn."""
     speculative = {"model": draft, "num_speculative_tokens": 3}
     engine = engine_for(
@@ -343,9 +330,7 @@ def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
     ("speculative", "overlapped"),
     [(NGRAM, False), (NGRAM, True), ({"model": "random:qwen3", "num_speculative_tokens": 3}, False)],
 )
-def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(
-    speculative: dict[str, Any], overlapped: bool, tmp_path: Path
-) -> None:
+def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(speculative, overlapped, tmp_path):
     spec = {
         "name": "chat",
         "seed": 4,

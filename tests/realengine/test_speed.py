@@ -1,7 +1,5 @@
 """How fast the machine is: looked at rarely enough, in units of the engine's own work, or of a GPU's clock."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 
@@ -55,9 +53,7 @@ def test_a_gpus_clock_is_a_share_of_its_highest_and_absent_without_nvml(monkeypa
     ("stated", "bfloat16_ns", "chosen"),
     [({}, 100, "bfloat16"), ({}, 600, "float32"), ({"dtype": "bfloat16"}, 600, "bfloat16")],
 )
-def test_the_faster_type_where_none_is_stated(
-    monkeypatch: pytest.MonkeyPatch, stated: dict[str, str], bfloat16_ns: int, chosen: str
-) -> None:
+def test_the_faster_type_where_none_is_stated(monkeypatch, stated, bfloat16_ns, chosen):
     times = {"torch.bfloat16": bfloat16_ns, "torch.float32": 100}
     monkeypatch.setattr(fast_dtype, "_time_ns", lambda dtype: times[str(dtype)])
     deployment, told = fast_dtype.with_fast_dtype(Deployment.model_validate(stated))

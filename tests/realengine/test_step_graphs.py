@@ -1,7 +1,5 @@
 """Steps as graphs: what they are padded to changes no result, there are few of them, and each is one launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -84,9 +82,7 @@ def test_padding_changes_no_result(rows: list[tuple[int, int]], data: st.DataObj
 @given(
     st.integers(0, 300), st.lists(st.integers(2, 600), min_size=1, max_size=20), st.integers(0, 4), st.integers(16, 48)
 )
-def test_a_mixed_layout_holds_the_step_and_is_one_of_few(
-    decodes: int, prefills: list[int], drafts: int, tile: int
-) -> None:
+def test_a_mixed_layout_holds_the_step_and_is_one_of_few(decodes, prefills, drafts, tile):
     decodes = padded(decodes)
     tokens = decodes + sum(prefills)
     samples = decodes + min(len(prefills) * (1 + drafts), sum(prefills))

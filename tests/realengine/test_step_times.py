@@ -1,7 +1,5 @@
 """What a step's times mean when the host is the slower one, on devices whose pace is known; and what a step costs."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable
@@ -115,9 +113,7 @@ def touched(waiting: int, overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.pure
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_a_step_looks_at_no_more_requests_when_more_are_waiting(
-    overlapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_looks_at_no_more_requests_when_more_are_waiting(overlapped, monkeypatch):
     few, many = (touched(waiting, overlapped, monkeypatch) for waiting in (3, 3000))
     assert few == many
     assert max(few) <= 7

@@ -1,7 +1,5 @@
 """Answers that keep to a grammar: their text, their neighbours, and what their masks cost on both clocks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -93,9 +91,7 @@ def run(engine: Engine, asked: list[tuple[str, float]], tokens: int = 60) -> tup
     overlapped=st.booleans(),
     num_blocks=st.sampled_from([34, 100]),
 )
-def test_answers_keep_to_their_grammar_and_leave_others_alone(
-    folder: Path, asked: list[tuple[str, float]], overlapped: bool, num_blocks: int
-) -> None:
+def test_answers_keep_to_their_grammar_and_leave_others_alone(folder, asked, overlapped, num_blocks):
     engine = engine_for(folder, async_scheduling=overlapped, num_blocks=num_blocks)
     answers, steps = run(engine, asked)
     text_of = Tokenizer(folder).decode
@@ -142,9 +138,7 @@ def test_a_step_with_masks_is_not_overlapped(folder: Path) -> None:
 
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_a_recorded_run_is_decided_again_and_its_masks_have_a_price(
-    folder: Path, tmp_path: Path, overlapped: bool, drafts: int
-) -> None:
+def test_a_recorded_run_is_decided_again_and_its_masks_have_a_price(folder, tmp_path, overlapped, drafts):
     requests = [WorkloadRequest(id, 0, (("", 20),), 15, structured=id % 2 == 0) for id in range(8)]
     speculative = {"method": "ngram", "num_speculative_tokens": drafts} if drafts else None
     engine = engine_for(folder, async_scheduling=overlapped, speculative=speculative)

@@ -1,7 +1,5 @@
 """Tokenizers, chat templates and the incremental detokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiled attention and attention with its scores in memory give what float64 from the definition gives."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

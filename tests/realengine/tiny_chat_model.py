@@ -1,7 +1,5 @@
 """A tiny random Llama that reads and writes text: a token a printable character, and a chat template."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

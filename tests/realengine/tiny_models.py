@@ -1,7 +1,5 @@
 """Tiny random models of each family, made and judged by transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ An oracle for the tests, after the policy's description: physical blocks in a pl
 both loops. Slow on purpose. It shares no code with `serving`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """What is wrong with a setting is said in one line that names it and the remedy, in the same words everywhere."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

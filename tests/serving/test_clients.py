@@ -1,7 +1,5 @@
 """Clients: who waits for whom, as plain data, and the same on both clocks."""
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Contiguous reservations: runs that never overlap and are never lost, on both clocks, and what they waste."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every plan is held against the deployment's limits, and whatever a policy does wrong is one line."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any
@@ -143,9 +141,7 @@ def test_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         (None, "\0.py:Own", "the file .* does not exist"),
     ],
 )
-def test_a_file_that_holds_no_policy_is_one_line(
-    content: str | None, name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_holds_no_policy_is_one_line(content, name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / "mine.py").write_text(content)

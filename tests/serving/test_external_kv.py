@@ -1,7 +1,5 @@
 """KV from outside, as a scheduler sees it: loading, keeping, failing, and that nobody waits for ever."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """GpuSpec: the catalogue against its makers' figures, files of a user's own, and one-line errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

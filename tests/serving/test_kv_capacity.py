@@ -3,8 +3,6 @@
 Logged figures are of vLLM engines that others ran; each says where it was published.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path
@@ -44,9 +42,7 @@ LOGGED = [
 
 
 @pytest.mark.parametrize(("model", "gpu", "engine", "scheduler", "blocks", "allowed"), LOGGED)
-def test_blocks_are_those_that_vllm_logged(
-    model: str, gpu: str, engine: dict[str, Any], scheduler: dict[str, Any], blocks: int, allowed: float
-) -> None:
+def test_blocks_are_those_that_vllm_logged(model, gpu, engine, scheduler, blocks, allowed):
     predicted = capacity(model, gpu, scheduler=scheduler, **engine)
     low, high = predicted.interval
     assert predicted.num_blocks == pytest.approx(blocks, rel=allowed)

@@ -1,7 +1,5 @@
 """Layers with a constant state: what they weigh, what a request keeps of them, and that memory is never overdrawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -91,9 +89,7 @@ def test_a_request_keeps_its_states_whatever_its_length() -> None:
     st.sampled_from([16, 32, 64]),
     st.sampled_from(["auto", "fp8"]),
 )
-def test_a_block_is_no_smaller_than_a_state_and_no_longer_than_it_must_be(
-    name: str, tp: int, block_size: int, kv_cache_dtype: Any
-) -> None:
+def test_a_block_is_no_smaller_than_a_state_and_no_longer_than_it_must_be(name, tp, block_size, kv_cache_dtype):
     spec, config = find_model(name), SchedulerConfig(block_size=block_size)
     asked = Deployment(model=name, tensor_parallel_size=tp, kv_cache_dtype=kv_cache_dtype, scheduler=config)
     found = with_states(spec, asked)
@@ -119,9 +115,7 @@ def test_devices_share_the_key_heads() -> None:
     st.integers(12, 40),
     st.booleans(),
 )
-def test_states_are_held_from_admission_to_the_end(
-    lengths: list[tuple[int, int]], states: int, blocks: int, overlaps: bool
-) -> None:
+def test_states_are_held_from_admission_to_the_end(lengths, states, blocks, overlaps):
     config = SchedulerConfig(
         max_num_seqs=8,
         max_num_batched_tokens=32,

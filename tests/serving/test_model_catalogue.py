@@ -1,7 +1,5 @@
 """The model catalogue: published parameter counts, the many names of a model, and the verb."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ModelSpec: what Hugging Face configs of transformers 4 and 5 mean, and what cannot be priced or run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -255,9 +253,7 @@ def test_what_cannot_be_priced_is_refused_in_one_line(changes: dict[str, Any], f
         ({"attention_bias": True}, "attention_bias", "only in the QKV of Qwen2"),
     ],
 )
-def test_what_only_the_simulator_does_the_engine_refuses_in_one_line(
-    changes: dict[str, Any], field: str, says: str
-) -> None:
+def test_what_only_the_simulator_does_the_engine_refuses_in_one_line(changes, field, says):
     simulated = spec(**changes)
     with pytest.raises(UserError) as caught:
         check_runnable(simulated)
@@ -293,9 +289,7 @@ def test_which_layers_have_the_window(changes: dict[str, Any], window: int, laye
     ("family", "given", "normalised"),
     [("Mixtral", None, True), ("Qwen3Moe", None, False), ("Qwen3Moe", True, True), ("Qwen2Moe", False, False)],
 )
-def test_whether_weights_of_experts_sum_to_one_is_what_transformers_takes(
-    family: str, given: bool | None, normalised: bool
-) -> None:
+def test_whether_weights_of_experts_sum_to_one_is_what_transformers_takes(family, given, normalised):
     said = {} if given is None else {"norm_topk_prob": given}
     assert spec(**{**MIXTURE, **said, "architectures": [f"{family}ForCausalLM"]}).norm_topk_prob == normalised
 

@@ -1,7 +1,5 @@
 """What each scheduling policy promises: against `vllm` where they coincide, and against the theory they come from."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter, deque
@@ -524,9 +522,7 @@ def engine_traffic(seed: int) -> Workload:
 @pytest.mark.engine
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("policy", NEW)
-def test_a_run_of_the_engine_is_reproduced(
-    policy: str, overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_the_engine_is_reproduced(policy, overlapped, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
     from realengine.replay import record

@@ -1,7 +1,5 @@
 """Our scheduler against the naive program where the recordings show nothing: any block size, pressure and order."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import deque

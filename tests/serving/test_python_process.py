@@ -1,7 +1,5 @@
 """Nothing is imported from the working directory, by any process that is started there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -86,9 +84,7 @@ def test_python_dash_m_looks_for_our_modules_beside_the_package(strangers: Path)
     assert done.returncode == 0, done.stderr
 
 
-def test_packages_that_are_not_installed_are_found_by_the_processes_they_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_are_not_installed_are_found_by_the_processes_they_start(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr("site.getsitepackages", list)
     assert module_environment()["PYTHONPATH"] == str(HOME)

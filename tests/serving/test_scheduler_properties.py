@@ -1,7 +1,5 @@
 """What must hold after any arrivals, aborts, early stops and preemptions, for every policy and loop."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """Files that are there in full or not at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fleets and workloads that the fleet tests share."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

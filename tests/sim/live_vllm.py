@@ -8,8 +8,6 @@ take part in it, and with two steps in flight, or nothing to launch, the host wa
 VLLM_TARGET_DEVICE=cpu.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

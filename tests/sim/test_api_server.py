@@ -1,7 +1,5 @@
 """Clients before an API server on the virtual clock: by hand, in line, and without a gap in anybody's time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

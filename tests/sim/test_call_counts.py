@@ -1,7 +1,5 @@
 """What a simulation costs, in Python calls, which unlike seconds are the same on every machine."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

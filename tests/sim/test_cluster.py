@@ -1,7 +1,5 @@
 """A cluster on the virtual clock: routing, the closed loop, CPU time, what is recorded, and what it costs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

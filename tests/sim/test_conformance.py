@@ -1,7 +1,5 @@
 """Rung 0: every recording of vLLM's own scheduler is reproduced, and one that was changed is noticed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

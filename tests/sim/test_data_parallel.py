@@ -1,7 +1,5 @@
 """Data-parallel ranks: each has a scheduler of its own, and they are paid for as one engine."""
 
-from __future__ import annotations
-
 import pytest
 
 from planning.priced_scenario import price_scenario

@@ -1,7 +1,5 @@
 """Prefill and decode in pools of their own: closed forms, backpressure, and that nobody is lost whatever fails."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

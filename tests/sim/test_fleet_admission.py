@@ -4,8 +4,6 @@ Formulas: Kleinrock, Queueing Systems I (1975), section 3.6 (M/M/1/K); Palm (195
 (2002) for M/M/c+M (Erlang A); Barrer (1957) for M/M/1+D; birth-death chains solved term by term.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import t as student

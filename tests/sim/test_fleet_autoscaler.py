@@ -1,7 +1,5 @@
 """The autoscaler: it follows the load, drains before it stops a replica, and what it cost is in the recording."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

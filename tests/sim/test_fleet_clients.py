@@ -1,7 +1,5 @@
 """Clients that wait for answers: conversations with think times, as a queueing network and as a trace on disk."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Failures: what was on a crashed replica starts again elsewhere, and a slow one is slow as told. Pools that differ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Whatever a fleet goes through: every request is accounted for, and leaps over decode steps are exact."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Routers: shares, affinity, tails that theory predicts, and a cost that does not grow with the fleet."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The `fleet` section of a deployment: its defaults, what it refuses, and what a pool's own settings do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """KV tiers: what they hold, what loading costs, and that nobody is lost however little memory there is."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import islice

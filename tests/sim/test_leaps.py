@@ -1,7 +1,5 @@
 """Leaps over runs of decode steps are a shortcut and nothing else: the same run to the bit as step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

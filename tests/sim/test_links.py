@@ -1,7 +1,5 @@
 """Links against closed forms, and max-min fairness against its definition."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """Random scenarios, decided by vLLM itself: `TOKENTWIN_VLLM_PYTHON` names an interpreter that can import vllm 0.33."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Ranks that share experts step together: a step ends when that of the busiest rank does."""
 
-from __future__ import annotations
-
 from itertools import accumulate, zip_longest
 
 import numpy as np
@@ -43,9 +41,7 @@ def steps_of(sink: TableSink, rank: int) -> list[dict[str, int]]:
 
 @examples(1)
 @given(st.booleans(), st.lists(st.tuples(st.integers(2, 200), st.integers(1, 20)), min_size=3, max_size=12))
-def test_each_step_of_an_engine_takes_as_long_as_that_of_its_busiest_rank(
-    overlaps: bool, sizes: list[tuple[int, int]]
-) -> None:
+def test_each_step_of_an_engine_takes_as_long_as_that_of_its_busiest_rank(overlaps, sizes):
     """All requests are there at once: the k-th step of the engine is the longest k-th step that a rank has alone."""
     requests = [WorkloadRequest(at, 0, (("", prompt),), output) for at, (prompt, output) in enumerate(sizes)]
     together = simulated(mixture(3, overlaps), requests)

@@ -4,8 +4,6 @@ Each has tests of its own. Here they meet by chance, and what must hold of all o
 replica plans, and when everybody has left.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 

@@ -1,7 +1,5 @@
 """Pipeline parallelism: stages in closed form, requests as without, and what each stage holds, prices and sends."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -36,7 +34,6 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import layers_of_stages, stage_models
 from serving.errors import UserError
 from serving.scheduler import POLICIES
@@ -188,9 +185,7 @@ def offered(draw: st.DrawFn) -> list[WorkloadRequest]:
 
 @SHORT
 @given(offered(), st.sampled_from(sorted(POLICIES)), st.integers(2, 8), st.sampled_from([8, 14, 300]), st.booleans())
-def test_a_pipeline_serves_the_same_requests_token_by_token(
-    requests: list[WorkloadRequest], policy: str, stages: int, num_blocks: int, ordered: bool
-) -> None:
+def test_a_pipeline_serves_the_same_requests_token_by_token(requests, policy, stages, num_blocks, ordered):
     limits = {"num_blocks": num_blocks, "max_model_len": 110, "max_num_seqs": 9}
     cost = StageTimes([500 + 37 * stage for stage in range(stages)], 11, 23)
     order = "priority" if ordered else "fcfs"
@@ -357,9 +352,7 @@ def a_plan(rows: int, context: int, prompt: int) -> StepPlan:
 @pytest.mark.parametrize("model", [LLAMA, MIXTURE], ids=["dense", "mixture"])
 @pytest.mark.parametrize(("stages", "tp"), [(2, 1), (3, 2), (32, 1)])
 @pytest.mark.parametrize(("rows", "context", "prompt"), [(64, 1024, 0), (7, 300, 500), (0, 0, 2048), (1, 1, 0)])
-def test_stages_and_transfers_sum_to_the_step(
-    model: ModelSpec, stages: int, tp: int, rows: int, context: int, prompt: int
-) -> None:
+def test_stages_and_transfers_sum_to_the_step(model, stages, tp, rows, context, prompt):
     engine = deployment(pipeline_parallel_size=stages, tensor_parallel_size=tp, enforce_eager=True)
     host = HostTimes(launch_ns=0)  # each stage waits for a host of its own
     cost = PipelineCost(model, engine, Roofline(), correction(), host)

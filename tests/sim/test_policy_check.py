@@ -1,7 +1,5 @@
 """`tokentwin policy check`: what it says of policies that keep their contract, and of one that breaks each rule."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

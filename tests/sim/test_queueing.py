@@ -6,8 +6,6 @@ by batch means at 99.9 % confidence, seeds fixed; recursions and conservation la
 Kleinrock, Queueing Systems I and II (1975, 1976); Harchol-Balter, Performance Modeling and Design (2013).
 """
 
-from __future__ import annotations
-
 from math import factorial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prompts that other servers prefill: what is pulled, how long that takes, and what goes wrong on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Collectives and KV transfers on the same adapters: closed forms of who waits for whom."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Speculative decoding: what is accepted, what the scheduler grants, what comes out, and when."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 

@@ -1,10 +1,7 @@
 """Whatever is wrong with an argument of any command is one line and exit status 2; nothing is written."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
@@ -57,9 +54,7 @@ def ending(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("name", [*REST, *MAY_WORK])
-def test_nonsense_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nonsense_is_one_line(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # which `main` sets
     command, rest = dict(commands())[name], list(REST.get(name, ("Llama-3.1-8B",) if name == "model inspect" else ()))

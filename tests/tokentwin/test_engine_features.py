@@ -1,7 +1,5 @@
 """What the engine can do through the whole loop: recorded, calibrated, decided again, simulated, and compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +36,7 @@ HOST = KvTiersConfig(tiers=(KvTier(name="cpu", capacity_gib=0.01, read_gb_s=10, 
         ("structured output", "masked_rows"),
     ],
 )
-def test_a_feature_is_recorded_calibrated_simulated_and_validated(
-    feature: str, column: str | None, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, column, tmp_path, request):
     model, kv_tiers, settings = "random:llama", None, {}
     if feature == "windows":
         model = str(tmp_path / "model")

@@ -1,7 +1,5 @@
 """Where there is no room left, a command says so in one line and leaves nothing half-written."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

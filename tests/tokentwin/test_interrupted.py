@@ -1,7 +1,5 @@
 """A command that is ended leaves nothing half-written, by Ctrl-C and by the SIGTERM of a container alike."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The whole loop through the command line, with a tiny model: bench, calibrate, simulate, validate."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

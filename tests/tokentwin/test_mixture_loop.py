@@ -1,7 +1,5 @@
 """A mixture of experts through the whole loop: recorded, calibrated, simulated; its load beside what is assumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

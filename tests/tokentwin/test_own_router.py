@@ -1,7 +1,5 @@
 """A router that does anything but choose a replica ends every verb in one line that names it and the request."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`tokentwin plan` from the outside: candidates, exit statuses, the command it prints, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A policy that breaks its contract ends every verb in one line that names it, the step and the rule."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

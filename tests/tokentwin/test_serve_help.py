@@ -1,7 +1,5 @@
 """`tokentwin serve --help` begins with what a newcomer needs, and leaves nothing out."""
 
-from __future__ import annotations
-
 import re
 
 from click.testing import CliRunner

@@ -1,7 +1,5 @@
 """The commands that need no engine of ours: explain a step, simulate a GPU, learn another engine from its log."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

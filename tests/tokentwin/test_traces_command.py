@@ -1,7 +1,5 @@
 """`tokentwin trace`, as it is called."""
 
-from __future__ import annotations
-
 import json
 from contextlib import redirect_stderr
 from io import StringIO

@@ -1,7 +1,5 @@
 """Readers of measured runs: units, clocks, and workloads rebuilt from what each format tells."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Readers: every format by its content, and every mistake as one line with file, line and field."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

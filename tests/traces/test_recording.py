@@ -1,7 +1,5 @@
 """Recordings: streamed, whole or not there at all, and readable by anyone who reads Parquet."""
 
-from __future__ import annotations
-
 import tracemalloc
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """What is written is what is read: exactly in Parquet, in whole blocks in Mooncake's format."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MFU and MBU: the work of a step against the operations that the cost model has of it, and against its GPU."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

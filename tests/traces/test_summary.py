@@ -1,7 +1,5 @@
 """Summaries: the published traces' known numbers, and prefix reuse against a count token by token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

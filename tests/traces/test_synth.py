@@ -1,7 +1,5 @@
 """Synthesis: reproducible, streamed, and of the distributions it claims."""
 
-from __future__ import annotations
-
 import hashlib
 import tracemalloc
 from dataclasses import replace
