@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from calibration.compressed_attention import compressed_attention, compressed_elementwise, compressed_projections
 from calibration.expert_routing import busiest_over_mean
 from calibration.latent_attention import latent_attention, latent_elementwise, latent_projections
 from calibration.linear_attention import linear_attention
@@ -25,6 +26,7 @@ from calibration.operations import (
     Scores,
     StepSizes,
 )
+from serving.deployments.compressed_attention import CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
@@ -60,11 +62,13 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
 
 
 def stage_transfer(model: ModelSpec, deployment: Deployment, tokens: Amount, across: bool) -> list[Collective]:
-    """What brings a step's activations to the next pipeline stage, `across` nodes or not: hidden states and residuals.
+    """What brings a step's activations to the next pipeline stage, `across` nodes or not: hidden states and residuals,
+    or all residual streams.
 
     As in vLLM, each device of a tensor-parallel group sends its share to its counterpart, and the receivers gather.
     """
-    group, elements = tensor_group(deployment), tokens * (2.0 * model.hidden_size)
+    group, carried = tensor_group(deployment), max(model.residual_streams, 2.0)
+    elements = tokens * (carried * model.hidden_size)
     way = Group(2, 2, inter_node(deployment).of_a_device) if across else Group(2, 1, None)
     transfer = [_collective("send to stage", "p2p", way, elements / group.gpus, 1)]
     if group.gpus > 1:
@@ -102,7 +106,9 @@ def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> 
     gemms: list[Operation] = []
     if model.is_draft_module:
         gemms.append(Gemm("join", tokens, hidden, 2 * hidden, deployment.dtype))
-    if (latent := model.latent) is not None:
+    if isinstance(latent := model.latent, CompressedAttention):
+        gemms += compressed_projections(model, latent, heads, tokens, deployment)
+    elif latent is not None:
         gemms += latent_projections(model, latent, heads, sizes, deployment)
     else:
         gemms += [
@@ -148,6 +154,8 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
             raise UserError(
                 "attention", "unfused", f"is not priced for the latent attention of {model.name}; leave it out"
             )
+        if isinstance(model.latent, CompressedAttention):
+            return compressed_attention(model.latent, heads, sizes, kv)
         return latent_attention(model.latent, heads, sizes, kv, model.num_layers)
     operations: list[Operation] = []
     for suffix, window, layers in (
@@ -260,7 +268,10 @@ def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     after = _all_reduce(model, deployment, tokens) if fused else None
     moved = tokens * (normed * model.hidden_size)
     operations: list[Operation] = [Elementwise("norms", moved, norm_launches, 2 * model.num_layers, after)]
-    if model.latent is not None:
+    if isinstance(latent := model.latent, CompressedAttention):
+        streams = model.residual_streams
+        operations += compressed_elementwise(latent, heads, model.hidden_size, streams, tokens, model.num_layers)
+    elif model.latent is not None:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:
         of_keys = rotated if fused else rotated + written  # a fused kernel writes them where it has them

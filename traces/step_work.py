@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from serving.deployments.compressed_attention import SPARSE, CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec, gpus
@@ -79,6 +80,12 @@ class StepWork:
             attended += model.sliding_layers * (
                 np.minimum(seen, rows * queries * window) + np.minimum(pairs, prompts * window)
             )
+        if isinstance(latent := model.latent, CompressedAttention):
+            of = zip(*np.unique(latent.compress_ratios, return_counts=True), strict=True)
+            attended = sum(
+                count * (attended_pairs(latent, r, seen, rows * queries) + attended_pairs(latent, r, pairs, prompts))
+                for r, count in of
+            )
         per_pair = 4 * model.num_heads * model.head_dim
         if model.latent is not None:
             per_pair = 2 * model.num_heads * (model.latent.qk_head_dim + model.latent.v_head_dim)
@@ -122,6 +129,15 @@ def _clipped(model: ModelSpec, seen: Floats, queries: Floats, pairs: Floats, pro
     """Query-key pairs of a layer of full attention, which an indexer bounds."""
     most = float(model.latent.index_topk) if model.latent is not None else 0.0
     return np.minimum(seen, queries * most) + np.minimum(pairs, prompts * most) if most else seen + pairs
+
+
+def attended_pairs(latent: CompressedAttention, ratio: int, pairs: Any, queries: Any) -> Any:
+    """Of `pairs` of `queries` and the tokens up to each, those of a layer of that ratio: within the window, and with
+    entries of so many tokens, of which an indexer chooses some."""
+    within = np.minimum(pairs, queries * float(latent.sliding_window))
+    if not ratio:
+        return within
+    return within + np.minimum(pairs / ratio, queries * float(latent.index_topk) if ratio == SPARSE else np.inf)
 
 
 def _gpu_of(run: Mapping[str, Any]) -> GpuSpec | None:

@@ -56,8 +56,8 @@ class SchedulerConfig(TerseSettings):
     state_blocks: int = Field(
         0,
         ge=0,
-        description="KV blocks that a request holds for layers with a constant state, beside those of its tokens. "
-        "Follows from the model, without prefix caching and windows",
+        description="KV blocks that a request holds for layers with a constant state or a window, beside those "
+        "of its tokens. Follows from the model",
     )
     prefix_cache_retention_interval: int | None = Field(
         0,
@@ -143,8 +143,8 @@ class SchedulerConfig(TerseSettings):
 
     @model_validator(mode="after")
     def _groups_are_kept_as_vllm_keeps_them(self) -> SchedulerConfig:
-        if self.state_blocks and (self.kv_groups or self.enable_prefix_caching):
-            raise ValueError("state_blocks cannot be combined with kv_groups or enable_prefix_caching; leave them out")
+        if self.state_blocks and self.kv_groups:
+            raise ValueError("state_blocks cannot be combined with kv_groups; leave them out")
         windows = {window for window in self.kv_groups if window}
         if self.kv_groups and (len(windows) != 1 or min(windows) < 2):
             raise ValueError("kv_groups must have groups with one sliding window, of at least 2 tokens")

@@ -28,6 +28,7 @@ def draft_module(model: ModelSpec) -> ModelSpec:
             "sliding_window": 0,
             "sliding_layers": 0,
             "sliding_at": (),
+            "latent": model.latent and model.latent.of_layers(model.num_layers, model.num_layers + 1),
             "linear": None,
             "linear_layers": 0,
             "draft_layers": 0,

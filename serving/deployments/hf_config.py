@@ -1,7 +1,7 @@
 """Hugging Face's `config.json`, of transformers 4 and 5, read into a `ModelSpec`.
 
 Only fields that shape a model or its numbers are read. An architecture is listed here when its cost follows from the
-spec; state spaces and DeepSeek-V4's compressed attention are not, and are refused by name: nearly right is wrong.
+spec; state spaces are not, and are refused by name: nearly right is wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from serving.deployments.compressed_attention import HEAVY, SPARSE, CompressedAttention
 from serving.deployments.config import parse
 from serving.deployments.kept_layers import kept_layers
 from serving.deployments.latent_attention import LatentAttention
@@ -38,13 +39,16 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GlmMoeDsaForCausalLM": "glm_moe_dsa",
     "Dots1ForCausalLM": "dots1",
 }
 _SPARSE = ("deepseek_v32", "glm_moe_dsa")
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", *_SPARSE)
+_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", *_SPARSE)
 _INDEX_SIZES = ("index_n_heads", "index_head_dim", "index_topk")
+_COMPRESSED_SIZES = ("head_dim", "qk_rope_head_dim", "q_lora_rank", "sliding_window", "o_groups", "o_lora_rank")
+_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
 _HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _TEXT_OF = {  # architectures with other towers, of which the text model is read from `text_config`
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
@@ -163,6 +167,11 @@ class _HfConfig(BaseModel):
     index_n_heads: int | None = Field(None, le=100_000)
     index_head_dim: int | None = Field(None, le=100_000)
     index_topk: int | None = Field(None, le=1_000_000_000)
+    compress_ratios: list[int] | None = None
+    o_groups: int | None = Field(None, ge=1, le=100_000)
+    o_lora_rank: int | None = Field(None, le=1_000_000)
+    hc_mult: int = Field(1, ge=1, le=1000)
+    expert_dtype: str | None = None
     num_nextn_predict_layers: int | None = Field(None, ge=0, le=10_000)
     mtp_num_hidden_layers: int | None = Field(None, ge=0, le=10_000)
     n_routed_experts: int | None = Field(None, le=100_000)
@@ -219,7 +228,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         raise UserError(f"{name}.num_key_value_heads", kv_heads, f"must divide num_attention_heads, which is {heads}")
     latent = _latent(config, name, family) if family in _LATENT else None
     head_dim = latent.qk_head_dim if latent else config.head_dim or config.hidden_size // heads
-    tied = config.tie_word_embeddings
+    tied, quantized = config.tie_word_embeddings, config.quantization_config or {}
     fields: dict[str, Any] = {
         "name": name,
         "family": family,
@@ -237,6 +246,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "rope_interleaved": config.rope_interleaved,
         "rotary_share": latent.qk_rope_head_dim / head_dim if latent else _rotary_share(config, rope, head_dim),
         "latent": latent,
+        "residual_streams": config.hc_mult,
         "draft_layers": config.num_nextn_predict_layers or config.mtp_num_hidden_layers or 0,
         "activation": config.hidden_activation or config.hidden_act or "silu",
         "qkv_bias": family in _QKV_BIAS or bool(config.attention_bias),
@@ -248,8 +258,9 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "bos_id": config.bos_token_id,
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         **checkpoint_fields(config.quantization_config, name),
+        "checkpoint_experts": "mxfp4" if "fp4" in (config.expert_dtype, quantized.get("expert_dtype")) else "",
         **(_mixture(config, name, family) if family in _MIXTURES else {}),
-        **_window(config, name, family),
+        **(_window(config, name, family) if family != "deepseek_v4" else {}),
         **(_linear(config, name, family) if family in _HYBRID else {}),
     }
     kept = kept_modules(config.quantization_config, name)
@@ -262,21 +273,41 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
 
 
 def _latent(config: _HfConfig, name: str, family: str) -> LatentAttention:
+    if family == "deepseek_v4":
+        return _compressed(config, name)
     needed = (*_LATENT_SIZES, *_INDEX_SIZES) if family in _SPARSE else _LATENT_SIZES
+    sizes = _sizes(config, name, family, needed)
+    return parse(LatentAttention, {"q_lora_rank": config.q_lora_rank or 0, **sizes}, where=name)
+
+
+def _compressed(config: _HfConfig, name: str) -> CompressedAttention:
+    """Of a config.json as published, with `compress_ratios`, or as transformers 5 writes it, with `layer_types`."""
+    if config.qk_rope_head_dim is None and config.head_dim and config.partial_rotary_factor:
+        config = config.model_copy(update={"qk_rope_head_dim": int(config.head_dim * config.partial_rotary_factor)})
+    sizes = _sizes(config, name, "deepseek_v4", (*_COMPRESSED_SIZES, *_INDEX_SIZES))
+    whole, kinds = sizes.pop("head_dim"), config.layer_types or []
+    ratios = config.compress_ratios or [_RATIOS.get(kind, -1) for kind in kinds]
+    if len(ratios) < config.num_hidden_layers:
+        raise UserError(f"{name}.compress_ratios", ratios, f"must name {config.num_hidden_layers} layers")
+    apart = whole - sizes["qk_rope_head_dim"]
+    sizes |= {"kv_lora_rank": apart, "qk_nope_head_dim": apart, "v_head_dim": whole}
+    return parse(CompressedAttention, {**sizes, "compress_ratios": ratios[: config.num_hidden_layers]}, where=name)
+
+
+def _sizes(config: _HfConfig, name: str, family: str, needed: Sequence[str]) -> dict[str, Any]:
+    """Those sizes. Raises UserError where one is missing."""
     for size in needed:
         if getattr(config, size) is None:
             remedy = f"is missing; add it to config.json, because a {family} model needs it"
             raise UserError(f"{name}.{size}", None, remedy)
-    sizes = {size: getattr(config, size) for size in needed}
-    return parse(LatentAttention, {"q_lora_rank": config.q_lora_rank or 0, **sizes}, where=name)
+    return {size: getattr(config, size) for size in needed}
 
 
 def _linear(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
-    sizes = {size: getattr(config, size) for size in LinearAttention.model_fields}
-    for size, field in LinearAttention.model_fields.items():
-        if field.is_required() and sizes[size] is None:
-            remedy = f"is missing; add it to config.json, because a {family} model needs it"
-            raise UserError(f"{name}.{size}", None, remedy)
+    sizes = _sizes(
+        config, name, family, [size for size, of in LinearAttention.model_fields.items() if of.is_required()]
+    )
+    sizes["mamba_ssm_dtype"] = config.mamba_ssm_dtype
     layers = len(_linear_at(config, family))
     return {"linear": parse(LinearAttention, sizes, where=name), "linear_layers": layers, "attention_gate": True}
 

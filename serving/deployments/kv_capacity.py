@@ -213,7 +213,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
         + taken("linear in", (model.linear_parameters - linear_out) / tp, model.linear_layers)
         + taken("linear out", linear_out / tp, model.linear_layers)
         + expanding
-        + plain * 2 * hidden * model.num_layers
+        + plain * (2 * hidden * model.num_layers + model.plain_parameters)
         + taken(
             "experts",
             model.num_experts * model.expert_parameters * padded / (tp * deployment.data_parallel_size),
@@ -228,8 +228,9 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
 def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """The widest moment of a layer, for every token of the largest step.
 
-    Four hidden states live through it (residual, input, normed, output). In a dense MLP gate and up and their product
-    are held beside them, in a mixture a row for each expert of a token, around attention Q, K, V and its output.
+    Four hidden states live through it (residual, input, normed, output), two of them with all residual streams. In a
+    dense MLP gate and up and their product are held beside them, in a mixture a row for each expert of a token, around
+    attention Q, K, V and its output.
     """
     tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
     ranks = deployment.data_parallel_size
@@ -245,7 +246,9 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
         spread = 1 / tp if deployment.all2all_backend.startswith("deepep") else ranks  # rows come only to their experts
         routed = spread * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
         widths.append(routed + 3 * model.shared_intermediate_size / tp)
-    return int(DTYPE_BYTES[deployment.dtype] * tokens * (4 * model.hidden_size + max(widths)))
+    return int(
+        DTYPE_BYTES[deployment.dtype] * tokens * ((2 + 2 * model.residual_streams) * model.hidden_size + max(widths))
+    )
 
 
 def _sampler_bytes(model: ModelSpec, deployment: Deployment) -> int:

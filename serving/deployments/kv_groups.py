@@ -7,6 +7,7 @@ constant state has a single block, and blocks are long enough for it.
 
 from __future__ import annotations
 
+from serving.deployments.compressed_attention import BLOCK_SIZE, CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
@@ -25,17 +26,19 @@ def layers_of_a_group(model: ModelSpec) -> int:
 
 
 def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """KV of one block in one layer. Latent vectors are the same for all heads, so every device has all of them."""
+    """KV of one block in one layer, on average. Latent vectors are the same for all heads, so every device has all."""
     if model.latent is not None:
-        kept = model.latent.kv_dim * DTYPE_BYTES[kv_dtype(deployment)] + model.latent.index_bytes
-        return int(kept * deployment.scheduler.block_size)
+        kept = model.latent.cache_bytes(DTYPE_BYTES[kv_dtype(deployment)], model.num_layers)
+        return int(kept / model.num_layers * deployment.scheduler.block_size)
     heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
     return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
 
 
 def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """What a request keeps of one layer with a constant state, on one device; with drafts, as many times as it may go
-    back to (vLLM keeps one state for each token of a step)."""
+    back to (vLLM keeps one state for each token of a step). Of compressed attention the window is that, too."""
+    if isinstance(model.latent, CompressedAttention):
+        return model.latent.request_bytes(DTYPE_BYTES[kv_dtype(deployment)]) / model.num_layers
     if model.linear is None:
         return 0.0
     linear, drafts = model.linear, deployment.scheduler.speculative
@@ -48,13 +51,18 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
     """`deployment` as vLLM starts a model with constant states; any other as it is.
 
     A block has so many tokens, a multiple of the `block_size` asked for, that their KV takes no less memory than a
-    layer's states of one request. There is no prefix caching. Raises UserError where that is asked for with KV tiers.
+    layer's states of one request. There is no prefix caching. With compressed attention blocks have a multiple of 256
+    tokens, and a request holds as many more as its constant part takes. Raises UserError where KV tiers are asked for.
     """
-    config = deployment.scheduler
-    if model.linear is None or config.state_blocks:
+    config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
+    if config.state_blocks or not (model.linear or compressed):
         return deployment
     if deployment.kv_tiers:
         raise UserError("kv_tiers", "on", f"cannot be combined with the constant states of {model.name}; leave it out")
+    if compressed:
+        deployment = deployment.rescheduled(block_size=-(-config.block_size // BLOCK_SIZE) * BLOCK_SIZE)
+        held = -(-state_bytes(model, deployment) // page_bytes(model, deployment))
+        return deployment.rescheduled(state_blocks=int(held))
     blocks = max(-(-state_bytes(model, deployment) // page_bytes(model, deployment)), 1)
     return deployment.rescheduled(
         block_size=int(blocks) * config.block_size,

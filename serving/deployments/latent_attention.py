@@ -43,6 +43,10 @@ class LatentAttention(Settings):
         """What a token leaves in a layer's cache for the indexer: a key in fp8, and a 4-byte scale for 128 elements."""
         return self.index_head_dim + 4 * -(-self.index_head_dim // 128)
 
+    def cache_bytes(self, dtype_bytes: float, layers: int) -> float:
+        """What a token adds to the caches of `layers`."""
+        return layers * (self.kv_dim * dtype_bytes + self.index_bytes)
+
     @property
     def qk_head_dim(self) -> int:
         """Of a head's whole query, and of its expanded key."""
@@ -54,6 +58,18 @@ class LatentAttention(Settings):
         index += self.index_head_dim * (hidden_size + 2)
         return (hidden_size + 1) * self.q_lora_rank + hidden_size * self.kv_dim + self.kv_lora_rank + index
 
+    def plain_parameters(self, hidden_size: int) -> int:
+        """Weights of all layers that stay in 16 bits, on every device."""
+        return 0
+
+    def out_parameters(self, hidden_size: int, heads: int) -> int:
+        """Weights of a layer that bring heads back to the hidden state."""
+        return heads * self.v_head_dim * hidden_size
+
+    def of_layers(self, first: int, end: int) -> LatentAttention:
+        """That of the layers from `first` to before `end`."""
+        return self
+
     def expansion_parameters(self, heads: int) -> int:
         """Weights that expand the latent vector into keys and values of `heads`."""
         return self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
@@ -61,5 +77,5 @@ class LatentAttention(Settings):
     def parameters(self, hidden_size: int, heads: int) -> int:
         """Weights of one layer's attention with its norms."""
         queries = (self.q_lora_rank or hidden_size) * heads * self.qk_head_dim
-        out = heads * self.v_head_dim * hidden_size
-        return self.shared_parameters(hidden_size) + queries + self.expansion_parameters(heads) + out
+        shared = self.shared_parameters(hidden_size) + self.expansion_parameters(heads)
+        return shared + queries + self.out_parameters(hidden_size, heads)

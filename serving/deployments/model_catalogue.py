@@ -18,9 +18,6 @@ _CATALOGUE = Path(__file__).with_name("models.yaml")
 _EDITION = re.compile(
     r"-(instruct|chat|base|it|hf|thinking|fp8|nvfp4|fp4-v2|fp4|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
 )
-_NOT_MODELLED = {  # families by the beginning of their names, and why
-    "deepseek-v4": "compressed attention (one KV entry for 4 or 128 tokens) and hyper-connections have no cost here",
-}
 _PACKED = {  # editions in integers: bits, inputs that share a scale, whether they have zero points
     "awq": (4, 128, True),
     "w8a16": (8, 0, False),
@@ -43,12 +40,13 @@ def find_model(name_or_path: str) -> ModelSpec:
         return _from_file(path / "config.json" if path.is_dir() else path)
     name = name_or_path.rsplit("/", 1)[-1].lower()
     known = _by_key().get(_key(name))
-    if why := next((why for family, why in _NOT_MODELLED.items() if name.startswith(family)), None):
-        raise UserError("model", name_or_path, f"cannot be simulated: {why}; choose one of {', '.join(models())}")
     if known is None:
         remedy = f"is not a known model; choose one of {', '.join(models())}, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
     spec, entry = _spec(known), _entries()[known]
+    if spec.checkpoint_experts:  # editions differ in their experts alone
+        experts = "nvfp4" if "-nvfp4" in name else "" if "fp8" in name else spec.checkpoint_experts
+        return spec.model_copy(update={"checkpoint_experts": experts})
     if "-fp4" in name or "-nvfp4" in name:
         projections = entry.get("nvfp4", ATTENTION if spec.num_experts else ())
         kept = tuple((projection, tuple(range(spec.num_layers))) for projection in projections)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from serving.deployments.compressed_attention import CompressedAttention
 from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.linear_attention import LinearAttention
 from serving.errors import UserError
@@ -74,7 +75,10 @@ class ModelSpec(Settings):
     router_bias: bool = Field(False, description="experts are scored by a sigmoid, and chosen by that plus a bias")
     routed_scaling_factor: float = Field(1.0, gt=0, description="of a token's weights of its experts")
     dense_at: tuple[int, ...] = Field((), description="layers of a mixture, from 0, that are dense all the same")
-    latent: LatentAttention | None = Field(None, description="multi-head latent attention; null: keys and values")
+    latent: CompressedAttention | LatentAttention | None = Field(
+        None, description="multi-head latent attention; null: keys and values"
+    )
+    residual_streams: int = Field(1, ge=1, description="hidden states of a token that layers mix (hyper-connections)")
     attention_gate: bool = Field(False, description="what attention gives is weighed by a sigmoid of the token")
     linear: LinearAttention | None = Field(None, description="attention with a constant state; null: no layer has it")
     linear_layers: int = Field(0, ge=0, description="layers that have it")
@@ -85,6 +89,9 @@ class ModelSpec(Settings):
     is_draft_module: bool = Field(False, description="joins hidden states of another model with its embeddings")
     checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none", description="how the published weights are stored, as `Deployment.quantization` names it"
+    )
+    checkpoint_experts: Literal["", "mxfp4", "nvfp4"] = Field(
+        "", description="how routed experts are stored, where that is another type"
     )
     checkpoint_group_size: int = Field(
         0, ge=0, description="inputs that share a scale in int4 and int8; 0: all of an output's"
@@ -159,8 +166,17 @@ class ModelSpec(Settings):
     @property
     def attention_out_parameters(self) -> int:
         """Of these, the matrix that brings heads back to the hidden state."""
-        value_dim = self.latent.v_head_dim if self.latent is not None else self.head_dim
-        return self.num_heads * value_dim * self.hidden_size
+        if self.latent is not None:
+            return self.latent.out_parameters(self.hidden_size, self.num_heads)
+        return self.num_heads * self.head_dim * self.hidden_size
+
+    @property
+    def plain_parameters(self) -> int:
+        """Weights of all layers, without norms and routers, that every device has in 16 bits or more: those of
+        compressors, and those that mix streams before attention and MLPs (arXiv:2409.19606)."""
+        streams = self.residual_streams
+        mixing = 2 * self.num_layers * (2 + streams) * streams**2 * self.hidden_size if streams > 1 else 0
+        return mixing + (self.latent.plain_parameters(self.hidden_size) if self.latent is not None else 0)
 
     @property
     def expert_parameters(self) -> int:
@@ -206,7 +222,7 @@ class ModelSpec(Settings):
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """KV cache of one token over all layers: keys and values, or latent vectors, which every device has whole."""
         if self.latent is not None:
-            return self.num_layers * (self.latent.kv_dim * dtype_bytes + self.latent.index_bytes)
+            return round(self.latent.cache_bytes(dtype_bytes, self.num_layers))
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def _parameters(self, experts: int) -> int:
@@ -216,6 +232,7 @@ class ModelSpec(Settings):
             mixture += self.mlp_parameters(self.shared_intermediate_size)
         return (
             self.kv_layers * self.attention_parameters
+            + self.plain_parameters
             + self.linear_layers * self.linear_parameters
             + self.num_layers * 2 * self.hidden_size
             + (self.num_layers - moe) * self.mlp_parameters(self.intermediate_size)

@@ -48,6 +48,7 @@ def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
             "sliding_layers": sliding,
             "sliding_at": (),
             "linear_layers": linear,
+            "latent": model.latent and model.latent.of_layers(first, end),
             "linear": model.linear if linear else None,
             "sliding_window": model.sliding_window if sliding else 0,
             "checkpoint_kept": tuple(

@@ -39,6 +39,8 @@ def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: in
     """How `layers` layers keep a projection, named as in a step: first those in the model's usual type, then those in
     16 bits beside them; either is left out where there are none."""
     dtype, kept = weights_dtype(model, deployment), _kept(model, deployment, projection, layers)
+    if projection == "experts" and dtype == model.checkpoint_quantization:
+        dtype = model.checkpoint_experts or dtype
     suffix = " (16 bits)" if kept < layers else ""
     found = [
         Stored(layers - kept, dtype, weight_width(dtype, model, deployment)),

@@ -37,6 +37,7 @@ class BlockPool:
         self.block_size = config.block_size
         self.total = self.free = config.num_blocks - 1
         self.version = 0
+        self._beside = 0  # blocks that requests hold for no tokens
         self.counts_only = content is None
         self.caches = content is not None and config.enable_prefix_caching
         self._caching = config.enable_prefix_caching
@@ -244,7 +245,7 @@ class BlockPool:
     def check(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless counts equal a recount over the live `requests`."""
         references: Counter[Run] = Counter()
-        used = 0
+        used = self._beside
         for request in requests:
             held = self._held(request)
             ends = [0, *(run.last for run in held)]

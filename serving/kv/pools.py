@@ -21,9 +21,8 @@ def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content |
         return ContiguousPool(config, names=content is not None)
     if config.kv_groups:
         return GroupedPool(config, content or segment_content(config))
-    if config.state_blocks:
-        return StatePool(config)
-    if content is not None:
+    if content is not None and not config.state_blocks:
         return BlockPool(config, content, named=True)
     shares = shares_prefixes and config.enable_prefix_caching
-    return BlockPool(config, segment_content(config) if shares else None)
+    pool = StatePool if config.state_blocks else BlockPool
+    return pool(config, (content or segment_content(config)) if shares else None)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from serving.deployments.config import SchedulerConfig
 from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import Hit
+from serving.kv.content import Content
 from serving.request import Request
 
 
 class StatePool(BlockPool):
     """`config.state_blocks` of the blocks are a request's while it is admitted. `Request.held` counts the others."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: SchedulerConfig, content: Content | None = None) -> None:
+        super().__init__(config, content)
         self._states = config.state_blocks
         self._admitted: set[int] = set()
 
@@ -24,9 +25,11 @@ class StatePool(BlockPool):
         super().admit(request, hit)
         self._admitted.add(request.id)
         self._take(self._states)
+        self._beside += self._states
 
     def release(self, request: Request, may_return: bool = False) -> None:
         super().release(request, may_return)
         if request.id in self._admitted:
             self._admitted.remove(request.id)
             self._put_first(self._states, [])
+            self._beside -= self._states

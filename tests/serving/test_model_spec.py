@@ -157,7 +157,7 @@ LATENT = {
         ({**LATENT, "n_group": 7, "topk_group": 2}, "", "expert_groups must divide 64 experts"),
         ({**LATENT, "n_group": 32, "topk_group": 1}, "", "must hold 4 experts"),
         ({"kv_lora_rank": 512}, "architectures", "only that of DeepseekV2ForCausalLM, DeepseekV3ForCausalLM"),
-        ({"architectures": ["DeepseekV4ForCausalLM"], "kv_lora_rank": 512}, "architectures", "is not modelled"),
+        ({"architectures": ["DeepseekV41ForCausalLM"], "kv_lora_rank": 512}, "architectures", "is not modelled"),
         ({"architectures": 3}, "architectures", "must be one of"),
         ({"architectures": None}, "architectures", "model.architectures: must be one of"),
         ({"architectures": []}, "architectures", "if your model is built like one of them, name that one"),

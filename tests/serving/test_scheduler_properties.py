@@ -156,14 +156,16 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     depth, overlapped = draw(LOOPS)
     groups = draw(st.sampled_from([(), *GROUPS])) if depth == 1 or overlapped else ()
+    states = 0 if groups else draw(st.sampled_from([0, 0, 3]))
     config = SchedulerConfig(
         kv_groups=groups,
+        state_blocks=states,
         prefix_cache_retention_interval=draw(st.sampled_from([0, 2 * size, None])),
         max_num_seqs=draw(st.sampled_from([1, 3, 8])),
         max_num_batched_tokens=draw(st.sampled_from([1, 4, 16, 64])),
         max_model_len=64,
         block_size=size,
-        num_blocks=1 + max(len(groups), 1) * -(-64 // size) + draw(st.integers(0, 64 // size)),
+        num_blocks=1 + states + max(len(groups), 1) * -(-64 // size) + draw(st.integers(0, 64 // size)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.2])),

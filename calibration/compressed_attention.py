@@ -1,0 +1,126 @@
+"""DeepSeek-V4's attention and residual streams as operations, the way vLLM runs them (`vllm/models/deepseek_v4`).
+
+Every query attends over latent vectors, which are key and value at once: those of its window, and entries that stand
+for 4 or 128 tokens each. FlashMLA pads the heads of a device to 64 or 128. What compressors and the indexer read and
+make is counted by bytes: no kernel table that a fit has seen holds them, so their times are extrapolated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from calibration.latent_attention import (
+    DecodeIndexScores,
+    HeadGemm,
+    IndexScores,
+    LatentDecode,
+    SparsePrefill,
+)
+from calibration.operations import Amount, Elementwise, Gemm, Operation, StepSizes
+from serving.deployments.compressed_attention import SPARSE, CompressedAttention
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import stored
+from traces.step_work import attended_pairs
+
+_PADDED_HEADS = 64  # FlashMLA's, or twice as many
+
+
+def compressed_projections(
+    model: ModelSpec, latent: CompressedAttention, heads: int, tokens: Amount, deployment: Deployment
+) -> list[Operation]:
+    """Of one device with `heads`, and with as many of the groups that their outputs are projected down by."""
+    hidden, layers = model.hidden_size, model.num_layers
+    groups = -(-latent.o_groups * heads // model.num_heads)
+    sparse = latent.compress_ratios.count(SPARSE)
+
+    def gemm(name: str, n: int, k: int, projection: str = "qkv", count: int = layers, batch: int = 0) -> list[Gemm]:
+        found = []
+        for part in stored(model, deployment, projection, count):
+            one = Gemm(name + part.suffix, tokens, n, k, part.dtype, part.layers, part.width)
+            found.append(HeadGemm(**vars(one), heads=batch) if batch else one)
+        return found
+
+    down = latent.o_lora_rank
+    found: list[Operation] = [
+        *gemm("latent down", latent.q_lora_rank + latent.kv_dim, hidden),
+        *gemm("queries up", heads * latent.qk_head_dim, latent.q_lora_rank),
+        *gemm("values down", down, heads * latent.v_head_dim // groups, "attention out", batch=groups),
+        *gemm("attention out", hidden, groups * down, "attention out"),
+    ]
+    if sparse:
+        found += gemm("index queries", latent.index_n_heads * latent.index_head_dim, latent.q_lora_rank, count=sparse)
+    for ratio, count in _kinds(latent):
+        if ratio:
+            width = latent.compressor_width(ratio) + (latent.index_n_heads if ratio == SPARSE else 0)
+            found.append(Gemm(f"compressor (1 for {ratio})", tokens, width, hidden, deployment.dtype, count))
+    return found
+
+
+def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSizes, kv_dtype: str) -> list[Operation]:
+    """Of one device with `heads`. The indexer is on every device, whole."""
+    padded = _PADDED_HEADS * (1 if heads <= _PADDED_HEADS else 2)
+    rows, tokens, past = sizes.decode_rows, sizes.prefill_tokens, sizes.prefill_context
+    queries = rows + sizes.draft_tokens
+    context = sizes.decode_context + rows
+    each = queries / np.maximum(rows, 1)
+    found: list[Operation] = []
+    for ratio, count in _kinds(latent):
+        suffix = f" (1 for {ratio})" if ratio else " (window)"
+        scale, indexed = ratio or np.inf, ratio == SPARSE
+        index = (latent.index_n_heads, latent.index_head_dim, latent.index_bytes, count)
+        if np.any(tokens):
+            pairs, seen = sizes.prefill_pairs, (tokens + past) / scale
+            if indexed:
+                found.append(IndexScores("prefill index", tokens, pairs / scale, seen, *index))
+            seen = seen + tokens + np.minimum(past, sizes.prefill_rows * float(latent.sliding_window))
+            chosen = attended_pairs(latent, ratio, pairs, tokens)
+            shape = (padded, 1, latent.kv_dim, kv_dtype, 0, count)
+            prompts = SparsePrefill(f"prefill attention{suffix}", tokens, chosen, *shape)
+            found.append(replace(prompts, value_dim=latent.v_head_dim, seen=seen))
+        if np.any(rows):
+            if indexed:
+                found.append(
+                    DecodeIndexScores("decode index", queries, context * each / scale, context / scale, *index)
+                )
+            chosen = attended_pairs(latent, ratio, context, rows)
+            decode = LatentDecode(
+                f"decode attention{suffix}", rows, chosen, padded, 1, latent.kv_dim, kv_dtype, 0, count, each
+            )
+            found.append(replace(decode, value_dim=latent.v_head_dim))
+    return found
+
+
+def compressed_elementwise(
+    latent: CompressedAttention, heads: int, hidden_size: int, streams: int, tokens: Amount, layers: int
+) -> list[Operation]:
+    """Norms and rotation of queries, keys and outputs; compressors' states; the mixing of residual streams.
+
+    Before attention and before the MLP all streams are read twice, for the weights that mix them and to be summed up,
+    and after it read once more and written.
+    """
+    own = 4.0 * (latent.q_lora_rank + latent.kv_dim)
+    rotated = 4.0 * (heads * latent.qk_head_dim + latent.kv_dim)
+    turned_back = 3.0 * heads * latent.v_head_dim  # and quantised
+    found: list[Operation] = [
+        Elementwise("latent norms", tokens * own, count=layers),
+        Elementwise("rotary, KV write", tokens * (rotated + turned_back), launches=2, count=layers),
+    ]
+    for ratio, count in _kinds(latent):
+        if ratio:  # in float32: what a token gives is written, and read again for its entry
+            moved, launches = 8.0 * latent.compressor_width(ratio), 2
+            if ratio == SPARSE:
+                moved, launches = moved + 3.0 * latent.index_n_heads * latent.index_head_dim, 5
+            found.append(Elementwise(f"entries (1 for {ratio})", tokens * moved, launches, count))
+    if streams > 1:
+        mixed = tokens * (2.0 * (4 * streams + 2) * hidden_size) + 4.0 * (2 + streams) * streams**2 * hidden_size
+        found.append(Elementwise("residual streams", mixed, launches=3, count=2 * layers))
+    return found
+
+
+def _kinds(latent: CompressedAttention) -> list[tuple[int, int]]:
+    """Ratios, and how many layers have each."""
+    return sorted(Counter(latent.compress_ratios).items())
