@@ -12,19 +12,10 @@ from serving.errors import UserError
 from serving.plugins import check_name
 
 SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
-FLAGS: dict[str, type] = {
-    "model": str,
-    "device": str,
-    "dtype": str,
-    "threads": int,
-    "attention": str,
-    "quantization": str,
-    "kv_cache_dtype": str,
-    "tensor_parallel_size": int,
-    "pipeline_parallel_size": int,
-    "gpu_memory_utilization": float,
-    "policy": str,
-}
+FLAGS = (
+    "model", "device", "dtype", "threads", "attention", "quantization", "kv_cache_dtype", "tensor_parallel_size",
+    "pipeline_parallel_size", "gpu_memory_utilization", "policy",
+)  # fmt: skip
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -18,6 +18,8 @@ from planning.deployments import FLAGS, SCHEDULER_FLAGS
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 
+_SHORT = {"calibration": ("-c",), "deployment": ("-d",), "out": ("-o",)}
+_PATHS = ("calibration", "deployment", "traffic", "api_key_file", "tls_cert", "tls_key")  # which requests have as text
 Command = TypeVar("Command", bound=Callable[..., Any])
 Requested = TypeVar("Requested", bound=BaseModel)
 
@@ -61,10 +63,42 @@ class SectionedCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
-def options_of(*models: type[BaseModel], **more: Any) -> Callable[..., Callable[[Command], Command]]:
-    """`click.option` for the fields of a request, which are named as the option's parameter is."""
-    fields = {name: field for model in models for name, field in model.model_fields.items()}
-    return partial(click.option, cls=RequestOption, fields=fields, **more)
+def options_of(
+    *requests: type[BaseModel], default_of: str = "default", **more: Any
+) -> Callable[..., Callable[[Command], Command]]:
+    """What adds options for some fields of the requests, as text: `--limit --gpu=gpus`; without any for all of them.
+
+    Types, and whether an option is needed or can be repeated, follow from the fields, unless `more` says otherwise.
+    """
+    fields = {name: field for request in requests for name, field in request.model_fields.items()}
+
+    def options(spelled: str = "") -> Callable[[Command], Command]:
+        def add(command: Command) -> Command:
+            for said in reversed(spelled.split() or [f"--{name.replace('_', '-')}" for name in fields]):
+                flag, _, name = said.partition("=")
+                name = name or flag[2:].replace("-", "_")
+                how = _kind(name, fields[name]) | {"fields": fields, "default_of": default_of} | more
+                if how.get("is_flag") and "default" in how:
+                    flag = f"{flag}/--no-{flag[2:]}"
+                command = click.option(flag, *_SHORT.get(name, ()), name, cls=RequestOption, **how)(command)
+            return command
+
+        return add
+
+    return options
+
+
+def _kind(name: str, field: FieldInfo) -> dict[str, Any]:
+    """How click takes the values of a field."""
+    kinds = {part for part in (get_args(field.annotation) or (field.annotation,)) if part is not type(None)}
+    (kind,) = kinds if len(kinds) == 1 else (str,)
+    if kind is bool:
+        return {"is_flag": True}
+    several = bool({get_origin(field.annotation), get_origin(kind)} & {tuple, dict})
+    how = {"required": field.is_required(), "multiple": several}
+    if name in _PATHS or Path in (kind, *get_args(field.annotation)):
+        return how | {"type": click.Path()}
+    return how | ({"type": kind} if kind in (int, float) and not several else {})
 
 
 def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
@@ -85,12 +119,9 @@ def listed(texts: tuple[str, ...]) -> list[str]:
 
 def deployment_options(command: Command) -> Command:
     """Add --deployment and the flags that override single fields of it."""
-    setting = options_of(SchedulerConfig, Deployment, default_of="a deployment's default")
-    command = setting("--async-scheduling/--no-async-scheduling", default=None)(command)
-    for name in reversed(SCHEDULER_FLAGS):
-        command = setting(f"--{name.replace('_', '-')}", type=int)(command)
-    for name, kind in reversed(FLAGS.items()):
-        command = setting(f"--{name.replace('_', '-')}", type=kind)(command)
+    names = (f"--{name.replace('_', '-')}" for name in (*FLAGS, *SCHEDULER_FLAGS, "async_scheduling"))
+    settings = options_of(SchedulerConfig, Deployment, default_of="a deployment's default", default=None)
+    command = settings(" ".join(names))(command)
     return click.option(
         "--deployment", "-d", "deployment_file", type=click.Path(), help="Deployment, in YAML, or that of a recording."
     )(command)

@@ -16,16 +16,14 @@ from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from tokentwin.options import Finite, deployment_options, options_of, requested
 
-option = options_of(Offered, BenchTarget, Scenario)
+options = options_of(Offered, BenchTarget, Scenario, required=False)
 _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "router")
 
 
 @click.command()
 @click.argument("traffic", metavar="TRACE", type=click.Path())
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
-@option("--limit", type=int)
-@option("--rate-scale", type=float)
-@option("--window-s", type=float)
+@options("--limit --rate-scale --window-s")
 @click.option(
     "--minutes", type=Finite(min=0, min_open=True), help="Run only the first requests that fit into this time."
 )
@@ -35,13 +33,9 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "r
     is_flag=True,
     help="Time every operation of every step; this is slower and runs without CUDA graphs.",
 )
-@option("--replicas", type=int)
-@option("--router")
-@option("--url")
-@option("--endpoint")
-@option("--api-key", envvar="TOKENTWIN_API_KEY", show_envvar=True)
-@option("--timeout-s", type=float)
-@option("--vocab-size", type=int)
+@options("--replicas --router --url --endpoint")
+@options_of(BenchTarget, envvar="TOKENTWIN_API_KEY", show_envvar=True)("--api-key")
+@options("--timeout-s --vocab-size")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
 def bench(

@@ -17,20 +17,14 @@ if TYPE_CHECKING:
     from calibration.steps.step_cost import Calibration
     from serving.front_door import FrontDoor
 
-option = options_of(CalibrateRequest)
+options = options_of(CalibrateRequest)
 
 
 @click.command()
-@option("--out", "-o", required=True, type=click.Path())
-@option("--minutes", type=float)
-@option("--from-recordings", "recordings", multiple=True, type=click.Path())
-@option("--from-iterations", "iterations", type=click.Path())
-@option("--from-case", "case", type=click.Path())
-@option("--data", type=click.Path())
-@option("--gpu")
-@option("--from-served", "served", type=click.Path())
-@option("--client", type=click.Path())
-@option("--engine", type=click.Path())
+@options(
+    "--out --minutes --from-recordings=recordings --from-iterations=iterations --from-case=case --data --gpu "
+    "--from-served=served --client --engine"
+)
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
 def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tokentwin.commands.saved_answer import Told, answering
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,18 +24,8 @@ if TYPE_CHECKING:
 )
 @click.option("--engine", is_flag=True, help="Also try the claims that this machine's real engine can.")
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the answer to this Markdown page.")
-@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
-@click.option("--force", is_flag=True, help="Replace the file of --save if it exists.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
-def claims(
-    only: tuple[str, ...],
-    directory: str | None,
-    engine: bool,
-    write: Path | None,
-    save: Path | None,
-    force: bool,
-    style: str,
-) -> None:
+@answering
+def claims(only: tuple[str, ...], directory: str | None, engine: bool, write: Path | None, told: Told) -> None:
     """Check what everyone says about inference.
 
     Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. docs/claims.md shows the
@@ -43,10 +35,7 @@ def claims(
     from planning.claims.claim import load_claims
     from planning.progress import telling
     from serving.whole_file import check_free, write_whole
-    from tokentwin.commands.saved_answer import finish
 
-    if save is not None:
-        check_free(save, force)
     if write is not None:
         check_free(write, overwrite=True)
     wanted = load_claims(directory, only)
@@ -54,7 +43,7 @@ def claims(
         answer = _tried(wanted, tell) if engine else check(wanted, tell)
     if write is not None:
         write_whole(write, lambda file: file.write_text(answer.page(), encoding="utf-8"), overwrite=True)
-    finish(answer, style, save, force)
+    told.finish(answer)
 
 
 def _tried(wanted: Mapping[str, Claim], tell: Tell) -> ClaimsDocument:

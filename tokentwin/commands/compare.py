@@ -9,6 +9,7 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
+from tokentwin.commands.saved_answer import Told, answering
 from tokentwin.options import Finite, options_of, requested
 
 if TYPE_CHECKING:
@@ -23,23 +24,17 @@ _THRESHOLD = (
     f"[default: {100 * CompareRequest.model_fields['threshold'].default:g}]"
 )
 
-option = options_of(CompareRequest, Timing)
+options = options_of(CompareRequest, Timing, required=False)
 
 
 @click.command()
 @click.argument("sides", nargs=-1, type=click.Path(), metavar="[A B]")
-@option("--trace", "traffic", type=click.Path())
+@options("--trace=traffic")
 @click.option("--deployment", "-d", type=click.Path(), help="Deployment of both sides: YAML, or a recording.")
-@option("--calibration", "-c", type=click.Path())
-@option("--gpu")
-@option("--model")
-@option("--tensor-parallel-size", type=int)
+@options("--calibration --gpu --model --tensor-parallel-size")
 @click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
 @click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="Setting of B, e.g. policy=fair; repeatable.")
-@option("--seeds", type=int)
-@option("--limit", type=int)
-@option("--rate-scale", type=float)
-@option("--window-s", type=float)
+@options("--seeds --limit --rate-scale --window-s")
 @click.option("--slo", help="Also compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
 @click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
@@ -52,9 +47,7 @@ option = options_of(CompareRequest, Timing)
     help="With --engine: run only the first requests that fit into this time.",
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory of the real recordings.")
-@click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
-@click.option("--force", is_flag=True, help="Replace existing recordings in --out, or the file of --save.")
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
+@answering
 def compare(
     sides: tuple[str, ...],
     deployment: str | None,
@@ -66,9 +59,7 @@ def compare(
     repeats: int,
     minutes: float | None,
     out: Path | None,
-    save: Path | None,
-    force: bool,
-    style: str,
+    told: Told,
     **given: Any,
 ) -> None:
     """Compare B with A, request by request.
@@ -83,11 +74,8 @@ def compare(
     from planning.compare import comparer
     from planning.progress import telling
     from serving.errors import UserError
-    from serving.whole_file import check_free
     from traces.slo import parse_slo
 
-    if save is not None:
-        check_free(save, force)
     given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):
         raise UserError("A B", list(sides), "give both A and B, or neither of them with --a and --b")
@@ -104,7 +92,7 @@ def compare(
                 "recordings can only be compared with recordings; leave the options of a simulation out",
             )
         of_two = requested(CompareRecordingsRequest, {"a": sides[0], "b": sides[1], **judged})
-        _finish(comparer.compare_recordings(of_two).called(*sides), style, save, force)
+        _finish(comparer.compare_recordings(of_two).called(*sides), told)
         return
     if given["traffic"] is None:
         raise UserError("trace", None, "is missing; give the trace that both sides serve")
@@ -134,13 +122,13 @@ def compare(
                 out,
                 repeats=repeats,
                 minutes=minutes,
-                overwrite=force,
+                overwrite=told.force,
                 say=lambda line: click.echo(line, err=True),
                 tell=tell,
             )
         else:
             document = comparer.compare(request, tell)
-    _finish(document.called(*names), style, save, force)
+    _finish(document.called(*names), told)
 
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -153,11 +141,9 @@ def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]
     return {**run, "settings": own, "deployment": stated_deployment(file) if file else None}
 
 
-def _finish(document: ComparisonDocument, style: str, save: Path | None, force: bool) -> None:
+def _finish(document: ComparisonDocument, told: Told) -> None:
     """Save it, print it, and leave with its exit status."""
-    from tokentwin.commands.saved_answer import finish
-
-    finish(document, style, save, force)
+    told.finish(document)
     if any(row.outcome == "reversed" for row in document.ranking or ()):
         raise SystemExit(REVERSED)
     if not (document.simulated or document).difference:

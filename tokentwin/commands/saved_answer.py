@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from serving.document import Document, print_document
-from serving.whole_file import write_whole
+from serving.whole_file import check_free, write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 
@@ -30,16 +33,40 @@ def _command_line() -> str:
     return shlex.join(words)
 
 
-def finish(answer: Document, style: str, save: Path | None = None, force: bool = False) -> None:
-    """Save the whole of it, where that was asked for, and print it: `style` is `table` or `json`.
+class Told(NamedTuple):
+    """How an answer is to be told: printed in a `style`, `table` or `json`, and saved, perhaps over another."""
 
-    Of inputs it states the command line.
-    """
-    if "inputs" in type(answer).model_fields:
-        answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
-    if save is not None:
-        write_whole(save, lambda file: file.write_text(answer.dumps(), encoding="utf-8"), force)
-    if style == "json":
-        click.echo(answer.dumps())
-    else:
-        print_document(answer)
+    style: str
+    save: Path | None = None
+    force: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is read, not only what a table shows."""
+        return self.style == "json" or self.save is not None
+
+    def finish(self, answer: Document) -> None:
+        """Of inputs it states the command line."""
+        if "inputs" in type(answer).model_fields:
+            answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
+        if self.save is not None:
+            write_whole(self.save, lambda file: file.write_text(answer.dumps(), encoding="utf-8"), self.force)
+        if self.style == "json":
+            click.echo(answer.dumps())
+        else:
+            print_document(answer)
+
+
+def answering(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --save, --force and --format, which the command gets as `told`. What cannot be saved is refused at once."""
+
+    @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
+    @click.option("--force", is_flag=True, help="Replace files that exist.")
+    @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
+    @wraps(command)
+    def answered(*args: Any, style: str, save: Path | None, force: bool, **given: Any) -> None:
+        if save is not None:
+            check_free(save, force)
+        command(*args, told=Told(style, save, force), **given)
+
+    return answered

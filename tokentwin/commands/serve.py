@@ -13,7 +13,7 @@ from apiserver.settings import ServeSettings
 from serving.yaml_file import read_yaml
 from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
 
-option = options_of(ServeSettings)
+options = options_of(ServeSettings)
 
 SECTIONS = {
     "Options": ("twin", "gpu", "model", "replicas", "out"),
@@ -26,31 +26,7 @@ SECTIONS = {
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, rest="The engine, or the twin's engines")
-@option("--twin", is_flag=True)
-@option("--gpu")
-@option("--calibration", "-c", type=click.Path())
-@option("--replicas", type=int)
-@option("--router")
-@option("--speed", type=float)
-@option("--output-tokens")
-@option("--kv-events")
-@option("--ports-per-replica", is_flag=True)
-@option("--failures")
-@option("--role")
-@option("--kv-links")
-@option("--seed", type=int)
-@option("--host")
-@option("--port", type=int)
-@option("--served-model-name")
-@option("--api-workers", type=int)
-@option("--max-requests", type=int)
-@option("--request-timeout", type=float)
-@option("--client-timeout", type=float)
-@option("--body-limit", type=int)
-@option("--api-key-file", type=click.Path())
-@option("--tls-cert", type=click.Path())
-@option("--tls-key", type=click.Path())
-@option("--otlp-endpoint")
+@options()
 @click.option("--out", "-o", type=click.Path(), help="Directory for a recording of everything that is served.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options

@@ -14,19 +14,14 @@ from tokentwin.options import deployment_options, options_of, requested
 if TYPE_CHECKING:
     from serving.deployments.config import Deployment
 
-option = options_of(TraceWorkload, Scenario, Timing)
+options = options_of(TraceWorkload, Scenario, Timing)
 
 
 @click.command()
 @click.argument("trace", type=click.Path())
-@option("--calibration", "-c", type=click.Path())
-@option("--gpu")
+@options("--calibration --gpu")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
-@option("--replicas", type=int)
-@option("--router")
-@option("--price", "prices", multiple=True)
-@option("--limit", type=int)
-@option("--rate-scale", type=float)
+@options("--replicas --router --price=prices --limit --rate-scale")
 @click.option(
     "--acceptance",
     type=click.Path(),

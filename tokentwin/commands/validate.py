@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from planning.measure.request import ValidateRequest
+from tokentwin.commands.saved_answer import Told
 from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
@@ -16,7 +17,7 @@ from tokentwin.options import Finite, options_of, requested
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3
 
-option = options_of(ValidateRequest)
+options = options_of(ValidateRequest)
 
 
 class _Rungs(click.Group):
@@ -46,14 +47,7 @@ validate.add_command(decisions)
 
 @validate.command()
 @click.argument("real", nargs=-1, type=click.Path())
-@option("--calibration", "-c", required=True, type=click.Path())
-@option("--out", "-o", required=True, type=click.Path())
-@option("--trace", "traffic", type=click.Path())
-@option("--repeats", type=int)
-@option("--minutes", type=float)
-@option("--limit", type=int)
-@option("--rate-scale", type=float)
-@option("--window-s", type=float)
+@options("--calibration --out --trace=traffic --repeats --minutes --limit --rate-scale --window-s")
 @click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out.")
@@ -65,10 +59,9 @@ def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None
     and the simulated run.
     """
     from planning.measure import validator
-    from tokentwin.commands.saved_answer import finish
 
     report = validator.validate(requested(ValidateRequest, given), overwrite=force, say=partial(click.echo, err=True))
-    finish(report, style)
+    Told(style).finish(report)
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
     if max_error is not None and report.worst_error_pct() > max_error:
