@@ -28,7 +28,7 @@ from realengine.grammar import ENDLESS_OBJECTS, json_grammar
 from realengine.hardware import describe
 from realengine.loop import drive
 from realengine.run_recorder import RunRecorder
-from realengine.segment_tokens import SegmentTokens
+from realengine.segment_tokens import SegmentTokens, quotes
 from realengine.sequence import TokenSequence
 from realengine.step import Step
 from serving.canary import canary_rows
@@ -36,6 +36,7 @@ from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.request import Request, Status
 from serving.workload import Workload, WorkloadRequest
+from traces.parquet import write_parquet
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
@@ -98,6 +99,7 @@ def record(
             status = "interrupted" if stopped() and clients.busy else "complete"
         duration_ns = clients.now()
         recorder.close()
+        texts.keep_sent(writer)
         after = canary(engine)
         notes = {
             "canary_before_ns": before,
@@ -139,25 +141,42 @@ class ReplayTexts:
     """Token ids of the requests of a workload: of their prompts, and those that their outputs are forced to.
 
     With drafts none are, because a draft is right or wrong by what the model says. Later turns quote what was
-    said.
+    said; of an answer that has not ended yet nobody knows that, so they quote other tokens, under a name of their own.
     """
 
     def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
+        self._workload = workload
         self._tokens = SegmentTokens(vocab_size)
         self._forces = forces
         self._made = {request.id: self._make(request) for request in workload.requests}
+        self._unlike: dict[int, WorkloadRequest] = {}  # as sent: they quote what was not said
 
     def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         return self._tokens.prompt(request), self._tokens.output(request) if self._forces else None
 
-    def of(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
+    def sent(self, request: WorkloadRequest) -> WorkloadRequest:
+        """`request` as it is sent now: with its own names for what it quotes and nobody has said."""
+        prompt = request.prompt if self._forces else self._tokens.quotable(request.prompt)
+        if prompt == request.prompt:
+            return request
+        self._unlike[request.id] = sent = replace(request, prompt=prompt)
+        return sent
+
+    def of(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         """The ids of its prompt, and of its output, if that is forced; to be asked once."""
-        made = self._made.pop(request.id)
-        return self._make(request) if self._tokens.quotes(request) else made
+        made = self._made.pop(sent.id)
+        return made if self._forces or not quotes(sent.prompt) else self._make(sent)
 
     def said(self, id: int, output: list[int]) -> None:
         """What the output of request `id` was, which was not forced."""
         self._tokens.note_output(id, output)
+
+    def keep_sent(self, writer: RecordingWriter) -> None:
+        """Where prompts were not those of the workload, the recording's workload has the ones that were sent."""
+        if self._unlike:
+            requests = self._workload.requests
+            sent = [replace(one, prompt=self._unlike.get(one.id, one).prompt) for one in requests]
+            write_parquet(replace(self._workload, requests=sent), writer.workload_path)
 
 
 class Speakers:
@@ -240,7 +259,7 @@ class _ReplayedClients:
         now = self.now()
         for id in self._offered.hang_ups(now):
             self._hang_up(id)
-        for arrived in self._offered.arrivals(now):
+        for arrived in map(self._texts.sent, self._offered.arrivals(now)):
             send_ns = self.now()
             request = self._speakers.add(arrived, *self._texts.of(arrived))
             self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())

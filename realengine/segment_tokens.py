@@ -14,6 +14,13 @@ import numpy as np
 
 from serving.workload import PRIVATE, Segment, WorkloadRequest
 
+_OUT = "out:"
+
+
+def quotes(prompt: tuple[Segment, ...]) -> bool:
+    """Whether it has a part of another request's output."""
+    return any(name.startswith(_OUT) for name, _ in prompt)
+
 
 def named_segments(request: WorkloadRequest) -> list[Segment]:
     """The segments of a prompt, private ones by names that no other has."""
@@ -44,15 +51,18 @@ class SegmentTokens:
 
     def output(self, request: WorkloadRequest) -> list[int]:
         """Token ids that the request's output is forced to."""
-        return self.segment(f"out:{request.id}", request.output_len)
+        return self.segment(f"{_OUT}{request.id}", request.output_len)
 
     def note_output(self, id: int, tokens: list[int]) -> None:
         """The output of request `id` was not forced, and began with these."""
-        self._outputs[f"out:{id}"] = tokens
+        self._outputs[f"{_OUT}{id}"] = tokens
 
-    def quotes(self, request: WorkloadRequest) -> bool:
-        """Whether its prompt has a part of an output that was noted."""
-        return any(name in self._outputs for name, _ in request.prompt)
+    def quotable(self, prompt: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """`prompt`, with another name for outputs that were not noted yet."""
+        return tuple(
+            (f"unsaid:{name}" if name.startswith(_OUT) and name not in self._outputs else name, count)
+            for name, count in prompt
+        )
 
     def segment(self, name: str, count: int) -> list[int]:
         """The first `count` tokens of a segment."""

@@ -23,7 +23,7 @@ from planning.bench.prompts import ChatPrompts, Prompts, TokenPrompts, quoted
 from planning.bench.request import BenchTarget
 from planning.bench.server import Server, meet
 from realengine.ctrl_c import ctrl_c_heard
-from realengine.segment_tokens import SegmentTokens
+from realengine.segment_tokens import SegmentTokens, quotes
 from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
@@ -140,11 +140,7 @@ class _Sender:
     async def run(self, workload: Workload, stopped: Callable[[], bool]) -> None:
         """Send everything, and wait for every answer."""
         # Made before the clock starts, so that no request waits for the making of another's.
-        self._bodies = {
-            request.id: self._body(request)
-            for request in workload.requests
-            if not any(name.startswith("out:") for name, _ in request.prompt)
-        }
+        self._bodies = {request.id: self._body(request) for request in workload.requests if not quotes(request.prompt)}
         clients, under_way = Clients(workload), set[asyncio.Task[None]]()
         ended = asyncio.Event()
 

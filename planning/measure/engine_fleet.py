@@ -117,6 +117,7 @@ class EngineFleet:
                 "launching_share": sum(shares) / len(shares),
             }
             lives = [self._life(number) for number in range(self.replicas)]
+            routed.texts.keep_sent(writer)
             writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=lives)
         except BaseException:
             writer.discard()
@@ -163,7 +164,7 @@ class _RoutedRun:
         self._ended = 0
         self._offered = OfferedRequests(workload)
         forces = about[0].deployment.scheduler.speculative is None
-        self._texts = ReplayTexts(workload, about[0].vocab_size, forces)
+        self.texts = ReplayTexts(workload, about[0].vocab_size, forces)
         self._open: dict[int, tuple[WorkloadRequest, int]] = {}  # and the replica each is on
         self._heard_ns: dict[tuple[int, int], int] = {}  # of a replica's steps whose rows have not come
         self._started_ns = self._last_ns = 0
@@ -207,12 +208,12 @@ class _RoutedRun:
         for id in self._offered.hang_ups(now):
             if id in self._open:
                 engines[self._open[id][1]].send(HangUp(id))
-        for arrived in self._offered.arrivals(now):
+        for arrived in map(self.texts.sent, self._offered.arrivals(now)):
             send_ns = self._moment()
             replica = cast(RoutedReplica, self._router.choose(arrived, self._ready))
             replica.takes(arrived.id, arrived.prompt_len, arrived.output_len)
             self._open[arrived.id] = arrived, replica.index
-            engines[replica.index].send(Arrival(arrived, *self._texts.of(arrived), send_ns))
+            engines[replica.index].send(Arrival(arrived, *self.texts.of(arrived), send_ns))
 
     def _listen(self) -> None:
         """To what the engines say, until something is to be done."""
@@ -234,7 +235,7 @@ class _RoutedRun:
         for id in told.sampled:
             replica.got(id, 1)
         for id, output in told.said.items():
-            self._texts.said(id, output)
+            self.texts.said(id, output)
         for row in told.requests:
             self._left(replica, row, heard_ns)
         for row in told.steps:

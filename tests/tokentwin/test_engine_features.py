@@ -13,7 +13,7 @@ from realengine.replay import record
 from realengine.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.kv_tiers import KvTier, KvTiersConfig
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Segment, Workload, WorkloadRequest
 from tests.realengine import packed_checkpoints, tiny_models
 from tests.realengine.test_structured_output import folder  # noqa: F401
 from tokentwin import api
@@ -24,6 +24,12 @@ pytestmark = pytest.mark.engine
 REQUESTS = 24  # a hundred steps are the least to calibrate by, and drafts save some
 DRAFTS = {"speculative": {"model": "random:qwen3", "num_speculative_tokens": 3}}
 HOST = KvTiersConfig(tiers=(KvTier(name="cpu", capacity_gib=0.01, read_gb_s=10, write_gb_s=10),))
+
+
+def user(n: int) -> tuple[Segment, ...]:
+    """What a user says: own words, or from the answer to the request before, which seldom has ended by then."""
+    words = (f"u{n % 5}", 5 + 4 * (n % 5))
+    return ((f"out:{n - 1}", 16), words) if n % 3 == 2 else (words,)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +65,13 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, colum
     structured = feature == "structured output"
     for run in ("before", "real"):
         asked = [
-            WorkloadRequest(
-                n, n * 10**7, (("system", 8), (f"u{n % 5}", 5 + 4 * (n % 5))), 20 + n, structured=structured
-            )
+            WorkloadRequest(n, n * 10**7, (("system", 8), *user(n)), 20 + n, structured=structured)
             for n in range(REQUESTS)
         ]
         record(Workload(asked, feature), engine, tmp_path / run)
+    if feature == "draft model":  # what was quoted before it was said is no part of the answer
+        sent = Recording.load(tmp_path / "real").workload().requests
+        assert any(name.startswith("unsaid:out:") for one in sent for name, _ in one.prompt)
     if column is not None:
         assert Recording.load(tmp_path / "real").filled("steps", [column])
     api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "before"])
