@@ -79,6 +79,8 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
     told = {better: f"{len(won)} of {len(counted)} metrics ({_most_of(won)})" for better, won in found.items() if won}
     left = len(counted) - len(claims)
     unclear = f"; {left} may be chance" if left else ""
+    if any(_lost(rows).values()):
+        unclear += "; latencies are of requests that finish"
     if not side:
         weighed = ", those with an SLO counted twice" if bounded else ""
         return f"neither is better on the whole{weighed}: B is better in {told['B']} and worse in {told['A']}{unclear}"
@@ -90,11 +92,26 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
 def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
     """The side that claims at least two of three differences, or neither.
 
-    Those count twice that are of a metric that an SLO bounds, of attainment, or of requests that finish at all.
+    Those count twice that are of a metric that an SLO bounds, of attainment, or of requests that finish at all. A
+    latency is of requests that finish: for a side that lost enough others to reach that percentile it is a loss.
     """
-    twice = {*bounded, *SHARES}
-    wins = {side: sum(1 + (row.metric in twice) for row in rows if row.better == side) for side in "AB"}
+    twice, lost, wins = {*bounded, *SHARES}, _lost(rows), {"A": 0, "B": 0}
+    for row in rows:
+        side = row.better
+        if side and row.metric in LATENCIES and lost[side]:
+            if row.stat == "mean":
+                continue
+            if 100 * lost[side] >= 100 - float(row.stat.removeprefix("p")):
+                side = "A" if side == "B" else "B"
+        if side:
+            wins[side] += 1 + (row.metric in twice)
     return next((side for side, other in ("AB", "BA") if wins[side] and wins[side] >= 2 * wins[other]), "")
+
+
+def _lost(rows: Sequence[Row]) -> dict[str, float]:
+    """The share of requests that each side finishes less than the other, where that can be claimed."""
+    more = next(((row.b or 0.0) - (row.a or 0.0) for row in rows if row.metric == "finished" and row.better), 0.0)
+    return {"A": max(more, 0.0), "B": max(-more, 0.0)}
 
 
 def _most_of(rows: Sequence[Row]) -> str:

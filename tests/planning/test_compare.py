@@ -295,6 +295,17 @@ def test_a_policy_that_loses_is_told_as_worse_however_few_metrics_it_wins() -> N
     )
 
 
+@pytest.mark.parametrize(("points", "side"), [(0.9, "A"), (0.3, "A"), (0.005, "B")])
+def test_a_policy_that_drops_requests_does_not_win_by_those_that_are_left(points: float, side: str) -> None:
+    """Planted: B halves every latency of what it finishes."""
+    rows = [
+        _row(m, s, Difference(100.0, 50.0, -55.0, -45.0)) for m in ("ttft_ms", "e2e_ms") for s in ("p50", "p90", "p99")
+    ]
+    rows.append(_row("finished", "share", Difference(1.0, 1.0 - points, -points * 1.1, -points * 0.9)))
+    assert winner(rows) == side
+    assert verdict(rows).endswith("; latencies are of requests that finish")
+
+
 def test_blocks_that_go_together_count_for_fewer() -> None:
     same, rng = np.full(400, 100.0), np.random.default_rng(0)
     apart, together = [], []
