@@ -75,7 +75,7 @@ class Door:
         if name not in self._names and not _is_address(name):
             return f"host: {name[:80]!r} is not served here; start the dashboard with --served-as {name[:80]}"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _site(origin) != host.lower():
             return f"origin: {origin[:80]!r} is another site than {host[:80]!r}; a proxy must pass on the Host header"
         return ""
 
@@ -89,7 +89,7 @@ class Door:
             except ValueError:
                 return False
             return hmac.compare_digest(said, self._password.encode())
-        shown = re.search(rf"(?:^|;\s*){_COOKIE}=([\w-]+)", headers.get("cookie", ""))
+        shown = re.search(rf"(?:^|;\s*){_COOKIE}=([A-Za-z0-9_-]+)", headers.get("cookie", ""))
         return shown is not None and hmac.compare_digest(shown[1], self._token)
 
     def _with_headers(self, send: Send, said_password: bool) -> Send:
@@ -149,6 +149,13 @@ def _security_headers() -> Headers:
 def _name(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _site(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
 

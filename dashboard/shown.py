@@ -31,6 +31,13 @@ def timed(label: str, *times_ms: float | None) -> tuple[str, list[str]]:
     return f"{label} ({'s' if in_s else 'ms'})", list(map(shown, scaled))
 
 
+def lasting(time_ms: float | None) -> str:
+    """A time with its unit: seconds from 10,000 ms on."""
+    if time_ms is None or not math.isfinite(time_ms):
+        return shown(time_ms)
+    return f"{shown(time_ms / 1000)} s" if time_ms >= 10_000 else f"{shown(time_ms)} ms"
+
+
 def percent(share: float | None) -> float | None:
     """A share in percent; None stays None."""
     return None if share is None else 100 * share

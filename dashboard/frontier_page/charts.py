@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from calibration.provenance import EXTRAPOLATED, UNKNOWN
 from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
-from planning.plan.document import EngineCurve
+from planning.plan.document import EngineCurve, RatePoint
 from planning.plan.frontier import Point
 
 STAR = "the recommended fleet at the planned traffic"
@@ -29,17 +29,23 @@ def price(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure
 
 def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, title: str) -> go.Figure:
     """A line an engine, in the colour of its GPU; numbers beside its marks are requests at a time."""
-    drawn = [curve for curve in curves if curve.points]
+
+    def usable(curve: EngineCurve) -> list[RatePoint]:
+        return [p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None]
+
+    drawn = [curve for curve in curves if usable(curve)]
     if not drawn:
+        if any(curve.points for curve in curves):
+            return empty("Answers of one token have no tokens/s of a user", _HEIGHT)
         return empty("This plan does not hold what each engine can do; plan again", _HEIGHT)
     figure = go.Figure()
     gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
     colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
     named: set[str] = set()
-    shown = [[p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None] for curve in drawn]
-    top = 1.15 * max(getattr(p, y) for points in shown for p in points)
-    above = _above([_PLOT_PX * getattr(points[-1], y) / top for points in shown])
-    for curve, points, rise in zip(drawn, shown, above, strict=True):
+    top = 1.15 * max(getattr(p, y) for curve in drawn for p in usable(curve))
+    above = _above([_PLOT_PX * getattr(usable(curve)[-1], y) / top for curve in drawn])
+    for curve, rise in zip(drawn, above, strict=True):
+        points = usable(curve)
         line(
             figure,
             [p.tok_s_user for p in points],

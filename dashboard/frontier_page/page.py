@@ -26,7 +26,7 @@ from dashboard.plan_page.words import (
     ranked,
 )
 from dashboard.planned import Planned, Ways, plans, strip
-from dashboard.shown import literal
+from dashboard.shown import literal, shown
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
 from planning.plan.headline import carriers
@@ -90,7 +90,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         text.caption(
             f"{point.gpus} GPUs, \\${point.usd_per_hour:,.2f}/h{price}; "
             f"{100 * point.attainment:.1f} % of the requests meet the SLOs; "
-            f"{point.tok_s_user:,.3g} tokens/s per user, {point.tok_s_gpu:,.4g} per GPU; step times {rated.mark}: "
+            f"{shown(point.tok_s_user)} tokens/s per user, {shown(point.tok_s_gpu)} per GPU; step times {rated.mark}: "
             f"{literal(rated.reason)}"
         )
         run_of(runs, planned, point, ways, button)

@@ -40,7 +40,7 @@ from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, percent
 from planning.plan.frontier import Fleet
-from planning.plan.headline import first_answer, risk
+from planning.plan.headline import first_answer, risk, share
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
@@ -166,7 +166,7 @@ def _choices(answer: PlanDocument) -> None:
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
             st.caption(
                 f"\\${choice.usd_per_hour:,.2f}/h. The SLOs hold in {holds} of cases. If steps are slow, "
-                f"{100 * choice.if_slow:.1f} % of the requests keep them."
+                f"{share(choice.if_slow)} of the requests keep them."
             )
 
 

@@ -62,7 +62,7 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
 
     bands = {
         "GPUs": best.plausible,
-        "$ per hour": dollars(best.usd_per_hour, 0),
+        "$ per hour": dollars(best.usd_per_hour, 0 if best.usd_per_hour >= 100 else 2),
         "attainment": f"{100 * mine.if_slow:.1f}–{100 * mine.if_fast:.1f} %",
     }
     if all(users):

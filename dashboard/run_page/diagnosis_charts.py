@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from calibration.steps.coverage import shown_share
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
-from dashboard.shown import shown
+from dashboard.shown import lasting
 from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
 from serving.metrics import metric
 
@@ -78,7 +78,7 @@ def _left(counterfactual: Counterfactual, name: str) -> str:
     if not math.isfinite(share):
         return "over 1 % never finish"
     p99 = counterfactual.p99.get(name)
-    return f"{-100 * share:+.0f} %" + (f", {shown(p99)} ms left" if p99 is not None else "")
+    return f"{-100 * share:+.0f} %" + (f", {lasting(p99)} left" if p99 is not None else "")
 
 
 def _judged(name: str) -> str:
@@ -89,5 +89,5 @@ def _axis(name: str, before: float | None) -> str:
     if name == FINISHED:
         was = f"; {shown_share(before)} finished in the run" if before is not None else ""
         return f"share of the lost requests that would finish (%){was}"
-    was = f"; simulated as it was: {shown(before)} ms" if before is not None else ""
+    was = f"; simulated as it was: {lasting(before)}" if before is not None else ""
     return f"share of {metric(name).label} p99 that goes away (%){was}"

@@ -10,7 +10,7 @@ from calibration.provenance import Provenance, noted
 from calibration.steps.coverage import shown_share
 from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
-from dashboard.shown import shown, timed
+from dashboard.shown import lasting, shown, timed
 from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
 from serving.canary import CALM_DRIFT
 from serving.metrics import STATISTICS, metric
@@ -48,9 +48,9 @@ def lift_rows(found: DiagnosisDocument) -> list[dict[str, Any]]:
         for row, share in zip(rows, shares, strict=True):
             row["requests that finish"] = None if share is None else shown_share(share)
     for name, before in found.simulated_p99.items():
-        column = f"{metric(name).label} p99{' of those' if found.sheds else ''} (ms)"
-        changed = (f"{_ms(t.p99.get(name), found.sheds)} ({_change(t.bought.get(name))})" for t in others)
-        for row, cell in zip(rows, (shown(found.recorded_p99.get(name)), shown(before), *changed), strict=True):
+        column = f"{metric(name).label} p99{' of those' if found.sheds else ''}"
+        changed = (f"{_p99(t.p99.get(name), found.sheds)} ({_change(t.bought.get(name))})" for t in others)
+        for row, cell in zip(rows, (lasting(found.recorded_p99.get(name)), lasting(before), *changed), strict=True):
             row[column] = cell
     return rows
 
@@ -76,9 +76,9 @@ def disturbance(recording: Recording) -> str:
     )
 
 
-def _ms(value: float | None, sheds: bool) -> str:
+def _p99(value: float | None, sheds: bool) -> str:
     """No number: of requests that finish there is none, of all requests it is beyond all numbers."""
-    return shown(value) if value is not None or sheds else "never"
+    return lasting(value) if value is not None or sheds else "never"
 
 
 def _change(share: float | None) -> str:

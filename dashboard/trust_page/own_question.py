@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
+from dashboard.plan_page.words import model_name
 from dashboard.trust_page.external_results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
 
@@ -43,7 +44,7 @@ class _Run(NamedTuple):
     rows: list[Figure]
 
     def is_of(self, model: str) -> bool:
-        return _letters(model) in _letters(self.source.name + self.name)
+        return bool(_letters(model)) and _letters(model) in _letters(self.source.name + self.name)
 
     @property
     def at_a_time(self) -> float | None:
@@ -59,7 +60,7 @@ def question_of(plan: PlanDocument) -> Question | None:
     at_a_time = None
     if plan.requests_per_s and plan.mean_output_tokens and best.tok_s_user:
         at_a_time = plan.requests_per_s / best.replicas * plan.mean_output_tokens / best.tok_s_user
-    return Question(plan.gpu_of(best), str(best.deployment.get("model", "")), at_a_time)
+    return Question(plan.gpu_of(best), model_name(str(best.deployment["model"])), at_a_time)
 
 
 def judged(question: Question, external: External) -> Verdict:

@@ -89,6 +89,8 @@ class Objectives:
         """What was observed of one objective, in words; of attainment, which bounds cost it how much."""
         if not objective.attainment:
             shown = f"{observed:,.0f}" if observed >= 1000 else f"{observed:.4g}"
+            if 10_000 <= observed < math.inf:
+                return f"{observed / 1000:,.4g} s"
             return f"{shown} ms" if math.isfinite(observed) else "never: requests are turned away"
         culprits = [
             f"{100 * share:.2g} % break {metric}<={bound:g}"

@@ -55,7 +55,7 @@ def test_a_name_that_is_not_served_is_refused(kind):
         assert not let_in(asked(door, kind, host=host)), host
     assert not let_in(asked(door, kind))
     assert let_in(asked(door, kind, host="box:8501", origin="http://box:8501"))
-    for origin in ("http://evil.example", "http://box:9000", "null"):
+    for origin in ("http://evil.example", "http://box:9000", "null", "http://[::1"):
         assert not let_in(asked(door, kind, host="box:8501", origin=origin)), origin
 
 
@@ -65,7 +65,13 @@ def test_a_password_is_asked_for_and_a_browser_that_gave_it_opens_a_websocket():
     def basic(text):
         return f"Basic {base64.b64encode(text.encode()).decode()}"
 
-    for said in ({}, {"authorization": basic("me:wrong")}, {"authorization": "Basic !"}, {"cookie": "tokentwin=guess"}):
+    for said in (
+        {},
+        {"authorization": basic("me:wrong")},
+        {"authorization": "Basic !"},
+        {"cookie": "tokentwin=guess"},
+        {"cookie": "tokentwin=\xe9"},
+    ):
         answer = asked(door, host="localhost", **said)
         assert answer["status"] == 401 and b"www-authenticate" in dict(answer["headers"])
         assert not let_in(asked(door, "websocket", host="localhost", **said))

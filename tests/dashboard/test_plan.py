@@ -538,6 +538,9 @@ def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -
         assert list(told["H100"].text) == [f"{p.concurrency:,.0f}" for p in slow.points]
         assert f"{chosen.replicas} × TP4 H100" in told[frontier_charts.STAR].customdata[0]
     assert "plan again" in frontier_charts.frontier([], None).layout.annotations[0].text
+    of_one_token = tuple(p.model_copy(update={"tok_s_user": None}) for p in slow.points)
+    nobody_waits = frontier_charts.frontier([slow.model_copy(update={"points": of_one_token})], None)
+    assert "one token" in nobody_waits.layout.annotations[0].text
 
 
 # Traffic that is too much
