@@ -55,10 +55,11 @@ def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
 def terms_chart(terms: Sequence[Term]) -> go.Figure:
     """A waterfall: every term behind those before it, and the whole."""
     names, times = [term.name for term in terms], [term.ms for term in terms]
-    shown, lengths, hover = go.Figure(), [*times, sum(times)], "%{y}: %{customdata:,.2f} ms<extra></extra>"
+    shown, lengths, hover = go.Figure(), [*times, sum(times)], "%{y}: %{customdata}<extra></extra>"
+    told = [*(f"{term.ms:,.2f} ms ({term.mark}: {term.source})" for term in terms), f"{sum(times):,.2f} ms"]
     colours = [*[SIMULATED] * len(times), NEUTRAL]
     begins = [*accumulate(times[:-1], initial=0.0), 0.0]
-    bars(shown, lengths, [*names, "E2E"], "", colours, hover, orientation="h", base=begins, customdata=lengths)
+    bars(shown, lengths, [*names, "E2E"], "", colours, hover, orientation="h", base=begins, customdata=told)
     shown.update_yaxes(autorange="reversed")
     shown.update_xaxes(title_text="ms")
     return finish(shown, 100 + 26 * (len(terms) + 1), legend=False)

@@ -144,6 +144,7 @@ class Claim(Request):
     terms: bool = Field(False, description="also say what E2E is made of, where requests come one at a time")
     break_even: BreakEven | None = Field(None, description="where the experiment's change begins to pay, cases aside")
     engine: OnEngine | None = Field(None, description="the experiment on the real engine of this machine")
+    not_on_engine: str = Field("", description="why there is none")
     learnt: str = Field("", description="what a reader may take from it")
 
     def experiments(self) -> Iterator[tuple[Case, Experiment]]:

@@ -21,6 +21,8 @@ class Term(Part):
 
     name: str = fact("which")
     ms: float = fact("how long, mean over the requests", "ms")
+    source: str = fact("what it is known from", default="")
+    mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated, unknown", default="")
 
 
 class Figure(Part):
@@ -57,10 +59,14 @@ class TriedOnEngine(Figure):
     noise: Number = fact("by how much the first side's greatest figure is above its least", "fraction")
 
     @property
+    def found(self) -> str:
+        """The number, and how far runs of the same side are apart."""
+        return self.number if self.noise is None else f"{self.number}, noise {100 * self.noise:.0f} %"
+
+    @property
     def told(self) -> str:
-        """What is to be said beside the number."""
-        noise = "" if self.noise is None else f"; the same side differs by {100 * self.noise:.0f} %"
-        return f"on the real engine when {self.when}{noise}"
+        """What is to be said after the number."""
+        return f"on the real engine when {self.when}{self.found.removeprefix(self.number)}"
 
 
 class CheckedClaim(Part):
@@ -75,6 +81,14 @@ class CheckedClaim(Part):
     learnt: str = fact("what a reader may take from it", default="")
     cases: tuple[CheckedCase, ...] = fact("the figure in every case")
     engine: TriedOnEngine | None = fact("the figure on a real engine; null if it was not tried", default=None)
+    untried: str = fact("why it was not", default="")
+
+    @property
+    def counted(self) -> str:
+        """In how many cases it holds."""
+        yes, open_ = (sum(case.holds == kind for case in self.cases) for kind in ("yes", "open"))
+        said = f"holds in {yes} of {len(self.cases)}"
+        return f"{said}, {open_} cannot be told" if open_ else said
 
 
 def verdict_of(cases: tuple[CheckedCase, ...]) -> str:
@@ -122,9 +136,11 @@ class ClaimsDocument(Document):
                 if case.terms:
                     yield Text(f"    when {case.when}:")
                     for term in case.terms:
-                        yield Text(f"    {term.ms:10,.2f} ms  {term.name}")
+                        yield Text(f"    {term.ms:10,.2f} ms  {term.name} ({term.mark}: {term.source})")
             if claim.engine is not None:
                 yield Text(f"    {claim.engine.number:{width}}  {_WORDS[claim.engine.holds]:14}  {claim.engine.told}")
+            elif claim.untried:
+                yield Text(f"    not tried on the real engine: {claim.untried}")
             yield Text(f"    expected: {claim.expected}")
             yield Text(f"    {claim.break_even}\n" if claim.break_even else "")
         if self.machine:
@@ -132,24 +148,40 @@ class ClaimsDocument(Document):
 
     def page(self) -> str:
         """As Markdown."""
-        lines = [_PREFACE]
+        tried = f"\nThe real engine ran on {self.machine}, {self.date}.\n" if self.machine else ""
+        lines = [_PREFACE + tried, *(f"- [{claim.name}](#{claim.name}): {claim.counted}" for claim in self.claims)]
         for claim in self.claims:
-            said = claim.claim.replace("|", "\\|")
-            lines.append(f"| [{said}](#{claim.name}) | {claim.expected} | {claim.verdict} |")
-        for claim in self.claims:
-            lines += ["", f"## {claim.name}", f"*{claim.claim}*", "", claim.means, ""]
-            lines += ["| when | figure | |", "| --- | --- | --- |"]
-            lines += [f"| {case.when} | {case.number} | {_WORDS[case.holds]} |" for case in claim.cases]
-            lines += ["", f"Expected: {claim.expected}. **{claim.verdict[0].upper()}{claim.verdict[1:]}.**"]
-            for case in claim.cases:
-                if case.terms:
-                    lines += ["", f"The terms when {case.when}:", "", "| term | ms |", "| --- | --: |"]
-                    lines += [f"| {term.name} | {term.ms:,.2f} |" for term in case.terms]
+            lines += ["", f"## {claim.name}", f"*{claim.claim}* {claim.means} Expected: {claim.expected}.", ""]
+            lines += [f"- {_WORDS[case.holds]} when {case.when}: {case.number}" for case in claim.cases]
             if claim.engine is not None:
-                said = _WORDS[claim.engine.holds]
-                lines += ["", f"{claim.engine.number} {claim.engine.told}: {said}. {self.machine}, {self.date}."]
-            lines += [text for text in (claim.break_even, claim.learnt) if text]
+                lines.append(
+                    f"- real engine: {_WORDS[claim.engine.holds]} when {claim.engine.when}: {claim.engine.found}"
+                )
+            elif claim.untried:
+                lines.append(f"- real engine: not tried, because {claim.untried}")
+            lines += _terms(claim)
+            if said := " ".join(text for text in (claim.break_even, claim.learnt) if text):
+                lines += ["", said]
         return "\n".join(lines) + "\n"
+
+
+def _terms(claim: CheckedClaim) -> list[str]:
+    """A table of the terms, a column for each case."""
+    cases = [case for case in claim.cases if case.terms]
+    if not cases:
+        return []
+    lines = [
+        "",
+        f"| term, ms when | {' | '.join(case.when for case in cases)} | known from |",
+        "|---|" + "--:|" * len(cases) + "---|",
+    ]
+    of_case = [{term.name: term for term in case.terms} for case in cases]
+    for name in dict.fromkeys(term.name for case in cases for term in case.terms):
+        there = [terms.get(name) for terms in of_case]
+        known = next(f"{term.source}, {term.mark}" for term in there if term)
+        cells = (f"{term.ms:,.1f}" if term else "-" for term in there)
+        lines.append(f"| {name} | {' | '.join(cells)} | {known} |")
+    return lines
 
 
 def _short(value: float | None) -> str:
@@ -165,30 +197,17 @@ tokentwin claims --write docs/claims.md
 tokentwin claims --only chunked-prefill
 tokentwin claims --engine
 ```
-Articles repeat figures. The first command puts each of them to the test and writes this page, in about 3 and a half
-minutes of one CPU. All of it is simulated, with step times from kernel tables and measured engines
-([cost model](cost-model.md)). The range behind a figure is its 90 % interval. A claim *cannot be told* where the
-interval lies across an end of what is expected.
+Articles repeat figures. The first command puts each to the test and writes this page, in about 3 and a half minutes
+of one CPU. All of it is simulated, with step times from kernel tables and measured engines ([cost
+model](cost-model.md)), and with 90 % intervals. A claim *cannot be told* where its interval lies across an end of
+what is expected.
 
-`--engine` also tries, on the real engine of this machine, the claims that state an experiment for it, which takes
-4 minutes more: with a small model of random weights, three times each side in turn, on the GPU if there is one. It says
-the median, the least and the greatest ratio of the pairs, and by how much the same side differs from run to run. What
-it finds is about that machine and that model.
+`--engine` adds runs of this machine's real engine, with a small model of random weights, three times each side in
+turn, in 4 minutes more: the median ratio of the pairs, the least and the greatest, and as noise by how much the same
+side differs from run to run.
 
-| not tried by the real engine | why |
-| --- | --- |
-| `cuda-graphs` | a CPU has none; a machine with a GPU tries it |
-| `answer-of-200-tokens`, `decoding-a-70b`, `prefill-of-1000-tokens`, `gpus-of-a-70b` | they are about H100s |
-| `grouped-query-attention`, `kv-of-a-70b` | they follow from shapes |
-| `autoscaling`, `autoscaling-gpu-hours`, `prefill-decode-split` | only simulated fleets can do that |
-| `kernel-fusion` | the real engine cannot run without it |
-| `kv-offloading-capacity` | it would take a CPU too long |
-
-Each claim is a file of `planning/claims/claims`: the sentence, an experiment, the range it expects, and the cases it is
-tried in. `break_even` searches between two values of a condition where the change begins to pay and where the verdict
-flips, at the centre of step times, by halving the stretch between them five times. `as_fast_as` lets requests arrive as
-fast as another run is served, so that an open and a closed loop are equally loaded at every end of step times. `engine`
-is the experiment on the real engine. Put files of your own in a folder, and give it as `--claims`.
-
-| claim | expected | verdict |
-| --- | --- | --- |"""
+Each claim is a file of `planning/claims/claims`: a sentence, an experiment, the range it expects, and cases. Give a
+folder of your own as `--claims`. `break_even` halves a stretch of a condition five times, at the centre of step
+times. `as_fast_as` lets requests arrive as fast as another run is served. `engine` is the experiment on the real
+engine.
+"""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from calibration.provenance import MARKS
 from planning.claims.break_even import break_even
 from planning.claims.check import check
 from planning.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
@@ -14,6 +15,7 @@ from planning.claims.document import CheckedCase, verdict_of
 from planning.claims.figures import measured
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.front_door import FrontDoor
 from tests.command import tokentwin
 
 TRAFFIC = {
@@ -91,7 +93,8 @@ def test_the_page_and_the_json_say_what_the_terminal_says(tmp_path) -> None:
     page = tmp_path / "claims.md"
     printed = tokentwin("claims", "--only", "kv-of-a-70b", "--write", str(page)).stdout
     assert "2.68 GB" in printed and "holds when 32k tokens are kept" in printed
-    assert "| its KV is kept in FP8 | 1.34 GB | does not hold |" in page.read_text()
+    assert "- does not hold when its KV is kept in FP8: 1.34 GB" in page.read_text()
+    assert "- [kv-of-a-70b](#kv-of-a-70b): holds in 1 of 3" in page.read_text()
     answer = json.loads(tokentwin("claims", "--only", "kv-of-a-70b", "--format", "json").stdout)
     assert [round(each["value"], 2) for each in answer["claims"][0]["cases"]] == [2.68, 1.34, 10.74]
 
@@ -183,18 +186,33 @@ def test_what_comes_as_fast_as_another_run_is_served_is_served_as_fast_at_every_
     assert 0.95 < (found.low or 0.0) <= (found.high or 9.0) < 1.05
 
 
-def test_the_terms_of_a_request_are_its_time() -> None:
-    found = only_case(
-        {
-            "planted": claim({"least": 0}, "e2e_ms.mean", [{"when": "alone"}], offered={"traffic": TRAFFIC})[
-                "planted"
-            ].model_copy(update={"terms": True})
-        }
-    )
-    *inside, outside = found.terms
-    assert sum(term.ms for term in inside) == pytest.approx(found.value)
+def test_the_terms_of_a_request_are_its_time_and_each_says_what_it_is_known_from() -> None:
+    asked = claim({"least": 0}, "e2e_ms.mean", [{"when": "alone"}], offered={"traffic": TRAFFIC})["planted"]
+    asked = asked.model_copy(update={"terms": True})
+    *inside, outside = only_case({"planted": asked}).terms
+    assert sum(term.ms for term in inside) == pytest.approx(only_case({"planted": asked}).value)
     assert outside.name.startswith("around the engine") and 1 < outside.ms < 100
-    assert {"decode: weights", "prefill: compute"} <= {term.name for term in found.terms}
+    assert {"decode: weights", "prefill: compute"} <= {term.name for term in inside}
+    door = FrontDoor(
+        client_ns=1e6, request_ns=2e6, prompt_token_ns=5e3, chunk_ns=3e5, engine_step_ns=1e5, source="two runs"
+    )
+    split = check({"planted": asked}, front_door=door).claims[0].cases[0].terms[len(inside) :]
+    known = {"client and network": 1.0, "tokenise": 4.0, "detokenise and write the last chunk": 0.3}
+    known |= {"from the engine to the API server": 0.0, "end the answer": 0.0, "engine slowed by the API server": 2.0}
+    assert {term.name: term.ms for term in split} == pytest.approx(known)  # 400 prompt tokens, 20 output tokens
+    assert {(term.source, term.mark) for term in split} == {("two runs", "measured")}
+    assert all(term.source and term.mark in MARKS for term in (*inside, outside))
+
+
+def test_every_bundled_claim_has_an_experiment_on_the_engine_or_says_why_not() -> None:
+    claims = load_claims()
+    assert all((one.engine is None) == bool(one.not_on_engine) for one in claims.values())
+    only = {name: claims[name].model_copy(update={"cases": (), "break_even": None}) for name in claims}
+    answer = check(only, engine=lambda claim: None)
+    untried = {one.name: one.untried for one in answer.claims}
+    assert untried["cuda-graphs"] == "it needs a GPU, and this machine has none"
+    assert untried["kv-of-a-70b"] == "it follows from shapes"
+    assert "- real engine: not tried, because it follows from shapes" in answer.page()
 
 
 @pytest.mark.engine

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tokentwin.commands.saved_answer import Told, answering
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from planning.claims.claim import Claim
-    from planning.claims.document import ClaimsDocument
-    from planning.progress import Tell
 
 
 @click.command()
@@ -23,35 +15,42 @@ if TYPE_CHECKING:
     "--claims", "directory", type=click.Path(), help="Folder of your own claims, instead of the bundled ones."
 )
 @click.option("--engine", is_flag=True, help="Also try the claims that this machine's real engine can.")
+@click.option(
+    "--front-door", type=click.Path(), help="What `calibrate --from-served` wrote: what is around the engine, by term."
+)
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the answer to this Markdown page.")
 @answering
-def claims(only: tuple[str, ...], directory: str | None, engine: bool, write: Path | None, told: Told) -> None:
+def claims(
+    only: tuple[str, ...],
+    directory: str | None,
+    engine: bool,
+    front_door: str | None,
+    write: Path | None,
+    told: Told,
+) -> None:
     """Check what everyone says about inference.
 
     Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. docs/claims.md shows the
     answer, and says how to add a claim. With --engine some are tried on the real engine, too, with a small model.
     """
+    from datetime import UTC, datetime
+
     from planning.claims.check import check
     from planning.claims.claim import load_claims
+    from planning.claims.on_engine import machine, on_engine
     from planning.progress import telling
+    from serving.front_door import FrontDoor
     from serving.whole_file import check_free, write_whole
 
     if write is not None:
         check_free(write, overwrite=True)
     wanted = load_claims(directory, only)
+    door = None if front_door is None else FrontDoor.load(front_door)
+    ran_on = machine() if engine else ""
     with telling() as tell:
-        answer = _tried(wanted, tell) if engine else check(wanted, tell)
+        answer = check(wanted, tell, on_engine if engine else None, door)
+    if engine:
+        answer = answer.model_copy(update={"machine": ran_on, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
     if write is not None:
         write_whole(write, lambda file: file.write_text(answer.page(), encoding="utf-8"), overwrite=True)
     told.finish(answer)
-
-
-def _tried(wanted: Mapping[str, Claim], tell: Tell) -> ClaimsDocument:
-    """On the real engine, too; with the machine and the time."""
-    from datetime import UTC, datetime
-
-    from planning.claims.check import check
-    from planning.claims.on_engine import machine, on_engine
-
-    ran_on, answer = machine(), check(wanted, tell, on_engine)
-    return answer.model_copy(update={"machine": ran_on, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
