@@ -2,3 +2,8 @@
 
 The command line, the dashboard and the Python API are faces over this package: what one of them can ask, all can.
 """
+
+import os
+
+# Matrices here are small: BLAS threads that wait for each other on a busy machine make them a hundred times slower.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

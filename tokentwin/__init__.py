@@ -4,7 +4,6 @@ The functions do in Python what the commands do: see docs/python.md. Importing t
 function needs is imported when it is called.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,6 @@ from tokentwin.api import calibrate, compare, diagnose, plan, read_recording, si
 if TYPE_CHECKING:
     from serving.deployments.config import Deployment
     from serving.workload import Workload
-
-# Matrices here are small: BLAS threads that wait for each other on a busy machine make them a hundred times slower.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 __all__ = [
     "Deployment",

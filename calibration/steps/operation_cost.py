@@ -44,6 +44,7 @@ _ADDED = "host and launch"
 WAITING = "waiting for launches"
 _SHARED = ("experts", "dispatch", "combine")  # operations over the tokens of all data-parallel ranks
 _AT_ONCE = 64  # numbers of rows whose curves are made together
+_MOST_SCALED = 8  # whose tables, about 1 MB each, are kept
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class OperationCost:
         self._drafting = self._draft_cost()
         self._most_logits = self._most_rows * (1 + self._drafts)
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
+        self._scaled: dict[tuple[float, float], OperationCost] = {}
         self._curves: dict[int, _DecodeRows] = {}
         self._prompts = _PromptGrid(self)
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1))  # what cannot be priced is refused before a run
@@ -164,8 +166,13 @@ class OperationCost:
 
     def scaled(self, decode: float, prompts: float) -> OperationCost:
         """The same, with what decode steps take and what prompts add so many times as long."""
-        correction, host = self.correction.scaled(decode, prompts), self.host.scaled(decode)
-        return type(self)(self.model, self.deployment, self.kernels, correction, host, untaught=self.untaught)
+        if (decode, prompts) not in self._scaled:
+            if len(self._scaled) == _MOST_SCALED:
+                del self._scaled[next(iter(self._scaled))]
+            made = self.correction.scaled(decode, prompts), self.host.scaled(decode)
+            alike = type(self)(self.model, self.deployment, self.kernels, *made, untaught=self.untaught)
+            self._scaled[decode, prompts] = alike
+        return self._scaled[decode, prompts]
 
     # CostModel
 

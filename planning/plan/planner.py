@@ -24,8 +24,8 @@ from serving.workload import Workload
 from sim.router import find_router
 
 _CURVES = 45  # simulations that the curves around an answer take, more or less
-_OF_A_CANDIDATE, _OF_THE_ANSWER = 8, 80  # simulations of a whole plan, with what surrounds the answer
-_REQUEST_S = 1.1e-4  # of a CPU, to simulate a request: the plan of docs/plan.md took 71 s on an AMD EPYC on 2026-11-23
+_OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # whole simulations of a plan: most of a candidate's are stopped early
+_REQUEST_S = 8e-5  # of a CPU, to simulate a request of docs/plan.md on an AMD EPYC; compiled core, 2026-11-23
 _UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
 
 
