@@ -53,7 +53,7 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
     drafted = _Drafted(*np.concatenate([_Drafted.of(run) for run in runs], axis=1))
     places = config.num_speculative_tokens
     if not drafted.proposed.any():
-        remedy = "has no drafts of the real engine; record a run with scheduler.speculative"
+        remedy = "has no drafts: none was proposed; record longer answers with scheduler.speculative"
         raise UserError("recording", runs[0].run["run_id"], remedy)
     sort = np.where(drafted.before == places, 3, 1 + np.minimum(drafted.before, 1))
     after = [drafted.take(sort == number) for number in range(4)]
