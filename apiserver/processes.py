@@ -49,7 +49,9 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
     from apiserver import backends
     from apiserver.engine_process import EngineProcess
     from apiserver.exchange import Exchange
+    from traces.without_pandas import spare_pandas
 
+    spare_pandas()
     log_to_stderr()
     settings, deployment, place = engine.settings, engine.deployment, engine.place
     process: EngineProcess | None = None

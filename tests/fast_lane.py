@@ -1,8 +1,8 @@
 """The fast lane, `pytest --fast`: what one can wait for at every save.
 
-It leaves out files that need torch, Streamlit or a browser, whose imports alone take longer, and the tests that
-`slow_tests.txt` names, which were measured to take more than `MOST_S` of CPU time. A new test is in the lane until it
-is measured: `pytest --fast --measure tests/slow_tests.txt`.
+It leaves out files that need torch, Streamlit, a browser or a server, whose start alone takes longer, and the tests
+that `slow_tests.txt` names, which were measured to take more than `MOST_S` of CPU time. A new test is in the lane
+until it is measured: `pytest --fast --measure tests/slow_tests.txt`.
 """
 
 import os
@@ -20,7 +20,7 @@ from serving.compiled_core import COMPILED_CORE, CORE
 MOST_S = 0.05  # of CPU time, its fixtures and processes included, on average over its parameters
 SLOW = Path(__file__).with_name("slow_tests.txt")
 _LONGEST = ("browser", "engine", "aot")  # marks of the files that take longest, which come first
-_HEAVY = re.compile(r"importorskip\(\"(torch|triton|streamlit)\"|dashboard\.browser import")
+_HEAVY = re.compile(r"importorskip\(\"(torch|triton|streamlit)\"|tests\.(dashboard\.browser|apiserver\.served\w*) ")
 _TOOK_S: dict[str, list[float]] = defaultdict(list)
 
 
