@@ -1,6 +1,6 @@
 """Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of such MLPs.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.mixture`: a `ModelSpec` says
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.mlp`: a `ModelSpec` says
 whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which
 layers have how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group:
 its weights are a `shard`, and two sums a layer join the ranks.
@@ -16,11 +16,10 @@ from torch.nn.functional import embedding
 
 from realengine.attention import Attention
 from realengine.collective import Alone, Collective
-from realengine.dense_mlp import DenseMlp
 from realengine.kv_cache import KvCache
 from realengine.layer_ops import HeadNorms, LayerOps
 from realengine.loading import WeightLoader
-from realengine.mixture import Mixture
+from realengine.mlp import DenseMlp, Mixture
 from realengine.op_times import OpTimes, Untimed
 from realengine.projection import DenseProjection, Projection
 from realengine.rope import Rope

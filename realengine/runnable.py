@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realengine.mixture import MIXTURE_FAMILIES, SHARING_FAMILIES
+from realengine.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from realengine.checkpoints.formats import read_quantised
-from realengine.mixture import mixture_shapes
+from realengine.mlp import mixture_shapes
 from realengine.runnable import check_runnable
 from realengine.stored_weight import StoredWeight
 from serving.deployments.hf_config import spec_from_hf_config

@@ -25,8 +25,7 @@ from realengine.gpu_suite.end_to_end import check_engines
 from realengine.gpu_suite.engine_benchmark import benchmark
 from realengine.gpu_suite.kernel_grid import kernel_grid, write_grid
 from realengine.gpu_suite.precompile import precompile
-from realengine.gpu_suite.recorded_runs import record_runs
-from realengine.gpu_suite.recordings import pack, unpack
+from realengine.gpu_suite.recorded_runs import pack, record_runs, unpack
 from realengine.gpu_suite.suite import Phase, Work
 from realengine.gpu_suite.timing import find_bench
 from realengine.gpu_suite.validation import calibrate_all, validate_runs

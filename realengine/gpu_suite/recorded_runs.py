@@ -1,8 +1,11 @@
-"""Recordings for co-validation: each scenario twice, the repeat giving the floor of what can be predicted."""
+"""Recordings for co-validation: each scenario twice, the repeat giving the floor of what can be predicted; and their
+archives, of which a run leaves few, each small enough to be carried."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -14,6 +17,7 @@ from realengine.gpu_suite.scenarios import Pace, scenarios, usual_lengths
 from realengine.replay import record
 
 _REPEATS = 2
+_ARCHIVE_BYTES = 15_000_000
 
 
 def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
@@ -66,3 +70,29 @@ def record_runs(
                 }
     finally:
         engine.limit(**full)  # what comes next has this engine too
+
+
+def pack(recording: Path, out: Path) -> None:
+    """Add the folder `recording` to the last of `out`'s archives, or to a new one if that would be too large.
+
+    The archive is replaced in one rename: those before it are safe from whatever happens now.
+    """
+    archives = sorted(out.glob("recordings-*.tar"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    size = sum(file.stat().st_size for file in recording.iterdir())
+    if not archives or archives[-1].stat().st_size + size > _ARCHIVE_BYTES:
+        archives.append(out / f"recordings-{len(archives) + 1}.tar")
+    temporary = archives[-1].with_suffix(".part")
+    if archives[-1].exists():
+        shutil.copyfile(archives[-1], temporary)
+    with tarfile.open(temporary, "a") as archive:
+        archive.add(recording, arcname=recording.name)
+    temporary.replace(archives[-1])
+
+
+def unpack(out: Path, into: Path) -> list[Path]:
+    """Every recording in `out`'s archives, as folders in `into`, by name."""
+    into.mkdir(parents=True, exist_ok=True)
+    for path in out.glob("recordings-*.tar"):
+        with tarfile.open(path) as archive:
+            archive.extractall(into, filter="data")
+    return sorted(into.iterdir())

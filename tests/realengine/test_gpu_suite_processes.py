@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from realengine.gpu_suite.page import faults
 from realengine.gpu_suite.phase_process import run_apart
-from realengine.gpu_suite.recordings import pack, unpack
+from realengine.gpu_suite.recorded_runs import pack, unpack
 from realengine.gpu_suite.results import FILE, Results, ceilings_of, load
 from realengine.gpu_suite.sizes import dry_sizes
 from realengine.gpu_suite.suite import Phase, Suite, Work
@@ -154,7 +154,7 @@ def test_stand_ins_are_for_what_was_not_measured() -> None:
 
 
 def test_recordings_are_packed_into_few_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realengine.gpu_suite.recordings._ARCHIVE_BYTES", 40_000)
+    monkeypatch.setattr("realengine.gpu_suite.recorded_runs._ARCHIVE_BYTES", 40_000)
     out = tmp_path / "out"
     out.mkdir()
     for number in range(5):

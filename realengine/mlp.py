@@ -1,9 +1,10 @@
-"""A mixture of experts: a router sends each token to a few of many small MLPs, and weighs what they answer.
+"""The MLP of a layer: dense, or a mixture of experts.
 
-Choices are sorted by expert, so that each expert's rows lie together and two grouped GEMMs do the work. Nothing of this
-needs the host: a GPU kernel reads where each expert's rows begin. A rank may hold a slice of every expert, or, in
-expert parallelism, whole experts; either way it computes its part of every token, and the ranks' sum is the output.
-A shared expert, which every token passes, is an ordinary MLP of which each rank has a slice.
+In a mixture a router sends each token to a few of many small MLPs, and weighs what they answer. Choices are sorted by
+expert, so that each expert's rows lie together and two grouped GEMMs do the work. Nothing of this needs the host: a GPU
+kernel reads where each expert's rows begin. A rank may hold a slice of every expert, or, in expert parallelism, whole
+experts; either way it computes its part of every token, and the ranks' sum is the output. A shared expert, which every
+token passes, is an ordinary MLP of which each rank has a slice.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from realengine.dense_mlp import DenseMlp
 from realengine.layer_ops import LayerOps
 from realengine.loading import WeightLoader
 from realengine.op_times import OpTimes
+from realengine.projection import Fp8Rows
 from realengine.router import BIAS, Router
 from serving.deployments.model_spec import ModelSpec
 
@@ -69,6 +70,23 @@ def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{names.of(expert, part)}.weight", (hidden, size) if part == "down" else (size, hidden)
     if spec.shared_gate:
         yield f"{names.shared_gate}.weight", (1, hidden)
+
+
+class DenseMlp:
+    """SwiGLU (Shazeer 2020), with gate and up in one GEMM. `weights` gives those of the modules named."""
+
+    def __init__(self, weights: WeightLoader, gate: str, up: str, down: str) -> None:
+        self._gate_up, self._down = weights.projection([gate, up]), weights.projection([down])
+        self.fp8 = self._gate_up.fp8
+
+    def __call__(self, x: torch.Tensor | Fp8Rows, ops: LayerOps, times: OpTimes) -> torch.Tensor:
+        """`x` `[T, hidden]` to the same."""
+        with times("gate_up"):
+            gate_up = self._gate_up(x)
+        with times("silu_mul"):
+            product = ops.silu_mul(gate_up, self._down.fp8)
+        with times("down"):
+            return self._down(product)
 
 
 class Mixture:
