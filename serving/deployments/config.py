@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -94,7 +94,7 @@ class SchedulerConfig(TerseSettings):
         le=1e9,
         description="priority-ageing: seconds of waiting that raise a request by one priority level",
     )
-    edf_ttft_ms: dict[str, float] = Field(
+    edf_ttft_ms: dict[str, Annotated[float, Field(gt=0, le=1e9)]] = Field(
         {}, description="edf: TTFT bound of each SLO class in ms; a class without one gets the longest bound"
     )
     fair_input_weight: int = Field(
@@ -150,13 +150,6 @@ class SchedulerConfig(TerseSettings):
             raise ValueError("kv_groups must have groups with one sliding window, of at least 2 tokens")
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             raise ValueError(f"prefix_cache_retention_interval must be a multiple of block_size {self.block_size}")
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_are_positive(self) -> SchedulerConfig:
-        for slo_class, bound in self.edf_ttft_ms.items():
-            if not 0 < bound <= 1e9:
-                raise ValueError(f"edf_ttft_ms.{slo_class} must be a number of milliseconds above 0, at most 1e9")
         return self
 
 

@@ -8,7 +8,7 @@ users and the same accidents.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -169,7 +169,9 @@ class AutoscalerConfig(_Settings):
     cooldown_s: float = Field(300.0, ge=0, le=1e9, description="least seconds from any change to the next scale-in")
     scale_in_below: float = Field(0.5, ge=0, lt=1, description="share of the target below which it scales in")
     scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment at which it scales in")
-    slo_ms: dict[Literal["ttft", "tpot", "e2e"], float] = Field({}, description="attainment: latency bounds in ms")
+    slo_ms: dict[Literal["ttft", "tpot", "e2e"], Annotated[float, Field(gt=0)]] = Field(
+        {}, description="attainment: latency bounds in ms"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> AutoscalerConfig:
@@ -177,8 +179,6 @@ class AutoscalerConfig(_Settings):
             raise ValueError("max_replicas must be at least min_replicas")
         if (self.metric == "attainment") != bool(self.slo_ms):
             raise ValueError("metric attainment needs slo_ms, and no other metric takes it")
-        if any(bound <= 0 for bound in self.slo_ms.values()):
-            raise ValueError("slo_ms must be above 0")
         if self.metric != "queue" and self.target > 1:
             raise ValueError(f"target of metric {self.metric} is a share; it must be at most 1")
         return self
