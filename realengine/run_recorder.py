@@ -50,11 +50,7 @@ class RunRecorder:
     """
 
     def __init__(
-        self,
-        sink: RowSink,
-        started_ns: int,
-        progress: Callable[[int], None] | None = None,
-        tier: str | None = None,
+        self, sink: RowSink, started_ns: int, progress: Callable[[int], None] | None = None, tier: str | None = None
     ) -> None:
         self.sink = sink
         self.started_ns = started_ns
@@ -147,12 +143,7 @@ class RunRecorder:
         }
 
     def left(
-        self,
-        request: Request,
-        status: str,
-        finish_ns: int | None = None,
-        reason: str = "",
-        end_ns: int | None = None,
+        self, request: Request, status: str, finish_ns: int | None = None, reason: str = "", end_ns: int | None = None
     ) -> None:
         """`request` is gone, with this status of a recording's `requests`; `finish_ns` if it finished."""
         life = self._lives.pop(request.id)

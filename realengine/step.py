@@ -88,11 +88,7 @@ class Step:
     expert_tokens: NDArray[np.int32] | None = None
 
     def ended(
-        self,
-        finished: list[Request],
-        proposed: Mapping[int, int] | None,
-        draft_ns: int | None,
-        draft_thread_ns: int,
+        self, finished: list[Request], proposed: Mapping[int, int] | None, draft_ns: int | None, draft_thread_ns: int
     ) -> Step:
         """The same, which has ended; drafting took `draft_thread_ns` of the host's own thread."""
         launched = self.launched

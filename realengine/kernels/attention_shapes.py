@@ -8,12 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TRITON_NAME = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8e4nv",
-}
+TRITON_NAME = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv"}
 I32, U8, I64, F32 = torch.int32, torch.uint8, torch.int64, torch.float32
 
 

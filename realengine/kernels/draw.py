@@ -168,17 +168,7 @@ def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.con
 
 @triton.jit
 def _draw_row(
-    logits,
-    stride,
-    temperature,
-    top_k,
-    top_p,
-    uniform,
-    kept,
-    out,
-    vocab,
-    IDLE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, stride, temperature, top_k, top_p, uniform, kept, out, vocab, IDLE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Program (row). `kept` [R, BLOCK] is for thinned rows."""
     row = tl.program_id(0).to(tl.int64)

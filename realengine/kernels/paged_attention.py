@@ -24,15 +24,7 @@ from realengine.kernels.attention_shapes import I32, SHAPES, WINDOWED, shaped
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
 from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.interpreting import compute_dtype
-from realengine.kernels.kv_splits import (
-    NO_SPLITS,
-    STEP,
-    Splits,
-    is_last_part,
-    merged_parts,
-    passed_steps,
-    plan_splits,
-)
+from realengine.kernels.kv_splits import NO_SPLITS, STEP, Splits, is_last_part, merged_parts, passed_steps, plan_splits
 from realengine.kernels.specialisation import Specialisation
 
 FIXED_SPLITS = 16  # of the batch-invariant mode: enough for one row of 8 KV heads to reach a program per multiprocessor
