@@ -179,20 +179,34 @@ class ReplayTexts:
             write_parquet(replace(self._workload, requests=sent), writer.workload_path)
 
 
-class Speakers:
-    """Requests of which the output is not forced."""
+class RequestsAtEngine:
+    """Requests of a workload that an engine has, each followed by `recorder`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._sequences: dict[int, TokenSequence] = {}
+    def __init__(self, engine: Engine, recorder: RunRecorder) -> None:
+        self._engine, self._recorder = engine, recorder
+        self._sequences: dict[int, TokenSequence] = {}  # of those whose output is not forced
 
-    def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None) -> Request:
-        """Queue a request of a workload, with token ids of its prompt and, if it is forced, of its output."""
+    def now(self) -> int:
+        """Nanoseconds from the start of the run."""
+        return perf_counter_ns() - self._recorder.started_ns
+
+    def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None, send_ns: int) -> bool:
+        """Queue a request with token ids of its prompt and, if it is forced, of its output; whether it is taken."""
         engine = self._engine
         grammar = engine.grammars.make(json_grammar(ENDLESS_OBJECTS)) if arrived.structured else None
         request = engine.add(arrived, prompt, forced=output, grammar=grammar)
-        if output is None and request.status is not Status.REJECTED:
+        self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
+        if request.status is Status.REJECTED:
+            self._recorder.left(request, "rejected")
+            return False
+        if output is None:
             self._sequences[request.id] = engine.sequences[request.id]
+        return True
+
+    def hang_up(self, id: int) -> Request | None:
+        """The request, whose client wants no more of it; None if it has ended already."""
+        if (request := self._engine.abort(id)) is not None:
+            self._recorder.hung_up(request, self.now())
         return request
 
     def ended(self, id: int) -> list[int] | None:
@@ -241,15 +255,11 @@ class _ReplayedClients:
     """Those of a workload: each request is sent when it is due."""
 
     def __init__(self, engine: Engine, workload: Workload, texts: ReplayTexts, recorder: RunRecorder) -> None:
-        self._engine = engine
-        self._speakers = Speakers(engine)
+        self._requests = RequestsAtEngine(engine, recorder)
+        self.now = self._requests.now
         self._texts = texts
         self._recorder = recorder
         self._offered = OfferedRequests(workload)
-
-    def now(self) -> int:
-        """Nanoseconds from the start of the run."""
-        return perf_counter_ns() - self._recorder.started_ns
 
     @property
     def busy(self) -> bool:
@@ -258,27 +268,19 @@ class _ReplayedClients:
     def take(self) -> None:
         now = self.now()
         for id in self._offered.hang_ups(now):
-            self._hang_up(id)
+            if (request := self._requests.hang_up(id)) is not None:
+                self._ended(request, self.now())
         for arrived in map(self._texts.sent, self._offered.arrivals(now)):
             send_ns = self.now()
-            request = self._speakers.add(arrived, *self._texts.of(arrived))
-            self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
-            if request.status is Status.REJECTED:
-                self._recorder.left(request, "rejected")
+            if not self._requests.add(arrived, *self._texts.of(arrived), send_ns):
                 self._offered.ended(arrived, send_ns)
-
-    def _hang_up(self, id: int) -> None:
-        if (request := self._engine.abort(id)) is not None:
-            now_ns = self.now()
-            self._recorder.hung_up(request, now_ns)
-            self._ended(request, now_ns)
 
     def ran(self, step: Step) -> None:
         for request in step.finished:
             self._ended(request, step.end_ns - self._recorder.started_ns)
 
     def _ended(self, request: Request, now_ns: int) -> None:
-        if (said := self._speakers.ended(request.id)) is not None:
+        if (said := self._requests.ended(request.id)) is not None:
             self._texts.said(request.id, said)
         self._offered.ended(request.arrived, now_ns)
 

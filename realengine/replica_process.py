@@ -13,19 +13,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from threading import Condition, Thread
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from realengine.engine import Engine
 from realengine.hardware import describe
 from realengine.loop import drive
-from realengine.replay import FLUSH_NS, Speakers, canary, no_cycle_search
+from realengine.replay import FLUSH_NS, RequestsAtEngine, canary, no_cycle_search
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from serving.request import Status
 from serving.workload import WorkloadRequest
 
 _ENDING_S = 5.0  # how long a process may take to end by itself
@@ -258,8 +256,7 @@ class _SentRequests:
     def __init__(self, engine: Engine, inbox: _Inbox, pipe: Connection, started_ns: int) -> None:
         self.over = False
         self.recorder = RunRecorder(self, started_ns, tier=engine.tier_name)
-        self._engine = engine
-        self._speakers = Speakers(engine)
+        self._at_engine = RequestsAtEngine(engine, self.recorder)
         self._inbox = inbox
         self._pipe = pipe
         self._requests: list[dict[str, Any]] = []
@@ -271,9 +268,6 @@ class _SentRequests:
     def add_step(self, **row: Any) -> None:
         self._steps.append(row)
 
-    def _now(self) -> int:
-        return perf_counter_ns() - self.recorder.started_ns
-
     def take(self) -> None:
         for message in self._inbox.take():
             self._hear(message)
@@ -281,14 +275,10 @@ class _SentRequests:
     def _hear(self, message: Any) -> None:
         match message:
             case Arrival(arrived, prompt, output, send_ns):
-                request = self._speakers.add(arrived, prompt, output)
-                self.recorder.arrived(request, arrived.arrival_ns, send_ns, self._now())
-                if request.status is Status.REJECTED:
-                    self.recorder.left(request, "rejected")
+                if not self._at_engine.add(arrived, prompt, output, send_ns):
                     self._tell()
             case HangUp(id):
-                if (request := self._engine.abort(id)) is not None:
-                    self.recorder.hung_up(request, self._now())
+                if self._at_engine.hang_up(id) is not None:
                     self._tell()
             case End():
                 self.over = True
@@ -313,5 +303,5 @@ class _SentRequests:
         requests, self._requests = self._requests, []
         steps, self._steps = self._steps, []
         ended = [row["request_id"] for row in requests]
-        said = {id: output for id in ended if (output := self._speakers.ended(id)) is not None}
+        said = {id: output for id in ended if (output := self._at_engine.ended(id)) is not None}
         self._pipe.send(Told(requests, steps, said, step, sampled))
