@@ -57,23 +57,9 @@ _TEXT_OF = {  # architectures with other towers, of which the text model is read
 }
 _LINEAR = "linear_attention"
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_MIXTURES = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "qwen3_next",
-    "qwen3_5_moe",
-    "gpt_oss",
-    "minimax_m2",
-    "dots1",
-    *_LATENT,
-)
-_SHARES_AS_THEY_ARE = (
-    "qwen2_moe",
-    "qwen3_moe",
-    "dots1",
-    *_LATENT,
-)  # unless norm_topk_prob, experts' weights keep their sum
+# Experts' weights keep their sum, unless norm_topk_prob.
+_SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe", "dots1", *_LATENT)
+_MIXTURES = ("mixtral", "qwen3_next", "qwen3_5_moe", "gpt_oss", "minimax_m2", *_SHARES_AS_THEY_ARE)
 _QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3", "dots1", *_HYBRID)
 _SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 _QKV_BIAS = ("qwen2", "qwen2_moe")
