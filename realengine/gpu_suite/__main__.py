@@ -25,11 +25,10 @@ def main() -> int:
     except ImportError:
         return _refused("torch: not installed; pip install 'tokentwin[engine]'")
     from realengine.gpu_suite.page import faults, table
-    from realengine.gpu_suite.phase_process import run_apart
     from realengine.gpu_suite.phases import GROUPS, PHASES, chosen
     from realengine.gpu_suite.results import FILE
     from realengine.gpu_suite.sizes import dry_sizes, gpu_sizes
-    from realengine.gpu_suite.suite import Suite
+    from realengine.gpu_suite.suite import Suite, run_apart
 
     try:
         phases = chosen("validation" if arguments.validate else arguments.only, arguments.skip)

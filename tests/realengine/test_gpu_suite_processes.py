@@ -15,11 +15,10 @@ import pytest
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from realengine.gpu_suite.page import faults
-from realengine.gpu_suite.phase_process import run_apart
 from realengine.gpu_suite.recorded_runs import pack, unpack
 from realengine.gpu_suite.results import FILE, Results, ceilings_of, load
 from realengine.gpu_suite.sizes import dry_sizes
-from realengine.gpu_suite.suite import Phase, Suite, Work
+from realengine.gpu_suite.suite import Phase, Suite, Work, run_apart
 
 pytestmark = pytest.mark.engine
 
