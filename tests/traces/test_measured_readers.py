@@ -328,6 +328,9 @@ def test_rows_with_prefill_and_decode_apart_have_the_workers_that_are_told(tmp_p
     assert (data["tensor_parallel_size"], data["data_parallel_size"]) == (1, 8)
     pools = [(pool["role"], pool["replicas"]) for pool in data["fleet"]["pools"]]
     assert pools == [("prefill", 2), ("decode", 7)] and data["enable_expert_parallel"]
+    runs = read(tmp_path, format="silicon-table", file="table.csv", systems={"h": "H100"}, rules=[{}], search=16)
+    assert [run.name for run in runs] == ["row0", "row1", "row2", "row4"]  # not the one with both together
+    assert {run.most_workers for run in runs} == {16} and {run.lengths for run in runs} == {(100, 10)}
 
 
 def test_later_rules_win_and_apply_to_their_rows_only(tmp_path: Path) -> None:

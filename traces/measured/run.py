@@ -38,6 +38,7 @@ class MeasuredRun:
     engine           what served it, and its version, where the measurement says so: vllm, sglang, trtllm
     client           what sent the requests, where the measurement says so
     skipped          why it cannot be simulated; empty when it can
+    most_workers     where prefill and decode are apart on workers that nobody counts: how many of a kind to try; else 0
     by_client        the latencies are a client's: HTTP, tokenising and the client itself are in them
     or_workload      what the client may have sent instead, where nobody says: its TTFT then says little of the engine
     offered_per_s    requests per second the client meant to send, where it had a rate
@@ -59,6 +60,7 @@ class MeasuredRun:
     engine: str = ""
     client: str = ""
     skipped: str = ""
+    most_workers: int = 0
 
 
 class MeasuredFormat(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, Literal
@@ -104,7 +105,8 @@ class SiliconTable(Settings):
     """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`.
 
     With `apart` only rows that prefill and decode apart are read, and of these those that it knows the workers of, each
-    once: they take long to simulate.
+    once: they take long to simulate. With `search` all such rows that a rule is about are read, and have up to so many
+    workers of a kind, which whoever simulates them finds.
     """
 
     format: Literal["silicon-table"] = "silicon-table"
@@ -112,6 +114,7 @@ class SiliconTable(Settings):
     systems: dict[str, str]
     rules: tuple[Rule, ...] = ()
     apart: tuple[Apart, ...] = ()
+    search: int = Field(0, ge=0, le=64)
     seed: int = 0
 
     def read(self, data: Path) -> list[MeasuredRun]:
@@ -120,8 +123,8 @@ class SiliconTable(Settings):
         rows: list[_Deployed] = []
         runs: list[MeasuredRun] = []
         for line in csv_rows(path):
-            if self.apart:
-                split = (_Deployed(line, self.rules, each) for each in self.apart if line.text("mode") == "disagg")
+            if self.apart or self.search:
+                split = [_Deployed(line, self.rules, each) for each in self._workers(line)]
                 rows += [row for row in split if row.is_apart and row.written not in {other.written for other in rows}]
                 continue
             why = next((rule.skip for rule in self.rules if rule.skip and rule.matches(line)), "")
@@ -138,6 +141,14 @@ class SiliconTable(Settings):
                 cautions.append("rows of the same configuration disagree")
             runs.append(self._run(row, floors[number], "; ".join(cautions)))
         return runs
+
+    def _workers(self, line: Row) -> Sequence[Apart]:
+        """What the workers of a row may be."""
+        if line.text("mode") != "disagg":
+            return ()
+        isl, concurrency = line.integer("isl", 1), _Deployed(line, ()).concurrency
+        unknown = Apart(isl=isl, concurrency=concurrency, prefill=1, decode=1, tpot_ms=(0, inf))
+        return (unknown,) if self.search else self.apart
 
     def _run(self, row: _Deployed, floor_pct: Mapping[str, float], caution: str) -> MeasuredRun:
         system = row.text("system")
@@ -159,6 +170,7 @@ class SiliconTable(Settings):
             floor_pct=floor_pct,
             caution=caution,
             by_client=True,
+            most_workers=self.search,
             or_workload=row.workload(self.seed, row.load.or_lengths) if row.load.or_lengths else None,
             lengths=(row.isl, row.osl),
         )

@@ -232,6 +232,8 @@ def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
 
 def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
     """That of one run. Raises UserError where it cannot be represented."""
+    if run.most_workers:
+        raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
     if run.skipped:
         raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
     told, stated = case.deployment_of(run)

@@ -44,7 +44,9 @@ writes this page. You can [add a run](external-cases.md).
 _LACKING = """
 - B300 within 6 % at TP2, TP4 and TP8: measured were a mixture at TP2 with expert parallelism and Qwen3-32B at TP4, and
   nothing at TP8. Why the mixture is further off is not known; no table has its linear attention.
-- RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU."""
+- RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU.
+- Prefill and decode apart (cases that run if named): TPOT is off by 5 (SGLang) and 29 % (TensorRT-LLM) with
+  [published workers](fleet.md#prefill-and-decode-apart), by 54 % with searched ones, whose TTFT is off by 40."""
 
 
 def as_dict(results: Sequence[CaseResult]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target
 from calibration.validation.external.correction import Corrected, Correction, fit_correction
 from calibration.validation.external.predictor import Prediction, Predictor
+from calibration.validation.external.workers import matched_workers
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.kv_groups import with_known_states
@@ -180,9 +181,20 @@ def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
     stated, has_blocks = case.deployment_of(run)
     deployment = with_known_states(stated)
     prediction = predictor(case, run, deployment)
+    if run.most_workers:
+        counts = matched_workers(run, deployment, prediction)
+        run = replace(run, group={**run.group, "workers, searched": "{} for prefill, {} for decode".format(*counts)})
+        deployment = _with_workers(deployment, counts)
+        prediction = predictor(case, run, deployment)
     if not has_blocks:
         deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)
     return _Ready(case, run, deployment, prediction)
+
+
+def _with_workers(deployment: Deployment, counts: tuple[int, int]) -> Deployment:
+    assert deployment.fleet is not None
+    pools = [pool.model_copy(update={"replicas": n}) for pool, n in zip(deployment.fleet.pools, counts, strict=True)]
+    return deployment.model_copy(update={"fleet": deployment.fleet.model_copy(update={"pools": tuple(pools)})})
 
 
 def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
