@@ -12,30 +12,25 @@ import base64
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import file_util
 
 from dashboard.plotly_bundle import lighter
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
 _COOKIE = "tokentwin"
 _HEALTH = "/_stcore/health"
 _PLOTLY = re.compile(r"/static/js/PlotlyChart\.[\w-]+\.js$")
-_FOREVER = (
-    b"cache-control",
-    b"public, immutable, max-age=31536000",
-)  # its name has its hash in it, as Streamlit has it
+_FOREVER = "public, immutable, max-age=31536000"  # its name has its hash in it, as Streamlit has it
+_ASKS = {"www-authenticate": 'Basic realm="tokentwin", charset="UTF-8"'}
 
 
 class Door:
@@ -44,31 +39,37 @@ class Door:
     `names` are the host names that are served beside `localhost`; with a `password` it asks for that first.
     """
 
-    def __init__(self, app: App, names: Iterable[str] = (), password: str = "") -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str] = (), password: str = "") -> None:
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
         self._password = password
         self._token = secrets.token_urlsafe()  # what a browser shows instead of the password, which WebSockets cannot
         self._headers = _security_headers()
-        self._plotly: dict[str, bytes] = {}
+        self._plotly: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = self._foreign(headers)
-        if refused:
-            await _answer(scope, send, 403, refused)
-        elif scope["path"] != _HEALTH and not self._known(headers):
-            asks = [(b"www-authenticate", b'Basic realm="tokentwin", charset="UTF-8"')]
-            await _answer(scope, send, 401, "a password is needed", asks)
-        elif scope["type"] == "http" and _PLOTLY.search(scope["path"]):
-            await self._send_plotly(scope, receive, send)
+        response: Response | None = None
+        asked = HTTPConnection(scope)
+        known, gave = self._known(asked), False
+        if refused := self._foreign(asked.headers):
+            response = PlainTextResponse(f"{refused}\n", 403)
+        elif scope["path"] != _HEALTH and not known:
+            response = PlainTextResponse("a password is needed\n", 401, _ASKS)
         else:
-            await self._app(scope, receive, self._with_headers(send, "authorization" in headers))
+            gave = known and "authorization" in asked.headers
+            if scope["type"] == "http" and _PLOTLY.search(scope["path"]):
+                response = self._lighter(scope["path"])
+        if response is None:
+            await self._app(scope, receive, self._with_headers(send, gave))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refused[:100] or "a password is needed"})
+        else:
+            await response(scope, receive, self._with_headers(send, gave))
 
-    def _foreign(self, headers: dict[str, str]) -> str:
+    def _foreign(self, headers: Headers) -> str:
         """Why the request is not for this server; empty if it is."""
         host = headers.get("host", "")
         name = _name(f"//{host}")
@@ -79,46 +80,41 @@ class Door:
             return f"origin: {origin[:80]!r} is another site than {host[:80]!r}; a proxy must pass on the Host header"
         return ""
 
-    def _known(self, headers: dict[str, str]) -> bool:
+    def _known(self, asked: HTTPConnection) -> bool:
         if not self._password:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, given = asked.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "basic":
             try:
                 said = base64.b64decode(given, validate=True).partition(b":")[2]
             except ValueError:
                 return False
             return hmac.compare_digest(said, self._password.encode())
-        shown = re.search(rf"(?:^|;\s*){_COOKIE}=([A-Za-z0-9_-]+)", headers.get("cookie", ""))
-        return shown is not None and hmac.compare_digest(shown[1], self._token)
+        return hmac.compare_digest(asked.cookies.get(_COOKIE, "").encode(), self._token.encode())
 
     def _with_headers(self, send: Send, said_password: bool) -> Send:
-        async def sent(message: MutableMapping[str, Any]) -> None:
+        async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                more = list(self._headers)
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                headers.update(self._headers)
                 if self._password and said_password:
-                    cookie = f"{_COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-                    more.append((b"set-cookie", cookie.encode()))
-                message["headers"] = [*message.get("headers", ()), *more]
+                    headers.append("set-cookie", f"{_COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
         return sent
 
-    async def _send_plotly(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The module without what no page draws, and Streamlit's own answer where it has no such file."""
-        path = scope["path"]
+    def _lighter(self, path: str) -> Response | None:
+        """The module without what no page draws; None, for Streamlit's own answer, where it has no such file."""
         if path not in self._plotly:
             file = Path(file_util.get_static_dir()) / path[path.index("/static/js/") + 1 :]
             if not file.is_file():
-                await self._app(scope, receive, self._with_headers(send, False))
-                return
-            self._plotly[path] = lighter(file.read_text(encoding="utf-8")).encode()
-        body = self._plotly[path]
-        headers = [(b"content-type", b"text/javascript; charset=utf-8"), _FOREVER, *self._headers]
-        await _respond(send, 200, body, headers)
+                return None
+            self._plotly[path] = lighter(file.read_text(encoding="utf-8"))
+        return Response(self._plotly[path], media_type="text/javascript", headers={"cache-control": _FOREVER})
 
 
-def _security_headers() -> Headers:
+def _security_headers() -> dict[str, str]:
     """Scripts, connections and pictures from this server alone, and no page of another site around ours.
 
     Streamlit and Plotly write styles into elements; Streamlit's one script in the page is allowed by its hash.
@@ -138,12 +134,12 @@ def _security_headers() -> Headers:
         "form-action": "'self'",
         "frame-ancestors": "'none'",
     }
-    return [
-        (b"content-security-policy", "; ".join(f"{name} {value}" for name, value in policy.items()).encode()),
-        (b"x-frame-options", b"DENY"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"same-origin"),
-    ]
+    return {
+        "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+        "x-frame-options": "DENY",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "same-origin",
+    }
 
 
 def _name(url: str) -> str:
@@ -166,19 +162,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-async def _answer(scope: Scope, send: Send, status: int, line: str, headers: Headers | None = None) -> None:
-    """One line of text; a WebSocket is refused before it opens."""
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": line[:100]})
-    else:
-        await _respond(
-            send, status, f"{line}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8"), *(headers or [])]
-        )
-
-
-async def _respond(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})

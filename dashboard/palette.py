@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -167,6 +167,15 @@ def band(
     """What lies between two lines over `x`."""
     filled = {"fill": "toself", "mode": "none", "fillcolor": tint(colour, alpha), "hoverinfo": "skip"}
     figure.add_scatter(x=[*x, *x[::-1]], y=[*one, *other[::-1]], name=name or None, **filled | more)
+
+
+def whiskers(values: Sequence[float], lows: Sequence[float], highs: Sequence[float], **look: Any) -> dict[str, Any]:
+    """What `error_x` or `error_y` is for intervals around values."""
+    ends = {
+        "array": [high - value for value, high in zip(values, highs, strict=True)],
+        "arrayminus": [value - low for value, low in zip(values, lows, strict=True)],
+    }
+    return {"type": "data", "symmetric": False, **ends, **look}
 
 
 def legend_once(figure: go.Figure) -> None:

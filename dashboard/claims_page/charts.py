@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from dashboard.palette import NEUTRAL, SIMULATED, bars, dots, finish, log_axis, symbols
+from dashboard.palette import NEUTRAL, SIMULATED, bars, dots, finish, log_axis, symbols, whiskers
 from planning.claims.claim import Expected
 from planning.claims.document import CheckedCase, Term
 
@@ -22,24 +22,12 @@ def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
     for holds, colour in _COLOURS.items():
         mine = [case for case in told if case.holds == holds]
         if mine:
-            around = {
-                "type": "data",
-                "symmetric": False,
-                "array": [(case.high or 0) - (case.value or 0) for case in mine],
-                "arrayminus": [(case.value or 0) - (case.low or 0) for case in mine],
-            }
-            dots(
-                figure,
-                [case.value for case in mine],
-                [case.when for case in mine],
-                _NAMES[holds],
-                colour,
-                "%{y}: %{customdata}<extra></extra>",
-                11,
-                {"symbol": symbols(case.mark for case in mine)},
-                customdata=[case.number for case in mine],
-                error_x=around,
-            )
+            values, numbers = [case.value or 0 for case in mine], [case.number for case in mine]
+            around = whiskers(values, [case.low or 0 for case in mine], [case.high or 0 for case in mine])
+            when, look = [case.when for case in mine], {"symbol": symbols(case.mark for case in mine)}
+            hover = "%{y}: %{customdata}<extra></extra>"
+            more = {"customdata": numbers, "error_x": around}
+            dots(figure, values, when, _NAMES[holds], colour, hover, 11, look, **more)
     ends = [end for end in (expects.least, expects.most) if end is not None]
     every = [*ends, *(end for case in told for end in (case.low, case.high) if end)]
     low, high = min(every) / 1.3, max(every) * 1.3

@@ -13,6 +13,7 @@ from planning.plan.frontier import Point
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440
+_APART = 0.06, 0.04  # of the axes, on a telephone
 _PLOT_PX, _NAME_PX = 350, 16  # of the height, about: what is between the axes, and what a name takes
 _UNITS = {"tok_s_gpu": "{:,.4g} tokens/s per GPU", "usd_per_mtok_out": "${:,.4g} per million output tokens"}
 
@@ -42,10 +43,12 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
     gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
     colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
     named: set[str] = set()
-    top = 1.15 * max(getattr(p, y) for curve in drawn for p in usable(curve))
-    above = _above([_PLOT_PX * getattr(usable(curve)[-1], y) / top for curve in drawn])
-    for curve, rise in zip(drawn, above, strict=True):
-        points = usable(curve)
+    shown = [usable(curve) for curve in drawn]
+    top = 1.15 * max(getattr(p, y) for points in shown for p in points)
+    right = max(p.tok_s_user or 0 for points in shown for p in points)
+    taken: list[tuple[float, float]] = []
+    above = _above([_PLOT_PX * getattr(points[-1], y) / top for points in shown])
+    for curve, points, rise in zip(drawn, shown, above, strict=True):
         line(
             figure,
             [p.tok_s_user for p in points],
@@ -55,7 +58,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             "%{customdata}<extra></extra>",
             mode="lines+markers+text",
             marker={"size": 8, "symbol": symbols(p.mark for p in points)},
-            text=[f"{p.concurrency:,.0f}" for p in points],
+            text=[_number(p, (p.tok_s_user or 0) / right, getattr(p, y) / top, taken) for p in points],
             textposition="top center",
             textfont={"size": 10, "color": NEUTRAL},
             customdata=[
@@ -89,6 +92,14 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, range=[0, top])
     return finish(figure, _HEIGHT)
+
+
+def _number(point: RatePoint, x: float, y: float, taken: list[tuple[float, float]]) -> str:
+    """Requests at a time, unless a number was `taken` to the plot beside it (shares of the axes); all are on hover."""
+    if any(abs(x - other) < _APART[0] and abs(y - level) < _APART[1] for other, level in taken):
+        return ""
+    taken.append((x, y))
+    return f"{point.concurrency:,.0f}"
 
 
 def _above(ends: Sequence[float]) -> list[float]:

@@ -31,12 +31,9 @@ from dashboard.shown import capitalised, sentence
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.trust_page import answer as trust_answer
 from dashboard.trust_page import words as trust_words
-from dashboard.trust_page.client_results import newest_clients
-from dashboard.trust_page.decision_results import newest_decisions
 from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_view import TITLE, show_maps
-from dashboard.trust_page.external_results import error_line, load_external, newest_external
-from dashboard.trust_page.latencies import compared_latencies
+from dashboard.trust_page.results import error_line, load_external, newest_clients, newest_decisions, newest_external
 from dashboard.trust_page.rungs import LADDER, rungs
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
@@ -206,7 +203,7 @@ def _validation(to: Sheet, source: Validation) -> str:
     to.table(
         [{"rung": each.title, "result": each.headline.replace("**", ""), "detail": each.detail} for each in climbed]
     )
-    found = compared_latencies(source.path, report, lambda path: RunMetrics.of(Recording.load(path)))
+    found = trust_answer.compared_latencies(source.path, report, lambda path: RunMetrics.of(Recording.load(path)))
     trust_answer.show_runs(to, found, report, trust_answer.figures(found, report))
     trust_answer.show_steps(to, source.path, report)
     try:

@@ -59,18 +59,10 @@ def latency(
     steep = bool(known) and highest > 20 * min(known)
     for bound, told in bounds.items():
         figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
-        figure.add_annotation(
-            x=0,
-            xref="paper",
-            y=math.log10(bound) if steep else bound,  # of annotations Plotly takes no logarithm
-            text=told,
-            font_color=ALARM,
-            showarrow=False,
-            xanchor="left",
-            yanchor="bottom",
-        )
-    for at, text in ((planned, "planned"), (knee, "knee")):
-        figure.add_vline(x=at, line={"color": NEUTRAL, "width": 1, "dash": "dot" if text == "planned" else "solid"})
+        at = {"x": 0, "xref": "paper", "y": math.log10(bound) if steep else bound}  # Plotly takes no logarithm of it
+        figure.add_annotation(text=told, font_color=ALARM, showarrow=False, xanchor="left", yanchor="bottom", **at)
+    for rate, dash in ((planned, "dot"), (knee, "solid")):
+        figure.add_vline(x=rate, line={"color": NEUTRAL, "width": 1, "dash": dash})
     words = "planned = knee" if knee == planned else "planned"
     figure.add_annotation(x=planned, y=1, yref="paper", text=words, xanchor="right", yanchor="bottom", showarrow=False)
     if knee != planned:
@@ -103,17 +95,12 @@ def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
     """Dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
     ordered = list(reversed(points))
     figure = go.Figure()
-    figure.add_bar(
-        x=[p.usd_per_mtok_out for p in ordered],
-        y=[carriers(p, spares) for p in ordered],
-        orientation="h",
-        marker_color=[SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered],
-        text=[f"${p.usd_per_mtok_out:,.2f}" for p in ordered],
-        textposition="outside",
-        cliponaxis=False,
-        customdata=[(p.usd_per_hour, p.gpus) for p in ordered],
-        hovertemplate="%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>",
-    )
+    x, y = [p.usd_per_mtok_out for p in ordered], [carriers(p, spares) for p in ordered]
+    colours = [SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered]
+    hover = "%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>"
+    told = [(p.usd_per_hour, p.gpus) for p in ordered]
+    text = {"text": [f"${usd:,.2f}" for usd in x], "textposition": "outside", "cliponaxis": False}
+    bars(figure, x, y, "", colours, hover, orientation="h", customdata=told, **text)
     most = max(p.usd_per_mtok_out or 0 for p in ordered)
     figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most or 1])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)

@@ -34,7 +34,7 @@ from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import Planned, Ways, go_on
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.shown import literal, sentence
-from dashboard.trust_page.external_results import error_line, newest_external
+from dashboard.trust_page.results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram

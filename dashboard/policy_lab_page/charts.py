@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -23,6 +24,7 @@ from dashboard.palette import (
     pale,
     policy_colour,
     tint,
+    whiskers,
 )
 from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
 from serving.metrics import METRICS, label_of
@@ -32,6 +34,7 @@ LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _ROW = 27  # pixels of a row
 _LETTERS = 16  # of a line beside a plot
 _CHANGE = "B - A (%)"  # of A; a row that is in points says so
+_ENDS = attrgetter("low"), attrgetter("high")
 _CLAIM = 36  # of a claim, beside two plots above one another
 
 
@@ -68,28 +71,12 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
         mine = [row for row in shown if row.better == better]
         if not mine:
             continue
-        figure.add_scatter(
-            x=[row.percent for row in mine],
-            y=[_of_change(row) for row in mine],
-            mode="markers",
-            marker={
-                "color": by[better],
-                "size": 9,
-                "symbol": ["diamond" if row.low is None else "circle" for row in mine],
-            },
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [_percent(row, row.high) for row in mine],
-                "arrayminus": [-_percent(row, row.low) for row in mine],
-                "color": by[better],
-                "thickness": 2,
-                "width": 4,
-            },
-            name=title,
-            customdata=[_hover(row) for row in mine],
-            hovertemplate="<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>",
-        )
+        x, y = [row.percent or 0.0 for row in mine], [_of_change(row) for row in mine]
+        lows, highs = ([at + _percent(row, end(row)) for at, row in zip(x, mine, strict=True)] for end in _ENDS)
+        around = whiskers(x, lows, highs, color=by[better], thickness=2, width=4)
+        look = {"symbol": ["diamond" if row.low is None else "circle" for row in mine]}
+        hover = "<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>"
+        dots(figure, x, y, title, by[better], hover, 9, look, error_x=around, customdata=list(map(_hover, mine)))
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
     figure.update_xaxes(title_text=_CHANGE, zeroline=False)
     figure.update_yaxes(
@@ -136,17 +123,11 @@ def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
         counts = [max(tally.gain + tally.same + tally.lose, 1) for tally in mine]
         kinds = (("gain", "B better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
         for kind, title, colour in (*kinds, ("lose", "A better", colours.a)):
-            figure.add_bar(
-                x=[100 * getattr(tally, kind) / count for tally, count in zip(mine, counts, strict=True)],
-                y=[_group(tally) for tally in mine],
-                orientation="h",
-                marker_color=colour,
-                name=title,
-                customdata=[(getattr(tally, kind), count) for tally, count in zip(mine, counts, strict=True)],
-                hovertemplate="%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)",
-                row=at,
-                col=1,
-            )
+            told = [(getattr(tally, kind), count) for tally, count in zip(mine, counts, strict=True)]
+            hover = "%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)"
+            where: dict[str, Any] = {"orientation": "h", "row": at, "col": 1}
+            shares, groups = [100 * number / count for number, count in told], list(map(_group, mine))
+            bars(figure, shares, groups, title, colour, hover, customdata=told, **where)
         figure.update_yaxes(title_text=f"by {METRICS[name].label}", row=at, col=1)
     legend_once(figure)
     figure.update_xaxes(range=[0, 100])

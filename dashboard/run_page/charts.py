@@ -140,17 +140,10 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
     for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
         if begin is not None and end is not None:
             length, share = shown((end - begin) / scale), 100 * (end - begin) / max(last - arrival, 1)
-            figure.add_bar(
-                y=[phase],
-                x=[(end - begin) / scale],
-                base=[(begin - arrival) / scale],
-                orientation="h",
-                marker_color=phase_colours(colour)[phase],
-                name=phase,
-                text=f"{length} {unit} · {share:.0f} %",
-                textposition="auto",
-                hovertemplate=f"<b>{phase}</b>: {length} {unit} ({share:.1f} % of E2E)<extra></extra>",
-            )
+            text, hover = f"{length} {unit} · {share:.0f} %", f"<b>{phase}</b>: {length} {unit} ({share:.1f} % of E2E)"
+            x, shade = [(end - begin) / scale], phase_colours(colour)[phase]
+            lies = {"orientation": "h", "base": [(begin - arrival) / scale], "text": text, "textposition": "auto"}
+            bars(figure, x, [phase], phase, shade, f"{hover}<extra></extra>", **lies)
     tokens = request.get("token_times_ns")
     if tokens:
         kept = [tokens[i] for i in thin(len(tokens), 1000)]
@@ -159,15 +152,10 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
         dots(figure, x, ["tokens"] * len(kept), "output tokens", colour, hover, 12, tick)
         rows.append("tokens")
     if preempted:
-        figure.add_bar(
-            y=["preempted"] * len(preempted),
-            x=[(end - begin) / scale for begin, end in preempted],
-            base=[(begin - arrival) / scale for begin, _ in preempted],
-            orientation="h",
-            marker={"color": tint(ALARM, 0.35), "pattern": {"shape": "/", "fgcolor": ALARM}},
-            name="preempted",
-            hovertemplate=f"preempted for %{{x:,.4~g}} {unit}<extra></extra>",
-        )
+        x, base = [(end - begin) / scale for begin, end in preempted], [(at - arrival) / scale for at, _ in preempted]
+        look = {"orientation": "h", "base": base, "marker_pattern": {"shape": "/", "fgcolor": ALARM}}
+        hover = f"preempted for %{{x:,.4~g}} {unit}<extra></extra>"
+        bars(figure, x, ["preempted"] * len(preempted), "preempted", tint(ALARM, 0.35), hover, **look)
         rows.append("preempted")
     figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], title_text=None, showgrid=False)
     figure.update_xaxes(title_text=f"time since intended arrival ({unit})", rangemode="tozero")

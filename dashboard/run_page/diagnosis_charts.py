@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from calibration.steps.coverage import shown_share
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, finish, pale
+from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, finish, pale
 from dashboard.shown import lasting
 from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
 from serving.metrics import metric
@@ -29,17 +29,11 @@ def what_it_buys(found: DiagnosisDocument) -> go.Figure:
     figure = go.Figure()
     for label, colour, of in _traces(ordered, name):
         shares = [100 * _bought(c, name) for c in of]
-        figure.add_bar(
-            x=[max(share, -100.0) or _SLIVER for share in shares],
-            y=[c.called for c in of],
-            orientation="h",
-            name=label,
-            marker_color=colour,
-            text=[_left(c, name) for c in of],
-            textposition="none" if colour == ALARM else "auto",
-            customdata=[f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares],
-            hovertemplate=f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>",
-        )
+        text = {"text": [_left(c, name) for c in of], "textposition": "none" if colour == ALARM else "auto"}
+        told = [f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares]
+        hover = f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>"
+        x, y = [max(share, -100.0) or _SLIVER for share in shares], [c.called for c in of]
+        bars(figure, x, y, label, colour, hover, orientation="h", customdata=told, **text)
         if colour == ALARM:  # beside the bar, where there is room however short it is
             for c in of:
                 figure.add_annotation(x=0, y=c.called, text=_left(c, name), showarrow=False, xanchor="left", xshift=4)

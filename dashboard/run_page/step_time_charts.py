@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from dashboard.palette import NEUTRAL, empty, finish
+from dashboard.palette import bars as draw_bars
 
 _MOST = 4  # parts with a colour of their own; the others are one
 _TOTAL, _OTHER = "all steps", "other"
@@ -53,18 +54,12 @@ def _add(
 ) -> None:
     shares = [ns / max(sum(parts.values()), 1e-9) for ns, parts in zip(values, bars.values(), strict=True)]
     note = f"<br>over all steps: {about}" if about else ""
-    figure.add_bar(
-        x=[ns / 1e9 for ns in values],
-        y=list(bars),
-        orientation="h",
-        name=name,
-        marker_color=shade,
-        text=[f"{100 * share:.0f} %" if share >= 0.08 else "" for share in shares],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        customdata=[100 * share for share in shares],
-        hovertemplate=f"{name}: %{{x:,.4~g}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>",
+    text = [f"{100 * share:.0f} %" if share >= 0.08 else "" for share in shares]
+    inside = {"text": text, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    hover = f"{name}: %{{x:,.4~g}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>"
+    told = [100 * share for share in shares]
+    draw_bars(
+        figure, [ns / 1e9 for ns in values], list(bars), name, shade, hover, orientation="h", customdata=told, **inside
     )
 
 

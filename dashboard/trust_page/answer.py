@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
-from calibration.validation.report import ValidationReport
+from calibration.provenance import UNKNOWN, VALIDATED, Provenance
+from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.sheet import Sheet
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.external_results import Column, External, provenance, source_row
-from dashboard.trust_page.latencies import COMPARED, ComparedLatencies, step_errors
-from dashboard.trust_page.words import ERRORS_IN_WEATHER, IN_WEATHER, bias, blind_title, figure_rows, of_report
+from dashboard.trust_page.results import Column, External, provenance, source_row
+from dashboard.trust_page.words import (
+    ERRORS_IN_WEATHER,
+    IN_WEATHER,
+    bias,
+    blind_title,
+    figure_rows,
+    of_report,
+    of_steps,
+)
+from serving.errors import UserError
 from serving.metrics import metric
+from traces.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"
@@ -32,6 +44,41 @@ _PUBLISHED = (
     "runs of other sources only. *Anchored* predictions fit a factor or two on one run of the source, which the score "
     "leaves out. A dot is the error of one figure; a triangle at the edge is farther off."
 )
+
+
+COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
+Latencies = Mapping[str, NDArray[Any]]  # one value a request
+
+
+class ComparedLatencies(NamedTuple):
+    """Those that could be read of the real runs and of the simulated one, and why the others could not."""
+
+    real: list[Latencies]
+    simulated: Latencies | None
+    problems: list[str]
+    provenance: Provenance
+
+
+def compared_latencies(
+    directory: Path, report: ValidationReport, read: Callable[[Path], RunMetrics]
+) -> ComparedLatencies:
+    """Of the report in `directory`; `read` opens a recording."""
+    found: dict[str, Latencies] = {}
+    problems = []
+    names = report.recordings
+    for name in filter(None, (*names.real, names.simulated)):
+        try:
+            metrics = read(resolve(directory, name))
+            found[name] = {latency: metrics.values(latency) for latency in COMPARED}
+        except UserError as error:
+            problems.append(str(error))
+    real, simulated = [found[name] for name in names.real if name in found], found.get(names.simulated or "")
+    provenance = of_report(report)
+    if simulated is None:
+        provenance = Provenance(VALIDATED, "measured on the real engine; there is no simulated run beside it")
+    elif not real:
+        provenance = Provenance(UNKNOWN, "there is no real run beside the simulated one")
+    return ComparedLatencies(real, simulated, problems, provenance)
 
 
 def figures(found: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
@@ -67,12 +114,14 @@ def show_runs(to: Sheet, found: ComparedLatencies, report: ValidationReport, dra
 
 def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
     """Held-out steps of the report in `directory`. Raises UserError where they are damaged."""
-    if (found := step_errors(directory, report)) is None:
+    if (table := load_residuals(directory)) is None:
         to.heading(_STEPS, None)
         to.text("The report holds no step residuals.", soft=True)
         return
-    plot, rated = found
-    to.figure(plot, "residuals", _STEPS, rated, _HELP_STEPS)
+    columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
+    medians = (each.median_error_pct for each in report.rungs.step.regimes.values()) if report.rungs.step else ()
+    rated = of_steps(table.num_rows, medians, "and the calibration saw none of them")
+    to.figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
     to.text(bias(report), soft=True)
 
 

@@ -13,7 +13,21 @@ from plotly.subplots import make_subplots
 
 from calibration.validation.report import RunRow
 from dashboard.cdf_panels import Line, cdf_panels
-from dashboard.palette import NEUTRAL, REAL, SIMULATED, band, dots, empty, finish, legend_once, line, log_axis, tint
+from dashboard.palette import (
+    NEUTRAL,
+    REAL,
+    SIMULATED,
+    band,
+    bars,
+    dots,
+    empty,
+    finish,
+    legend_once,
+    line,
+    log_axis,
+    tint,
+    whiskers,
+)
 from dashboard.series import thin
 from serving.metrics import label_of
 from traces.distribution import ecdf
@@ -63,7 +77,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
         for x, row in enumerate(entries.values()):
             if row.floor_pct is not None:
                 floors.append(_floor(x, abs(row.floor_pct)) | {"xref": f"x{at}", "yref": f"y{at}"})
-        figure.add_trace(_error_bars(list(entries.values())), row=1, col=at)
+        _error_bars(figure, list(entries.values()), row=1, col=at)
         figure.update_xaxes(
             title_text=label_of(panel),
             tickvals=list(range(len(entries))),
@@ -112,31 +126,27 @@ def _floor(x: int, floor_pct: float) -> dict[str, Any]:
     }
 
 
-def _error_bars(rows: Sequence[RunRow]) -> go.Bar:
-    return go.Bar(
-        x=list(range(len(rows))),
-        y=[row.error_pct for row in rows],
-        marker_color=SIMULATED,
-        width=0.42,
-        name="error of the simulation",
-        error_y=_whiskers(rows),
-        customdata=[
-            [
-                label_of(row.metric),
-                row.stat,
-                _figure(row.real),
-                _figure(row.simulated),
-                "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
-                "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
-            ]
-            for row in rows
-        ],
-        hovertemplate="<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, "
-        "simulated %{customdata[3]}<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>",
-        text=[f"{row.error_pct:+.1f}" for row in rows],
-        textposition="outside" if all(row.low is None for row in rows) else "none",
-        cliponaxis=False,
+def _error_bars(figure: go.Figure, rows: Sequence[RunRow], **where: int) -> None:
+    told = [
+        (
+            label_of(row.metric),
+            row.stat,
+            _figure(row.real),
+            _figure(row.simulated),
+            "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
+            "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
+        )
+        for row in rows
+    ]
+    hover = (
+        "<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, simulated %{customdata[3]}"
+        "<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>"
     )
+    look: dict[str, Any] = {"width": 0.42, "cliponaxis": False, "error_y": _whiskers(rows), "customdata": told}
+    look |= {"textposition": "outside" if all(row.low is None for row in rows) else "none"}
+    text = [f"{row.error_pct:+.1f}" for row in rows]
+    x, y, name = list(range(len(rows))), [row.error_pct for row in rows], "error of the simulation"
+    bars(figure, x, y, name, SIMULATED, hover, text=text, **look, **where)
 
 
 def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
@@ -192,15 +202,8 @@ def _whiskers(rows: Sequence[RunRow]) -> dict[str, Any] | None:
     ends = [_ends_pct(row) or (row.error_pct or 0.0,) * 2 for row in rows]
     if not any(_ends_pct(row) for row in rows):
         return None
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [high - (row.error_pct or 0.0) for row, (_, high) in zip(rows, ends, strict=True)],
-        "arrayminus": [(row.error_pct or 0.0) - low for row, (low, _) in zip(rows, ends, strict=True)],
-        "color": NEUTRAL,
-        "thickness": 1.5,
-        "width": 5,
-    }
+    lows, highs = zip(*ends, strict=True)
+    return whiskers([row.error_pct or 0.0 for row in rows], lows, highs, color=NEUTRAL, thickness=1.5, width=5)
 
 
 def _figure(value: float | None) -> str:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, legend_once, line
-from dashboard.trust_page.external_results import Column, Figure, Source
+from dashboard.trust_page.results import Column, Figure, Source
 
 _RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
 _FAMILIES = (  # what a figure's name begins with, by the panel it belongs to

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from dashboard.plan_page.words import model_name
-from dashboard.trust_page.external_results import LATENCIES, External, Figure, Source
+from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
 
 _NEAR = 2.0  # times as many requests at a time, or a half

@@ -22,13 +22,26 @@ from dashboard.loading import BY_FILES, open_run
 from dashboard.planned import looked_at
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
-from dashboard.trust_page.answer import figures, show_published, show_runs, show_steps
-from dashboard.trust_page.client_results import Clients, client_rows, newest_clients
-from dashboard.trust_page.decision_results import Decisions, decision_rows, newest_decisions
+from dashboard.trust_page.answer import (
+    ComparedLatencies,
+    compared_latencies,
+    figures,
+    show_published,
+    show_runs,
+    show_steps,
+)
 from dashboard.trust_page.domain_view import show_domain
-from dashboard.trust_page.external_results import External, newest_external
-from dashboard.trust_page.latencies import ComparedLatencies, compared_latencies
 from dashboard.trust_page.own_question import judged, question_of
+from dashboard.trust_page.results import (
+    Clients,
+    Decisions,
+    External,
+    client_rows,
+    decision_rows,
+    newest_clients,
+    newest_decisions,
+    newest_external,
+)
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
 from dashboard.url import choose, in_url, named, part_in_url, pick

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
-from dashboard.trust_page.client_results import Clients
-from dashboard.trust_page.decision_results import Decisions
-from dashboard.trust_page.external_results import LATENCIES, External, Source, covered, median_error_pct
+from dashboard.trust_page.results import LATENCIES, Clients, Decisions, External, Source, covered, median_error_pct
 from serving.metrics import label_of
 
 LADDER = "Each check is called a rung. A higher one says more, and rests on those below."

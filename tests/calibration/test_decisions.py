@@ -14,7 +14,7 @@ from calibration.validation.decisions.configurations import Configuration, Times
 from calibration.validation.decisions.questions import Group, Slo, groups, slos
 from calibration.validation.decisions.rules import RULES, anchored, by, by_expected_worth
 from calibration.validation.decisions.scoring import answers, common_share, decided, summed_up
-from dashboard.trust_page.decision_results import newest_decisions
+from dashboard.trust_page.results import newest_decisions
 from tests.budget import examples
 from tokentwin.commands.validate import validate
 

@@ -26,7 +26,7 @@ from calibration.validation.external.page import left_out_section
 from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.trust_page.external_results import covered, load_external
+from dashboard.trust_page.results import covered, load_external
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engine_name import EngineName
 from serving.deployments.gpu_spec import find_gpu

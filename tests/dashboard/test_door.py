@@ -79,7 +79,8 @@ def test_a_password_is_asked_for_and_a_browser_that_gave_it_opens_a_websocket():
     cookie = dict(answer["headers"])[b"set-cookie"].decode()
     assert let_in(answer) and "HttpOnly" in cookie and "SameSite=Strict" in cookie and "blåbær" not in cookie
     assert let_in(asked(door, "websocket", host="localhost", cookie=f"other=1; {cookie.partition(';')[0]}"))
-    assert let_in(asked(door, path="/_stcore/health", host="localhost"))
+    health = asked(door, path="/_stcore/health", host="localhost", authorization=basic("me:wrong"))
+    assert let_in(health) and b"set-cookie" not in dict(health["headers"]), "what shows the password is for who gave it"
 
 
 def test_no_page_of_another_site_can_hold_ours():

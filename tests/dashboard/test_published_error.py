@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("streamlit")
 
 from dashboard.bundled import EXTERNAL_SAMPLE
-from dashboard.trust_page.external_results import EXTERNAL, error_line, load_external
+from dashboard.trust_page.results import EXTERNAL, error_line, load_external
 from tests.dashboard.test_plan import plan, shown
 
 

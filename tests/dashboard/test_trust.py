@@ -16,14 +16,20 @@ from calibration.steps.predict import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE
-from dashboard.trust_page import external_results
+from dashboard.trust_page import results
 from dashboard.trust_page.charts import errors
-from dashboard.trust_page.client_results import newest_clients
-from dashboard.trust_page.decision_results import DECISIONS, newest_decisions
 from dashboard.trust_page.domain import domain
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.external_results import EXTERNAL, External, load_external, median_error_pct
 from dashboard.trust_page.own_question import Question, judged
+from dashboard.trust_page.results import (
+    DECISIONS,
+    EXTERNAL,
+    External,
+    load_external,
+    median_error_pct,
+    newest_clients,
+    newest_decisions,
+)
 from dashboard.trust_page.rungs import rungs
 from planning.priced_scenario import price_scenario
 from planning.repricing import Source
@@ -434,7 +440,7 @@ def test_trust_answers_the_planners_own_question(gpu, model, at_a_time, error, a
         for metric in ("ttft_ms", "tpot_ms")
     ]
     source = {"name": "planted", "title": "Planted", "source": "here", "engine": "vLLM", "gpu": "H100"}
-    case = external_results.Source(**source, standing="interpolated", why="it is", rows=rows)
+    case = results.Source(**source, standing="interpolated", why="it is", rows=rows)
     found = judged(Question(gpu, model, at_a_time), External(cases=[case]))
     assert found.answer == answer and says in found.why
     if answer == "Yes":

@@ -23,7 +23,7 @@ from dashboard.html_reports.report import write_report
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.tasks import plan as planned
 from dashboard.sweeps_page.charts import opening_view
-from dashboard.trust_page.external_results import error_line, load_external
+from dashboard.trust_page.results import error_line, load_external
 from planning.compare.document import ComparisonDocument, furthest_off
 from planning.diagnose.document import DiagnosisDocument
 from planning.exports.export import formats_of, write_export

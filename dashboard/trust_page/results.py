@@ -1,4 +1,4 @@
-"""Rung 4 as `tokentwin validate external -o DIR` writes it: `external.json`, read here and checked."""
+"""What `tokentwin validate external`, `front-door` and `decisions -o DIR` write for the dashboard: read and checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,8 +16,9 @@ from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.metrics import axis_of
 
-EXTERNAL = "external.json"
+EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 Column = Literal["blind", "anchored"]
 Results = TypeVar("Results", bound="Result")
@@ -76,7 +77,7 @@ class Source(Result):
 
 
 class External(Result):
-    """All sources of one run of the command."""
+    """Rung 4: all sources of one run of the command."""
 
     created: str = ""
     version: str = ""
@@ -178,3 +179,99 @@ def error_line(external: External, gpu: str) -> str:
         f"{' and '.join(told)}. Its 90 % band holds "
         f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
     )
+
+
+class ClientFigure(Result):
+    """One statistic: as clients saw it, and as simulated; errors in percent of what clients saw."""
+
+    metric: str
+    statistic: str
+    real: float
+    engine_alone: float
+    simulated: float
+    error_pct: float
+    floor_pct: float | None = None
+    in_weather: float | None = None
+    in_weather_error_pct: float | None = None
+
+
+class Clients(Result):
+    """Rung 6: what clients saw of one workload, and what was simulated of it."""
+
+    created: str = ""
+    clients: list[str] = Field([])
+    front_door: str = ""
+    rows: list[ClientFigure] = Field(min_length=1)
+
+    @property
+    def means(self) -> list[ClientFigure]:
+        return [row for row in self.rows if row.statistic == "mean"]
+
+
+def newest_clients(runs: Path) -> Clients | None:
+    """The newest results under `runs`, None without any. Raises UserError, one line, when they are damaged."""
+    directory = next(iter(find(runs, CLIENTS).values()), None)
+    return None if directory is None else read_results(Clients, directory, CLIENTS)
+
+
+def client_rows(clients: Clients) -> list[dict[str, Any]]:
+    return [
+        {
+            "metric": axis_of(row.metric),
+            "statistic": row.statistic,
+            "clients": row.real,
+            "engine alone": row.engine_alone,
+            "with the front door": row.simulated,
+            "error (%)": row.error_pct,
+            "floor (%)": row.floor_pct,
+        }
+        | (
+            {"in the same weather": row.in_weather, "its error (%)": row.in_weather_error_pct}
+            if row.in_weather is not None
+            else {}
+        )
+        for row in clients.rows
+    ]
+
+
+class Rule(Result):
+    """What the choices of a rule were worth; shares of the questions. The first rule is that of `tokentwin plan`."""
+
+    questions: int
+    groups: int
+    utility: float
+    low: float
+    high: float
+    broke: float
+    rule: str
+
+
+class Decisions(Result):
+    """Rung 7: all rules on the same questions."""
+
+    created: str = ""
+    rules: list[Rule] = Field(min_length=1)
+
+    @property
+    def ours(self) -> Rule:
+        """The rule of `tokentwin plan`."""
+        return self.rules[0]
+
+
+def newest_decisions(runs: Path) -> Decisions:
+    """The newest results under `runs`, or the bundled ones. Raises UserError, one line, when they are damaged."""
+    directory = next(iter(find(runs, DECISIONS).values()), EXTERNAL_SAMPLE)
+    return read_results(Decisions, directory, DECISIONS)
+
+
+def decision_rows(decisions: Decisions) -> list[dict[str, Any]]:
+    """Every rule, in percent."""
+    return [
+        {
+            "choice by": rule.rule,
+            "utility (%)": 100 * rule.utility,
+            "90 % interval": f"{100 * rule.low:.0f} to {100 * rule.high:.0f}",
+            "broken SLOs (%)": 100 * rule.broke,
+        }
+        for rule in decisions.rules
+    ]
