@@ -29,13 +29,13 @@ class KernelKind:
     title       what people call it
     shape       names of what a model fixes
     sizes       names of what a step brings; the last is what it is drawn over
-    operation   from the part of the key after the slash, a shape and sizes
+    operation   from the part of the key after the slash, a shape in whole numbers, and sizes
     """
 
     title: str
     shape: tuple[str, ...]
     sizes: tuple[str, ...]
-    operation: Callable[[str, Sequence[float], Sequence[Any]], Operation]
+    operation: Callable[..., Operation]
 
 
 def equal_prompts(heads: int, kv_heads: int, dim: int, window: int, dtype: str, rows: Any, length: Any) -> Operation:
@@ -64,58 +64,45 @@ def latent_decodes(heads: int, head_dim: int, value_dim: int, dtype: str, rows: 
     return LatentDecode("", rows, rows * context, heads, 1, head_dim, dtype, value_dim=value_dim)
 
 
-def _gemm(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    n, k = map(round, shape)
-    return Gemm("", sizes[0], n, k, dtype)
-
-
-def _heads(shape: Sequence[float]) -> tuple[int, int, int, int]:
-    kv_heads, group, head_dim, window = map(round, shape)
-    return kv_heads * group, kv_heads, head_dim, 0 if window >= NO_WINDOW else window
-
-
-def _prefill(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    return equal_prompts(*_heads(shape), dtype, *sizes)
-
-
-def _decode(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    return equal_decodes(*_heads(shape), dtype, *sizes)
-
-
-def _latent_prefill(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    heads, head_dim, value_dim = map(round, shape)
-    return latent_prompts(heads, head_dim, value_dim, dtype, *sizes)
-
-
-def _latent_decode(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    heads, head_dim, value_dim = map(round, shape)
-    return latent_decodes(heads, head_dim, value_dim, dtype, *sizes)
-
-
-def _head_gemm(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    heads, n, k = map(round, shape)
-    return HeadGemm("", sizes[0], n, k, dtype, heads=heads)
-
-
-def _experts(dtype: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    hidden, inter, topk, experts, on_device = map(round, shape)
-    return Experts("", sizes[0], hidden, inter, topk, experts, 1, round(experts / on_device), dtype)
+def _seen(window: int) -> int:
+    return 0 if window >= NO_WINDOW else window
 
 
 _HEADS = ("KV heads", "query heads per KV head", "head size", "window (tokens)")
 _LATENT = ("heads", "key size", "value size")
 _EXPERTS = ("hidden size", "intermediate size", "experts per token", "experts", "experts on a GPU")
+_PROMPTS, _ROWS = ("prompts", "length of each (tokens)"), ("rows", "context of each (tokens)")
 KINDS = {
-    "gemm": KernelKind("GEMM", ("n (columns)", "k (rows)"), ("m (tokens)",), _gemm),
-    "prefill": KernelKind("prompt attention", _HEADS, ("prompts", "length of each (tokens)"), _prefill),
-    "decode": KernelKind("decode attention", _HEADS, ("rows", "context of each (tokens)"), _decode),
-    "mla_prefill": KernelKind(
-        "latent prompt attention", _LATENT, ("prompts", "length of each (tokens)"), _latent_prefill
+    "gemm": KernelKind(
+        "GEMM", ("n (columns)", "k (rows)"), ("m (tokens)",), lambda dtype, n, k, m: Gemm("", m, n, k, dtype)
     ),
-    "mla_decode": KernelKind("latent decode attention", _LATENT, ("rows", "context of each (tokens)"), _latent_decode),
-    "head_gemm": KernelKind("GEMM by head", ("heads", "n (columns)", "k (rows)"), ("m (tokens)",), _head_gemm),
-    "experts": KernelKind("experts", _EXPERTS, ("tokens",), _experts),
-}
+    "prefill": KernelKind(
+        "prompt attention", _HEADS, _PROMPTS,
+        lambda dtype, kv, group, dim, window, *at: equal_prompts(kv * group, kv, dim, _seen(window), dtype, *at),
+    ),
+    "decode": KernelKind(
+        "decode attention", _HEADS, _ROWS,
+        lambda dtype, kv, group, dim, window, *at: equal_decodes(kv * group, kv, dim, _seen(window), dtype, *at),
+    ),
+    "mla_prefill": KernelKind(
+        "latent prompt attention", _LATENT, _PROMPTS,
+        lambda dtype, heads, key, value, *at: latent_prompts(heads, key, value, dtype, *at),
+    ),
+    "mla_decode": KernelKind(
+        "latent decode attention", _LATENT, _ROWS,
+        lambda dtype, heads, key, value, *at: latent_decodes(heads, key, value, dtype, *at),
+    ),
+    "head_gemm": KernelKind(
+        "GEMM by head", ("heads", "n (columns)", "k (rows)"), ("m (tokens)",),
+        lambda dtype, heads, n, k, m: HeadGemm("", m, n, k, dtype, heads=heads),
+    ),
+    "experts": KernelKind(
+        "experts", _EXPERTS, ("tokens",),
+        lambda dtype, hidden, inter, topk, experts, on_device, tokens: Experts(
+            "", tokens, hidden, inter, topk, experts, 1, round(experts / on_device), dtype
+        ),
+    ),
+}  # fmt: skip
 
 
 def kind_of(key: str) -> KernelKind:
@@ -125,7 +112,7 @@ def kind_of(key: str) -> KernelKind:
 
 def operation_at(key: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
     """The operation of kernel `key` at a shape and sizes; sizes are numbers or arrays of one form."""
-    return kind_of(key).operation(key.partition("/")[2], shape, sizes)
+    return kind_of(key).operation(key.partition("/")[2], *map(round, shape), *sizes)
 
 
 def estimate_at(gpu: GpuSpec, key: str, fit: KernelFit, shape: Sequence[float], sizes: Sequence[Any]) -> Estimate:

@@ -114,20 +114,16 @@ def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency)
     return _launched(gpu, attention, efficiency, compute, waves)
 
 
-def _linear_prefill_ns(gpu: GpuSpec, attention: LinearPrefill, efficiency: Efficiency) -> Any:
-    """Chunks of a prompt follow one another: a thread block takes one prompt's value head."""
-    blocks = np.maximum(attention.rows * attention.value_heads, 1.0)
-    idle = np.maximum(gpu.sm_count / blocks, 1.0)
+def _linear_ns(gpu: GpuSpec, attention: LinearPrefill | LinearDecode, efficiency: Efficiency) -> Any:
+    """Of decode rows states are read and written. Of a prompt chunks follow one another: a thread block takes one
+    value head, and others idle."""
+    blocks, idle = attention.rows * attention.value_heads, 1.0
+    if isinstance(attention, LinearPrefill):
+        blocks = np.maximum(blocks, 1.0)
+        idle = np.maximum(gpu.sm_count / blocks, 1.0)
     compute = 1e9 * attention.flops * idle / gpu.flop_per_s("bfloat16") / efficiency.compute
     more = (attention.launches - 1) * efficiency.launch_ns
     return more + _launched(gpu, attention, efficiency, compute, blocks / gpu.sm_count)
-
-
-def _linear_decode_ns(gpu: GpuSpec, attention: LinearDecode, efficiency: Efficiency) -> Any:
-    """States are read and written."""
-    compute = 1e9 * attention.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
-    more = (attention.launches - 1) * efficiency.launch_ns
-    return more + _launched(gpu, attention, efficiency, compute, attention.rows * attention.value_heads / gpu.sm_count)
 
 
 def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
@@ -225,13 +221,13 @@ _STRUCTURES: dict[type, Structure] = {
         lambda attention: "linear_prefill/bfloat16",
         _linear_heads,
         lambda attention: (attention.rows, attention.tokens / np.maximum(attention.rows, 1)),
-        _linear_prefill_ns,
+        _linear_ns,
     ),
     LinearDecode: Structure(
         lambda attention: "linear_decode/bfloat16",
         _linear_heads,
         lambda attention: (attention.rows,),
-        _linear_decode_ns,
+        _linear_ns,
     ),
     Experts: Structure(
         lambda e: f"experts/{_sixteen_bits(e.dtype)}",

@@ -25,7 +25,7 @@ from calibration.steps.operation_cost import HostTimes
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import stored, weights_dtype
+from serving.deployments.weight_types import narrowest_dtype, stored
 
 Floats = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ class Origin:
         """That of `deployment`, which says what engine it is of."""
         name, version = deployment.engine_name
         gemm = _bits(stored(model, deployment, "attention out", model.num_layers)[0].dtype)
-        experts = _bits(weights_dtype(model, deployment)) if model.num_experts else ""
+        experts = _bits(narrowest_dtype(model, deployment)) if model.num_experts else ""
         return cls(name, gpu.name, gpu.generation, model.name, gemm, experts, source, version, client)
 
     def stored_as(self, dtype: str) -> Origin:

@@ -24,7 +24,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import weights_dtype
+from serving.deployments.weight_types import narrowest_dtype
 from serving.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -52,7 +52,7 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
 
 def correction_of(evidence: Evidence, origin: Origin, belief: Belief, deployment: Deployment) -> Correction:
     """What `belief` says of steps, with what the evidence says of types of more bits, in which none is faster."""
-    wider = wider_types(weights_dtype(find_model(deployment.model), deployment), find_gpu(origin.gpu))
+    wider = wider_types(narrowest_dtype(find_model(deployment.model), deployment), find_gpu(origin.gpu))
     others = {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
     return belief.correction("measured runs of other engines", others)
 

@@ -35,6 +35,11 @@ def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
     return deployment.dtype if published == "none" else published
 
 
+def narrowest_dtype(model: ModelSpec, deployment: Deployment) -> str:
+    """What a mixture's experts are kept in, which may be of fewer bits than the rest; else what all weights are."""
+    return stored(model, deployment, "experts", 1)[0].dtype if model.num_experts else weights_dtype(model, deployment)
+
+
 def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> list[Stored]:
     """How `layers` layers keep a projection, named as in a step: first those in the model's usual type, then those in
     16 bits beside them; either is left out where there are none."""
