@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from calibration.kernels import collective_fit, exchange_fit
 from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
 from calibration.kernels.llmservingsim import profiled
@@ -35,8 +37,7 @@ _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
 
 def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
-    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know
-    of them.
+    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them.
 
     Raises UserError for tables that cannot be read.
     """
@@ -46,10 +47,8 @@ def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, An
         few = len(measured) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
         return (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA)
 
-    every = measurements(tables, gpu.name)
-    others = (
-        m for m in every if not isinstance(m.operation, Collective)
-    )  # `collective_fit` has closed forms for these
+    # `collective_fit` has closed forms for collectives
+    others = (m for m in measurements(tables, gpu.name) if not isinstance(m.operation, Collective))
     about = {
         "source": "NVIDIA aiconfigurator kernel tables (ai-dynamo/aiconfigurator)",
         "licence": "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES",
@@ -118,8 +117,9 @@ def _fit_surfaces(given: argparse.Namespace) -> None:
 
 def _agree(path: Path, gpu: str) -> None:
     print(f"{'kernel':<20}{'points':>8}{'median off':>12}{'9 of 10':>10}{'surface / ours':>16}")
-    for a in agreement(path, find_gpu(gpu)):
-        print(f"{a.kind:<20}{a.points:>8}{a.median_pct:>10.1f} %{a.p90_pct:>8.1f} %{a.median_ratio:>16.2f}")
+    for kind, ratios in agreement(path, find_gpu(gpu)).items():
+        median, p90 = np.quantile(100 * np.abs(ratios - 1), [0.5, 0.9])
+        print(f"{kind:<20}{len(ratios):>8}{median:>10.1f} %{p90:>8.1f} %{np.median(ratios):>16.2f}")
 
 
 def main(arguments: list[str] | None = None) -> int:

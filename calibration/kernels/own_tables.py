@@ -8,13 +8,13 @@ few to fit a surface to; they judge one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.operations import DecodeAttention, Gemm, Operation, PrefillAttention
@@ -24,20 +24,6 @@ from serving.errors import UserError
 
 _TYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 _COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "inputs", "outputs", "median_ns")
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Of one kind of operation: points compared, the median and the 9-of-10 absolute difference, and the median ratio.
-
-    Differences are (surface - ours) / ours, in percent.
-    """
-
-    kind: str
-    points: int
-    median_pct: float
-    p90_pct: float
-    median_ratio: float
 
 
 def own_measurements(path: Path) -> Iterator[tuple[str, Operation, float]]:
@@ -75,16 +61,10 @@ def _operation(row: dict[str, Any]) -> Operation | None:
     )
 
 
-def agreement(path: Path, gpu: GpuSpec) -> list[Agreement]:
-    """How far the surfaces of `gpu` are from our own measurements, by kind of operation."""
+def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:
+    """By kind of operation, times of the surfaces of `gpu` over our own measurements."""
     kernels = load_kernels(gpu)
     ratios: dict[str, list[float]] = {}
     for kind, operation, ns in own_measurements(path):
         ratios.setdefault(kind, []).append(float(np.asarray(kernels.time(operation).ns)) / ns)
-    found = []
-    for kind, values in sorted(ratios.items()):
-        off = 100 * np.abs(np.array(values) - 1)
-        found.append(
-            Agreement(kind, len(values), float(np.median(off)), float(np.percentile(off, 90)), float(np.median(values)))
-        )
-    return found
+    return {kind: np.array(ratios[kind]) for kind in sorted(ratios)}

@@ -31,13 +31,11 @@ _METADATA = b"tokentwin"
 def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
     """`about` is kept as it is: source, versions, licence, date, held-out errors. Same input, same bytes."""
     table, described = _packed(kernels)
-    metadata = {
-        "format": FORMAT,
-        "gpu": kernels.gpu.name,
-        "kernels": described,
-        "about": about,
-    }
-    _write(path, table, metadata)
+    metadata = {"format": FORMAT, "gpu": kernels.gpu.name, "kernels": described, "about": about}
+    metadata["sha256"] = _digest(table, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    described_table = table.replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()})
+    pq.write_table(described_table, path, compression="zstd", compression_level=19)
 
 
 def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
@@ -70,17 +68,6 @@ def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
         }
     )
     return table, described
-
-
-def _write(path: Path, table: pa.Table, metadata: dict[str, Any]) -> None:
-    metadata["sha256"] = _digest(table, metadata)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        table.replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()}),
-        path,
-        compression="zstd",
-        compression_level=19,
-    )
 
 
 def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
