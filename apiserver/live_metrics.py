@@ -13,6 +13,9 @@ from apiserver.exposition import Series, exposition
 from apiserver.families import CACHE_CONFIG, OF_THE_SERVER, of_an_engine
 from apiserver.messages import Add, Admitted, Late, StepEnd, finish_reason
 from serving.deployments.config import Deployment
+from serving.request import Status
+from serving.scheduler import Scheduler
+from serving.step_plan import StepPlan
 
 _SECOND_NS = 1e9
 _TIERS = {"cpu": "host", "disk": "disk"}
@@ -214,3 +217,23 @@ def _cache_labels(now: ReplicaNow) -> dict[str, str]:
         "num_gpu_blocks": str(now.blocks + 1),
         "engine": str(now.number),
     }
+
+
+def step_end(
+    replica: int, scheduler: Scheduler, plan: StepPlan, now_ns: int, sampled: list[int], generated: int
+) -> StepEnd:
+    """The end of a step, as metrics are told of it: of `plan`, which `scheduler` has committed."""
+    pool = scheduler.pool
+    return StepEnd(
+        replica,
+        now_ns,
+        len(scheduler.running),
+        len(scheduler.waiting),
+        sum(request.status is Status.LOADING for request in scheduler.waiting),
+        (pool.total - pool.free) / pool.total,
+        plan.tokens,
+        generated,
+        sampled,
+        [Admitted(one.id, one.prompt_len, one.first_hit or 0, one.preemptions) for one in plan.admitted],
+        plan.verified,
+    )

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from apiserver.engine_kv_events import EngineKvEvents
 from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
-from apiserver.live_metrics import ReplicaNow
+from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
-from apiserver.step_end import step_end
 from realengine.engine import Engine
 from realengine.loop import drive
 from realengine.replay import no_cycle_search

@@ -12,11 +12,10 @@ from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import Ledger
-from apiserver.live_metrics import ReplicaNow
+from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
 from apiserver.served_fleet import class_of
-from apiserver.step_end import step_end
 from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.workload import STOPPED

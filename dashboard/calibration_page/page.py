@@ -15,9 +15,10 @@ from calibration.kernels.surface_file import about_surfaces
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage
 from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
-from dashboard.blocks import figure, heading, mistake, titled
+from dashboard.blocks import facts, figure, heading, mistake, titled
 from dashboard.calibration_page import charts, step_calibration
 from dashboard.palette import SERIES
+from dashboard.sheet import Fact
 from dashboard.url import choose, choose_many, in_url, pick, usual_first
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
@@ -152,9 +153,9 @@ def _held_out(errors: dict[str, float] | None) -> None:
         return
     heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
     help = "The error at shapes, or sizes, that the fit did not see."
-    for place, name in zip(st.columns(4), ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90"), strict=True):
-        label = name.replace("_", " ").replace("median", "p50")
-        place.metric(label, f"± {100 * errors[name]:.1f} %", help=help)
+    names = ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90")
+    labels = {name: name.replace("_", " ").replace("median", "p50") for name in names}
+    facts(Fact(label, f"± {100 * errors[name]:.1f} %", None, help) for name, label in labels.items())
 
 
 def _provenance(about: dict[str, Any]) -> None:

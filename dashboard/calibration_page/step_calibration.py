@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import CPU_FEATURES
 from calibration.steps.step_cost import Calibration
+from dashboard import blocks
 from dashboard.blocks import figure, heading, mistake, table
 from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.sheet import Fact
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
@@ -54,17 +56,14 @@ def _own(calibration: Calibration, directory: Path) -> None:
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
     heading("Error on held-out steps", of_steps(held_out, medians, "and the fit saw none of them"), marked=True)
-    for place, (name, errors) in zip(
-        st.columns(max(len(calibration.residuals), 1)), calibration.residuals.items(), strict=False
-    ):
-        place.metric(
+    blocks.facts(
+        Fact(
             f"{name}, median error",
             f"{errors.median_error_pct:.1f} %",
             f"p95 {errors.p95_error_pct:.1f} %, bias {errors.bias_pct:+.1f} %, {errors.steps:,} steps",
-            delta_color="off",
-            delta_arrow="off",
-            help="The error on steps that the fit did not see.",
         )
+        for name, errors in calibration.residuals.items()
+    )
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
         rated = of_steps(len(measured), medians, "those the fit saw among them")

@@ -17,20 +17,7 @@ from dashboard.downloads import downloads
 from dashboard.library import find
 from dashboard.loading import BY_FILES
 from dashboard.palette import SERIES
-from dashboard.sweeps_page.charts import (
-    FIRST,
-    SERIES_AT_FIRST,
-    drawn,
-    help_of,
-    metrics_in_order,
-    numeric,
-    others_in_order,
-    parameters_in_order,
-    provenance,
-    shown,
-    some,
-    summary,
-)
+from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
 from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, switch
 from planning.exports.sweep import Sweep, SweepView
@@ -59,7 +46,7 @@ def show(runs: Path) -> None:
         return
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
-        st.caption(summary(found), width="content")
+        st.caption(sweep_charts.summary(found), width="content")
     if not found.complete.num_rows or not found.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
         table(found.runs.select(["status", "error", *found.parameters]))
@@ -82,13 +69,13 @@ def _load(directory: Path) -> SweepResults:
 
 
 def _axes(found: SweepResults) -> SweepView:
-    y = choose("Metric", metrics_in_order(found), "y", show=found.metrics.__getitem__)
-    likely = parameters_in_order(found)
+    y = choose("Metric", sweep_charts.metrics_in_order(found), "y", show=found.metrics.__getitem__)
+    likely = sweep_charts.parameters_in_order(found)
     x = choose("Against", likely, "x", help="The line is the median over all other parameters, the band their range.")
-    by = choose("A colour for each", [*others_in_order(found, x), _NONE], "by")
+    by = choose("A colour for each", [*sweep_charts.others_in_order(found, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
-    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=SERIES_AT_FIRST)
+    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=sweep_charts.SERIES_AT_FIRST)
     return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
 
 
@@ -96,8 +83,8 @@ def _several(
     name: str, found: SweepResults, parameter: str, help: str | None = None, most: int | None = None
 ) -> list[Any]:
     """Some values of a parameter; without the query parameter all, or `most` of them from the first to the last."""
-    options = {shown(value): value for value in found.values(name)}
-    otherwise = some(list(options), most) if most else list(options)
+    options = {sweep_charts.shown(value): value for value in found.values(name)}
+    otherwise = sweep_charts.some(list(options), most) if most else list(options)
     return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
 
 
@@ -111,7 +98,7 @@ def _filtered(found: SweepResults, by: str | None, values: Sequence[Any]) -> pa.
             options = [value for value in found.values(name) if value is not None]
             if name == by or len(options) < 2:
                 continue
-            if len(options) > _LISTED and numeric(found, name):
+            if len(options) > _LISTED and sweep_charts.numeric(found, name):
                 low, high = interval(name, float(options[0]), float(options[-1]), f"only_{name}")
                 table = table.filter(pc.and_(pc.greater_equal(table[name], low), pc.less_equal(table[name], high)))
             else:
@@ -125,11 +112,11 @@ def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
         st.info("No run passes this filter.", icon=":material/filter_alt_off:")
         return
     figure(
-        drawn(found, chosen, view),
+        sweep_charts.drawn(found, chosen, view),
         "metric",
         f"{found.metrics[view.y]} against {view.x}",
-        provenance(chosen),
-        help_of(view.y),
+        sweep_charts.provenance(chosen),
+        sweep_charts.help_of(view.y),
         marked=True,
     )
 
@@ -137,11 +124,11 @@ def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
 def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     st.subheader("Runs", anchor=False)
     st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
-    metrics = [column for column in dict.fromkeys((y, *FIRST)) if column in found.metrics]
+    metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in found.metrics]
     rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
     ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
     columns = {
-        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=help_of(column))
+        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=sweep_charts.help_of(column))
         for column in metrics
     }
     table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
