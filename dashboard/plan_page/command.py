@@ -14,21 +14,8 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 
 _SPEC, _DEPLOYMENT = "traffic.yaml", "deployment.yaml"
-_OPTIONS = {
-    "window_s": "--window-s",
-    "rate_scale": "--rate-scale",
-    "limit": "--limit",
-    "model": "--model",
-    "gpus": "--gpu",
-    "tensor_parallel_sizes": "--tp",
-    "policies": "--policy",
-    "splits": "--split",
-    "calibration": "--calibration",
-    "spares": "--spares",
-    "risk": "--risk",
-    "router": "--router",
-    "max_replicas": "--max-replicas",
-}
+_APART = {"traffic", "slos", "vary", "prices", "deployment"}  # fields with a form of their own
+_CALLED = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "splits": "split"}
 
 
 def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -45,10 +32,11 @@ def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     else:
         files[_SPEC] = yaml.safe_dump(request.traffic.model_dump(mode="json", exclude_none=True), sort_keys=False)
     words = ["tokentwin", "plan", traffic]
-    for name, option in _OPTIONS.items():
+    for name, field in PlanRequest.model_fields.items():
         value = getattr(request, name)
-        if value != PlanRequest.model_fields[name].default:
+        if name not in _APART and value != field.default:
             listed = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            option = f"--{_CALLED.get(name, name).replace('_', '-')}"
             words += [option, repr(listed) if isinstance(listed, float) else str(listed)]
     for slo in request.slos:
         words += ["--slo", slo]
