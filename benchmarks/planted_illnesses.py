@@ -1,7 +1,7 @@
 """How often a diagnosis shows the symptom of a planted illness, and names its layer and what lifts it, by kind.
 
-`python -m benchmarks.planted_illnesses [SEEDS]` prints the table of `docs/compare-and-diagnose.md`. Each seed is a
-deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does.
+`python -m benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each seed
+is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does.
 """
 
 from __future__ import annotations
@@ -11,35 +11,48 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.planning.planted_illnesses import PLANTED, SEEDS, diagnosed, kind_of, planted
+from tests.planning.planted_illnesses import PLANTED, SEEDS, Illness, diagnosed, kind_of, planted
+
+FIGURES = ("symptom shown", "layer named first", "lift named first")
 
 
-def main(seeds: int) -> None:
-    drawn, shown, layers, lifts = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    mistaken: dict[str, list[str]] = {}
-    for seed in range(seeds):
+def main(seeds: int, first: int) -> None:
+    drawn, right = Counter[str](), {figure: Counter[str]() for figure in FIGURES}
+    instead: dict[str, list[str]] = {}
+    for seed in range(first, first + seeds):
         illness = planted(kind_of(seed), seed)
-        with tempfile.TemporaryDirectory() as folder:
-            found = diagnosed(illness, Path(folder) / "run")
-        cause = found.cause
+        found, cause = _diagnosed(illness)
         drawn[illness.kind] += 1
-        shown[illness.kind] += illness.symptom in [symptom.name for symptom in found.symptoms]
-        layers[illness.kind] += cause is not None and cause.lifecycle == illness.layer
-        right = cause is not None and cause.name in illness.lifts
-        lifts[illness.kind] += right
-        if not right:
-            mistaken.setdefault(illness.kind, []).append(cause.name if cause else "nothing")
-        print(f"{seed + 1} of {seeds}: {illness.kind}", file=sys.stderr)
-    print("| planted | layer | drawn | symptom | shown | layer named first | lift named first | instead |")
-    print("|---|---|---|---|---|---|---|---|")
-    for kind, (layer, _, symptom, _) in PLANTED.items():
-        instead = ", ".join(mistaken.get(kind, []))
-        counts = f"{shown[kind]} | {layers[kind]} | {lifts[kind]} | {instead} |"
-        print(f"| {kind} | {layer} | {drawn[kind]} | {symptom} | {counts}")
-    whole = sum(drawn.values())
-    sums = (sum(count.values()) for count in (shown, layers, lifts))
-    print(f"| all | | {whole} | | " + " | ".join(f"{one} ({100 * one / whole:.0f} %)" for one in sums) + " | |")
+        for figure, one in zip(FIGURES, found, strict=True):
+            right[figure][illness.kind] += one
+        if not all(found):
+            instead.setdefault(illness.kind, []).append(cause)
+        print(f"{seed - first + 1} of {seeds}: {illness.kind}", file=sys.stderr)
+    print(f"| layer | planted | drawn | {' | '.join(FIGURES)} |\n|---|---|--:|--:|--:|--:|")
+    for layer in dict.fromkeys(layer for layer, *_ in PLANTED.values()):
+        kinds = [kind for kind, (of, *_) in PLANTED.items() if of == layer]
+        clean = [kind for kind in kinds if kind not in instead]
+        rows = [(", ".join(clean), clean)] if clean else []
+        rows += [(f"{kind} (named: {', '.join(instead[kind])})", [kind]) for kind in kinds if kind in instead]
+        for said, of in rows:
+            counts = [sum(count[kind] for kind in of) for count in (drawn, *right.values())]
+            print(f"| {layer} | {said} | {' | '.join(map(str, counts))} |")
+    whole = drawn.total()
+    told = " | ".join(f"{count.total()} ({100 * count.total() / whole:.0f} %)" for count in right.values())
+    print(f"| all | | {whole} | {told} |")
+
+
+def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
+    """Whether each of the FIGURES is right, and what is named first."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = diagnosed(illness, Path(folder) / "run")
+    cause = found.blamed
+    shown = illness.symptom in [symptom.name for symptom in found.symptoms]
+    if cause is None:
+        return (shown, False, False), "nothing"
+    return (shown, cause.lifecycle == illness.layer, cause.name in illness.lifts), cause.name
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else SEEDS)
+    given = [int(word) for word in sys.argv[1:]]
+    main(*(given + [SEEDS, 0][len(given) :]))

@@ -14,18 +14,6 @@ from serving.errors import UserError
 from traces.recording import Recording
 
 
-def with_client(server: Recording, client: Recording) -> pa.Table:
-    """The requests that `server` recorded and `client` sent, with `client_ns`, in the order of the server.
-
-    Raises UserError as `matched` does.
-    """
-    served, sent = matched(server, client)
-    seen = pc.subtract(sent.column("finish_ns"), sent.column("arrival_ns"))
-    inside = pc.subtract(served.column("last_sent_ns"), served.column("received_ns"))
-    at = served.schema.get_field_index("client_ns")
-    return served.set_column(at, served.schema.field(at), pc.subtract(seen, inside))
-
-
 def as_clients_saw(requests: pa.Table) -> pa.Table:
     """`requests`, of those behind an API server from when it had each of them to when its tokens were text.
 

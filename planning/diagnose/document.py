@@ -100,7 +100,7 @@ class Question(Part):
         """The answer in a few words."""
         if self.yes is None or self.gain is None:
             return "Nothing of it could be tried."
-        return f"{'Yes' if self.yes else 'No'}: {self.lift} buys {100 * max(self.gain, 0.0):.0f} %."
+        return f"{'Yes' if self.yes else 'No'}: {self.lift} would buy {100 * max(self.gain, 0.0):.0f} %."
 
 
 class Trust(Part):
@@ -129,6 +129,8 @@ class DiagnosisDocument(Document):
     twin_error: Number = fact("how far what is judged is off in the simulation, relative to the recording")
     warning: str | None = fact("why counterfactuals may be about another run than the recorded one", default=None)
     standing: Trust | None = fact("how far the cost model's step times can be trusted", default=None)
+    requests: int = fact("how many were recorded", default=0)
+    gpus: int = fact("of the run simulated as it was", default=0)
     symptoms: tuple[Symptom, ...] = fact("the worst first")
     counterfactuals: tuple[Counterfactual, ...] = fact("the most likely cause first")
     questions: tuple[Question, ...] = fact("asked in order, each with what would help most", default=())
@@ -153,6 +155,11 @@ class DiagnosisDocument(Document):
     def sheds(self) -> bool:
         """Whether requests that come to nothing are what is explained; p99s are then of those that finish."""
         return self.metric == FINISHED
+
+    @property
+    def blamed(self) -> Counterfactual | None:
+        """The `cause`, with its figures."""
+        return next((tried for tried in self.tried if tried.name == self.cause), None)
 
     @property
     def tried(self) -> tuple[Counterfactual, ...]:

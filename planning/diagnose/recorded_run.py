@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from calibration.front_door_fit import front_door_of
 from planning.deployments import stated_deployment
 from planning.diagnose import diagnosis as search
-from planning.diagnose.document import DiagnosisDocument
+from planning.diagnose.document import DiagnosisDocument, Trust
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.request import DiagnoseRequest
 from planning.diagnose.simulated_again import another_run
@@ -38,7 +39,7 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     evidence = Evidence(recording, check_slo(request.bounds), peak)
     if request.calibration is None and request.gpu is None:
         found = search.diagnose(symptoms(evidence), evidence.seen, judged=request.metric)
-        return found.document(steps=evidence.has_steps, inputs=request.as_json())
+        return found.model_copy(update={"steps": evidence.has_steps, "inputs": request.as_json()})
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
         raise UserError("run", request.run, remedy)
@@ -50,11 +51,11 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     scenario = _behind_its_front_door(scenario, recording)
     evidence.explain_by(scenario)
     source = Source(request.calibration, request.gpu)
-    found = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source)
-    warning = another_run(recording, found, scenario.calibration)
-    found = replace(found, standing=scenario.provenance(), warning=warning)
-    timed = {"run": request.run, "calibration": request.calibration, "gpu": request.gpu}
-    return found.document(steps=evidence.has_steps, inputs=request.as_json(), **timed)
+    another = partial(another_run, recording, scenario.calibration)
+    found = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source, another)
+    mark, reason = scenario.provenance()
+    about = {"steps": evidence.has_steps, "inputs": request.as_json(), "run": request.run, **source._asdict()}
+    return found.model_copy(update={**about, "standing": Trust(mark=mark.name.lower(), reason=reason)})
 
 
 def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:

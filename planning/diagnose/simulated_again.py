@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from planning.diagnose.diagnosis import Diagnosis
-from planning.diagnose.document import FINISHED
+from planning.diagnose.document import DiagnosisDocument
 from traces.recording import Recording, code_version
 from traces.recording_notes import notes_of
 
@@ -19,20 +18,19 @@ _FAR = 0.25  # of the p99 of a real run: beyond, counterfactuals are about anoth
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
 
 
-def another_run(recording: Recording, found: Diagnosis, calibration: str) -> str | None:
+def another_run(recording: Recording, calibration: str, again: pa.Table, found: DiagnosisDocument) -> str | None:
     """What is to be said of counterfactuals that are not about the recorded run; None where they are.
 
-    `calibration` is the id of what timed the steps of `found`.
+    `calibration` is the id of what timed the steps of `found`, and `again` the dataset `requests` of the run simulated
+    as it was.
     """
-    if found.again is None:
-        return None
     fitted = recording.filled("requests", ["received_ns"]) and notes_of(recording.run).get("front_door") is None
     if recording.run["clock"] == "virtual" and not fitted:
-        return _simulated(recording, found.again, calibration)
+        return _simulated(recording, again, calibration)
     error = found.twin_error
     if error is None or abs(error) <= _FAR:
         return None
-    of = "share of requests that come to nothing" if found.metric == FINISHED else "p99"
+    of = "share of requests that come to nothing" if found.sheds else "p99"
     return f"the simulated {of} is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
 
 

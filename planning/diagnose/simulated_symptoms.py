@@ -65,7 +65,7 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
     told = []
     if helps_little:
         of = "the unfinished requests" if name == FINISHED else f"the p99 of {metric(name).label}"
-        told.append(f"one more replica buys {max(round(100 * replica.gain(name)), 0)} % of {of}")
+        told.append(f"one more replica would buy {max(round(100 * replica.gain(name)), 0)} % of {of}")
     if scaling is not None and scaling < _SCALES:
         told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
     yield Symptom.of("more GPUs do not help", Found(0.5, "; ".join(told), "" if name == FINISHED else name))

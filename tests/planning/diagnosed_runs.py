@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from planning.diagnose.diagnosis import Diagnosis, diagnose
+from planning.diagnose.diagnosis import diagnose
+from planning.diagnose.document import DiagnosisDocument
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import PricedScenario
@@ -136,6 +137,8 @@ def recorded(scenario: PricedScenario, out: Path) -> Recording:
     return Recording.load(out)
 
 
-def diagnosed(scenario: PricedScenario, out: Path, explain: bool = True, judged: str | None = None) -> Diagnosis:
+def diagnosed(
+    scenario: PricedScenario, out: Path, explain: bool = True, judged: str | None = None
+) -> DiagnosisDocument:
     evidence = Evidence(recorded(scenario, out))
     return diagnose(symptoms(evidence), evidence.metrics, scenario if explain else None, judged)

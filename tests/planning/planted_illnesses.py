@@ -14,7 +14,8 @@ import numpy as np
 from calibration.steps.observed import observed, pure
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from planning.diagnose.baseline import Baseline
-from planning.diagnose.diagnosis import Diagnosis, diagnose
+from planning.diagnose.diagnosis import diagnose
+from planning.diagnose.document import DiagnosisDocument
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import PricedScenario, price_scenario
@@ -460,7 +461,7 @@ def worse(healthy: PricedScenario, ill: PricedScenario) -> bool:
     return any(after.distribution(of).p99 > _WORSE * before.distribution(of).p99 for of in _LATENCIES)
 
 
-def diagnosed(illness: Illness, out: Path) -> Diagnosis:
+def diagnosed(illness: Illness, out: Path) -> DiagnosisDocument:
     """As `tokentwin diagnose` does of its recording."""
     made = illness.ill
     fleet = made.routed_fleet if made.deployment.fleet or made.router else made.fleet

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -28,7 +29,7 @@ from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tests.apiserver.served import TWIN, serving
 from tests.command import tokentwin
 from tests.planning.made_up_server import made_up
-from traces.client_view import with_client
+from traces.client_view import matched
 from traces.parquet import write_parquet
 from traces.recording import Recording
 from traces.run_metrics import SERVED_METRICS, RunMetrics
@@ -118,25 +119,36 @@ def test_the_twin_decided_what_a_simulation_of_its_recording_decides(benched: Be
     assert served.equals(again)
 
 
+def joined(server: Recording, client: Recording) -> pa.Table:
+    """What `server` recorded of the requests that `client` sent, with the time that is not the server's."""
+    served, sent = matched(server, client)
+    seen, inside = (
+        pc.subtract(table[end], table[begin])
+        for table, end, begin in ((sent, "finish_ns", "arrival_ns"), (served, "last_sent_ns", "received_ns"))
+    )
+    at = served.schema.get_field_index("client_ns")
+    return served.set_column(at, served.schema.field(at), pc.subtract(seen, inside))
+
+
 def test_what_a_client_saw_adds_up_to_the_nanosecond(benched: Benched) -> None:
-    joined = with_client(benched.server, benched.client)
+    both = joined(benched.server, benched.client)
     seen = {row["client_id"]: row["finish_ns"] - row["arrival_ns"] for row in benched.client.requests.to_pylist()}
-    assert joined.num_rows == 32
-    for row in joined.to_pylist():
+    assert both.num_rows == 32
+    for row in both.to_pylist():
         ordered = [row[name] for name in TIMES]
         assert ordered == sorted(ordered)
         phases = [b - a for a, b in pairwise(ordered)]
         assert sum(phases) + row["client_ns"] == seen[row["client_id"]]
-    metrics = RunMetrics(joined)
+    metrics = RunMetrics(both)
     parts = sum(metrics.values(name) for name in ("queue_ms", "prefill_ms", "decode_ms", *SERVED_METRICS))
-    assert parts == pytest.approx([ns / 1e6 for ns in map(seen.__getitem__, joined.column("client_id").to_pylist())])
+    assert parts == pytest.approx([ns / 1e6 for ns in map(seen.__getitem__, both.column("client_id").to_pylist())])
 
 
 def test_recordings_of_two_runs_cannot_be_joined(benched: Benched, tmp_path: Path) -> None:
     with made_up(answering) as url:
         bench(alone(1), BenchTarget(url=url), tmp_path / "other")
     with pytest.raises(UserError, match="no request that"):
-        with_client(benched.server, Recording.load(tmp_path / "other"))
+        joined(benched.server, Recording.load(tmp_path / "other"))
 
 
 def test_an_own_server_is_held_against_its_twin_in_two_commands(benched: Benched, tmp_path: Path) -> None:
@@ -191,7 +203,7 @@ def test_the_real_engine_is_sent_a_workload_too(tmp_path: Path) -> None:
         done = tokentwin("bench", tmp_path / "trace.parquet", *options)
     assert done.returncode == 0, done.stderr
     served, client = Recording.load(tmp_path / "served"), Recording.load(tmp_path / "client")
-    for row in with_client(served, client).to_pylist():
+    for row in joined(served, client).to_pylist():
         ordered = [row[name] for name in TIMES]
         assert ordered == sorted(ordered)
         assert (row["prompt_tokens"], row["output_tokens"]) == (8, 20)

@@ -1,6 +1,7 @@
 """Diagnosis: runs whose cause is known get the right one named first, and counterfactuals are exact."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,8 @@ from planning.diagnose.constraint_lifts import (
     no_failures,
     one_more_replica,
 )
-from planning.diagnose.diagnosis import Diagnosis
-from planning.diagnose.document import DiagnosisDocument
+from planning.diagnose.diagnosis import worth_of
+from planning.diagnose.document import Counterfactual, DiagnosisDocument
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import (
     FreePrefill,
@@ -38,6 +39,7 @@ from planning.diagnose.lifted_costs import (
 )
 from planning.diagnose.simulated_again import another_run
 from planning.diagnose.symptoms import attainable_hit_rate, symptoms
+from planning.diagnose.verdict import troubled
 from planning.priced_scenario import PricedScenario, price_scenario
 from serving.cost_model import CostModel, TokenCost
 from serving.decode_set import DecodeSet
@@ -78,8 +80,8 @@ def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
     cause, kind, symptom = CAUSES[made]
     judged = "itl_ms" if made is runs.long_prompts_block else None
     found = diagnosed(made(), tmp_path / "run", judged=judged)
-    assert found.cause is not None and (found.cause.name, found.kind) == (cause, kind)
-    assert found.verdict.startswith(f"a {kind} problem: {found.cause.cause}")
+    assert (found.cause, found.kind) == (cause, kind)
+    assert found.verdict.startswith(f"a {kind} problem: {found.blamed and found.blamed.cause}")
     assert found.twin_error == pytest.approx(0, abs=1e-9)  # it is the twin's own run
     names = [symptom.name for symptom in found.symptoms]
     assert symptom is None or symptom in names[:3]
@@ -131,11 +133,10 @@ def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) ->
     found = diagnosed(made, tmp_path / "run")
     before, after = finished_share(made, tmp_path / "again"), finished_share(more_places(made), tmp_path / "more")
     assert 0.1 < before < 0.6 and after > before + 0.3
-    cause = found.cause
-    assert cause is not None and (cause.name, found.kind, found.metric) == ("more running requests", "policy", FINISHED)
-    assert found.recorded_finished == found.simulated_finished == before and cause.finished == pytest.approx(
-        after, abs=1e-11
-    )
+    assert (found.cause, found.kind, found.metric) == ("more running requests", "policy", FINISHED)
+    cause = found.blamed
+    assert cause is not None and cause.finished == pytest.approx(after, abs=1e-11)
+    assert found.recorded_finished == found.simulated_finished == pytest.approx(before)
     assert cause.bought[FINISHED] == pytest.approx((after - before) / (1 - before))
     told = f"max_num_seqs is too small; with more running requests {100 * after:.1f} % of the requests would finish "
     assert found.verdict == f"a policy problem: {told}instead of {100 * before:.1f} %"
@@ -154,7 +155,7 @@ def test_every_claim_of_a_shed_run_is_what_simulating_it_gives(tmp_path: Path) -
             assert c.finished == pytest.approx(metrics.finished.mean(), abs=1e-11)
             for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
                 assert c.p99[name] == pytest.approx(metrics.distribution(name).p99, rel=1e-11)
-    told = found.document().dumps()
+    told = found.dumps()
     assert "inf %" not in told and not any("inf" in symptom.evidence for symptom in found.symptoms)
 
 
@@ -164,7 +165,7 @@ def test_requests_that_no_lift_could_save_are_left_out(tmp_path: Path) -> None:
     offered = [replace(r, prompt=(("", 5000),)) if r.id % 10 == 0 else r for r in few.workload.requests]
     found = diagnosed(replace(few, workload=replace(few.workload, requests=offered)), tmp_path / "run")
     assert found.recorded_finished == found.simulated_finished == 0.9 and found.metric != FINISHED
-    assert found.cause is not None and found.cause.name == "more running requests"
+    assert found.cause == "more running requests"
 
 
 def test_what_nothing_that_is_tried_saves_stays_unexplained(tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_a_benchmark_that_hides_a_queue_is_told(places: int, hides: bool, tmp_pa
     )
     told = [symptom for symptom in found.symptoms if symptom.name == "good benchmark, poor product"]
     assert len(told) == hides and all(symptom.lifecycle == "request" for symptom in told)
-    assert not found.troubled and found.kind is None
+    assert not troubled(found) and found.kind is None
 
 
 # Failures
@@ -209,11 +210,11 @@ def test_an_outage_is_found_and_blamed(tmp_path: Path) -> None:
         f"3 crashes; {ready:.3g} replicas were ready on average, 3 at the start, "
         f"none for {100 * outage:.1f} % of the run"
     )
-    assert found.cause is not None and (found.cause.name, found.kind) == ("no failures", "capacity")
+    assert (found.cause, found.kind) == ("no failures", "capacity")
     spared = no_failures(made)
     assert isinstance(spared, PricedScenario)
     p99 = RunMetrics(spared.requests()).distribution("e2e_ms").p99
-    assert found.cause.p99["e2e_ms"] == pytest.approx(p99, rel=1e-11)
+    assert found.blamed is not None and found.blamed.p99["e2e_ms"] == pytest.approx(p99, rel=1e-11)
     assert found.verdict.startswith("a capacity problem: replicas or links fail; with no failures the p99 of")
 
 
@@ -259,7 +260,7 @@ def test_a_handful_of_requests_makes_no_verdict(count: int, kind: str | None, tm
     few = runs.few_places()
     few = replace(few, workload=requests(arrivals(count, 50), 60, 80))
     found = diagnosed(few, tmp_path / "run")
-    assert found.kind == kind and found.cause is not None and found.cause.name == "more running requests"
+    assert found.kind == kind and found.cause == "more running requests"
     says = (
         "a policy problem: " if kind else "too few requests for a verdict (19 of at least 20); what would still lower"
     )
@@ -272,7 +273,7 @@ def test_idleness_alone_is_no_problem(tmp_path: Path) -> None:
     calm = replace(runs.calm(), cost=TokenCost(5 * MS, 100_000, 0))
     found = diagnosed(calm, tmp_path / "run", judged="ttft_ms")
     assert [symptom.name for symptom in found.symptoms] == ["low utilisation"]
-    assert found.cause is not None and found.cause.name == "free prefill" and found.kind is None
+    assert found.cause == "free prefill" and found.kind is None
     assert found.verdict.startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
 
 
@@ -555,20 +556,33 @@ def test_a_simulated_run_that_comes_out_otherwise_is_warned_of(routed: Path, tmp
     assert "of 120 requests come out otherwise than recorded: its router, policy or cost model was another" in shown
     assert "otherwise" not in run(*arguments).output
     recording = Recording.load(routed)
-    again = diagnosed_as(recording, recording.requests)
-    assert another_run(recording, again, recording.run["calibration"]) is None
+    found = DiagnosisDocument.read(json.loads(run(*arguments, "--format", "json").output))
+    assert another_run(recording, recording.run["calibration"], recording.requests, found) is None
     last = recording.requests.num_rows - 1
     late = recording.requests["finish_ns"].to_pylist()
     late[last] += 1
     requests = recording.requests.set_column(
         recording.requests.schema.get_field_index("finish_ns"), "finish_ns", pa.array(late)
     )
-    told = another_run(recording, diagnosed_as(recording, requests), "fedcba")
+    told = another_run(recording, "fedcba", requests, found)
     assert told is not None and "1 of 120 requests" in told and "timed by invented, here by fedcba" in told
 
 
-def diagnosed_as(recording: Recording, again: pa.Table) -> Diagnosis:
-    return Diagnosis([], "e2e_ms", 0, {}, 1.0, again=again)
+@pytest.mark.parametrize(
+    ("bought", "worth"),
+    [
+        ({"itl_ms": 0.7, "ttft_ms": 0.2}, 0.7),
+        ({"itl_ms": 0.7, "ttft_ms": -0.5}, 0.7),
+        ({"itl_ms": 0.7, "ttft_ms": -1.3}, -0.6),
+        ({"itl_ms": 0.7, "ttft_ms": None}, -math.inf),
+    ],
+)
+def test_a_change_that_costs_more_than_it_buys_is_worth_less_than_nothing(
+    bought: dict[str, float | None], worth: float
+) -> None:
+    told = {"name": "it", "cause": "so", "lifecycle": "request", "kind": "policy"}
+    made = Counterfactual.model_validate({**told, "p99": dict.fromkeys(bought, 1.0), "bought": bought})
+    assert worth_of(made, "itl_ms") == pytest.approx(worth)
 
 
 def test_a_slow_front_door_is_lifted(slow_run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.planning.planted_illnesses import SEEDS, diagnosed, kind_of, planted
 def test_the_planted_layer_is_named_first(kind: str, tmp_path: Path) -> None:
     illness = planted(kind, 1)
     found = diagnosed(illness, tmp_path / "run")
-    assert found.cause is not None and found.cause.lifecycle == illness.layer and found.cause.name in illness.lifts
+    assert found.blamed is not None and found.blamed.lifecycle == illness.layer and found.cause in illness.lifts
     assert illness.symptom in [symptom.name for symptom in found.symptoms]
     assert len(found.questions) == 5 and any(question.lift for question in found.questions)
 
@@ -26,6 +26,6 @@ def test_nine_layers_of_ten_are_named_first(tmp_path: Path) -> None:
     for seed in range(count):
         illness = planted(kind_of(seed), seed)
         found = diagnosed(illness, tmp_path / str(seed))
-        named += found.cause is not None and found.cause.lifecycle == illness.layer
+        named += found.blamed is not None and found.blamed.lifecycle == illness.layer
         shown += illness.symptom in [symptom.name for symptom in found.symptoms]
     assert min(named, shown) >= 0.9 * count > 0

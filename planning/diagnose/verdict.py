@@ -1,0 +1,117 @@
+"""What follows from the figures of a diagnosis: what is to blame, and how that is said to an engineer and a manager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calibration.steps.coverage import shown_share
+from planning.diagnose.constraint_lifts import LIFTS, QUESTIONS
+from planning.diagnose.device_symptoms import LOW_UTILISATION
+from planning.diagnose.document import Counterfactual, DiagnosisDocument, Question, shown_ms
+from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK
+from planning.version import __version__
+from serving.metrics import metric
+from traces.saturation import FEWEST
+
+LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
+_NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK)  # of this run: symptoms that nobody waits for
+_ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
+
+Facts = dict[str, Any]  # fields of a `DiagnosisDocument`, without those that follow
+
+
+def concluded(facts: Facts) -> DiagnosisDocument:
+    """`facts` with what follows from them."""
+    known = DiagnosisDocument.model_validate({"version": __version__, "verdict": "", "twin_error": None, **facts})
+    first = next(iter(known.tried), None)
+    cause = first if first and first.gain(known.metric) >= LEAST else None
+    follows = {
+        "cause": cause and cause.name,
+        "kind": cause.kind if cause and troubled(known) else None,
+        "twin_error": _twin_error(known),
+        "questions": [_answered(known, about) for about in QUESTIONS] if known.counterfactuals else [],
+        "verdict": _verdict(known, cause),
+    }
+    follows["summary"] = _summary(known, cause) if cause else follows["verdict"]
+    return DiagnosisDocument.model_validate({**vars(known), **follows})
+
+
+def troubled(known: DiagnosisDocument) -> bool:
+    """Whether something is wrong: enough requests to tell, and a symptom that somebody waits for."""
+    return known.requests >= FEWEST and any(symptom.name not in _NO_TROUBLE for symptom in known.symptoms)
+
+
+def _twin_error(known: DiagnosisDocument) -> float | None:
+    if known.sheds:
+        real, simulated = (1 - (share or 0.0) for share in (known.recorded_finished, known.simulated_finished))
+    elif known.simulated_p99:
+        real, simulated = (p99[known.metric] or 0.0 for p99 in (known.recorded_p99, known.simulated_p99))
+    else:
+        return None
+    return simulated / real - 1 if real > 0 else None
+
+
+def _answered(known: DiagnosisDocument, about: str) -> Question:
+    """With what buys most of all that the question is about."""
+    tried = [c for c in known.tried if LIFTS[c.name].question == about]
+    most = max(tried, key=lambda c: c.gain(known.metric), default=None)
+    if most is None:
+        return Question(question=QUESTIONS[about], yes=None)
+    gain = most.gain(known.metric)
+    return Question(
+        question=QUESTIONS[about], yes=(gain >= LEAST) != (about in _ASK_FOR_GOOD), lift=most.name, gain=gain
+    )
+
+
+def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
+    """For an engineer."""
+    if not known.counterfactuals:
+        if not known.symptoms:
+            return "no symptom found"
+        return f"evidence only, no cost model: {known.symptoms[0].name} ({known.symptoms[0].evidence})"
+    if cause is not None:
+        return f"{_judged(known, cause)}: {cause.cause}; with {cause.name} {_left(known, cause)}"
+    if known.sheds:
+        return (
+            "unexplained: lifting one constraint lets less than a tenth of the unfinished requests finish; "
+            "their column `reason` says what ended them"
+        )
+    return (
+        "neither a capacity nor a policy problem: no lifted constraint takes a tenth off the p99 of "
+        f"{metric(known.metric).label}"
+    )
+
+
+def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
+    """For who decides what to buy: what is wrong, and the one change that buys most."""
+    wrong = f"{cause.cause} ({cause.lifecycle})"
+    best = known.changes[0] if known.changes else None
+    if best is None or best.gain(known.metric) < LEAST:
+        return f"{wrong}; no change that was tried buys a tenth"
+    more = (best.gpus or 0) - known.gpus
+    cost = f", on {abs(more)} {'more' if more > 0 else 'fewer'} GPU{'s' * (abs(more) > 1)}" if more else ""
+    return f"{wrong}; with {best.name} {_left(known, best)}{cost}"
+
+
+def _judged(known: DiagnosisDocument, cause: Counterfactual) -> str:
+    if troubled(known):
+        return f"a {cause.kind} problem"
+    would = f"what would still {'let more finish' if known.sheds else 'lower the p99'}"
+    if known.requests < FEWEST:
+        return f"too few requests for a verdict ({known.requests} of at least {FEWEST}); {would}"
+    only = " and ".join(symptom.name for symptom in known.symptoms)
+    return f"no symptom {f'but {only}' if only else 'found'}; {would}"
+
+
+def _left(known: DiagnosisDocument, tried: Counterfactual) -> str:
+    if known.sheds and tried.finished is not None:
+        before, after = shown_share(known.simulated_finished or 0.0), shown_share(tried.finished)
+        return f"{after} of the requests would finish instead of {before}"
+    was, left = known.simulated_p99[known.metric], tried.p99[known.metric]
+    share = -100 * tried.gain(known.metric)
+    lost = {name: tried.gain(name) for name in tried.bought if tried.gain(name) < -LEAST}
+    assert was is not None and left is not None  # what buys something leaves a number
+    return (
+        f"the p99 of {metric(known.metric).label} would be {shown_ms(left)} ms instead of {shown_ms(was)} "
+        f"({share:+.0f} %)" + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in lost.items())
+    )
