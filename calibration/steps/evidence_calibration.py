@@ -126,7 +126,14 @@ def transferred(
         for mine, blind in zip(learnt.step_interval, here.step_interval, strict=True)
     )
     decode, prompts = intervals
-    untaught = f"it was learnt as {differs}"
+    request_ms = moved(lambda c: {"": c.request_ms})[""]
     return replace(
-        learnt, correction=correction, host=host, interval=decode, prompt_interval=prompts, untaught=untaught
+        learnt,
+        correction=correction,
+        host=host,
+        interval=decode,
+        prompt_interval=prompts,
+        request_ms=request_ms,
+        request_interval=here.request_interval,
+        untaught=f"it was learnt as {differs}",
     )

@@ -61,7 +61,8 @@ class ExternalCalibration:
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits that change with everything a prediction depends on."""
-        contents = repr((self.gpu, self.correction, self.host, self.step_interval))
+        known = (self.gpu, self.correction, self.host, self.step_interval)
+        contents = repr((*known, dict(self.correction.wider)) if self.correction.wider else known)
         return blake2b(contents.encode(), digest_size=6).hexdigest()
 
     @property

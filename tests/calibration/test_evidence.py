@@ -264,6 +264,11 @@ def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     for gpu, model in (("B200", "Llama-3.1-8B"), ("H100", "Qwen3-8B")):
         with pytest.raises(UserError, match="is not what the calibration was learnt on"):
             transferred(learnt, find_gpu(gpu), deployment(model=model), learnt, learnt)
+    there, here = (blind("H100", deployment(engine=engine)) for engine in ("vllm", "sglang"))
+    moved = transferred(replace(learnt, request_ms=7.0), find_gpu("H100"), deployment(engine="sglang"), here, there)
+    assert moved.request_ms == pytest.approx(7.0 * here.request_ms / there.request_ms) != 7.0
+    wider = replace(learnt, correction=replace(learnt.correction, wider={"bfloat16": {"weights": 1.1}}))
+    assert wider.id != learnt.id
 
 
 @given(
