@@ -6,7 +6,6 @@ whatever can be derived from them; a cost model of one's own for whatever it say
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from calibration.steps.observed import JudgedCost, observed, pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_kv_groups
@@ -128,17 +127,18 @@ def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment
 
 
 def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
-    base = _parsed(measured.deployment)
+    base = measured.learnt_as
     _check_blocks(deployment)
     deployment = _as_measured(deployment, base)
     for name in Deployment.model_fields:
         if name in ("policy", "scheduler", "fleet", "kv_tiers"):
             continue
         stated, known = getattr(deployment, name), getattr(base, name)
-        if stated != known:
+        launching = name == "enforce_eager" and stated and measured.launches.ns is not None
+        if stated != known and not launching:
             remedy = f"must be {known}, as the calibration was measured; calibrate again to change it"
             raise UserError(name, stated, remedy)
-    return Priced(deployment, observed(StepCost(measured)), measured.id)
+    return Priced(deployment, observed(StepCost(measured, deployment)), measured.id)
 
 
 def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
@@ -157,16 +157,12 @@ def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
     return deployment.rescheduled(speculative=known)
 
 
-def _parsed(deployment: str) -> Deployment:
-    return parse(Deployment, json.loads(deployment), where="calibration.deployment")
-
-
 def base_deployment(calibration: str | None) -> Deployment:
     """What a scenario's deployment completes: what was calibrated, or what a GPU serves where nothing is stated."""
     if calibration is None:
         return served()
     if names_own_cost(calibration):
         return Deployment()
-    known = _parsed(calibration_in(calibration).deployment)
+    known = calibration_in(calibration).learnt_as
     unsaid = known.model_copy(update={"engine": None})  # what a calibration was learnt on, nobody stated
     return unsaid if unsaid.engine_name.name == known.engine_name.name else known

@@ -80,7 +80,6 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         uncertain = np.where(waits, known.sigma * step_ns, 0.0)
         covered &= ~waits
         kernels_ns, error_ns = kernels_ns + parts[WAITING], error_ns + uncertain
-        beyond_ns += uncertain * (mark == Coverage.EXTRAPOLATED)
     whole_ns = np.maximum(kernels_ns, 1e-9)
     return StepCoverage(
         kernels=np.maximum(coverage, Coverage.EXTRAPOLATED if cost.untaught else Coverage.VALIDATED),
@@ -121,7 +120,8 @@ def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Co
     at = int(found.kernels.argmax())
     worst, index = Coverage(int(found.kernels[at])), int(found.worst[at])
     name = found.names[index] if index >= 0 else ""
-    return max(worst, Coverage.INTERPOLATED), f"{name} {worst.clause}"
+    told = f"launches take {cost.host.launches}" if name == WAITING else f"{name} {worst.clause}"
+    return max(worst, Coverage.INTERPOLATED), told
 
 
 def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterval:

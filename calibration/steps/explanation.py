@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import hypot
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,9 @@ from calibration.operations import Operation, StepSizes
 from calibration.provenance import Provenance
 from calibration.steps.correction import PROMPT_PARTS
 from calibration.steps.coverage import stacked, step_coverage
-from calibration.steps.interval import Factors, widened
+from calibration.steps.interval import REACH, Factors, widened
 from calibration.steps.launches import launches
-from calibration.steps.operation_cost import OperationCost
+from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.parts import never_slower
 
 
@@ -109,6 +110,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     step_ns = sum(parts.values())
     known = step_coverage(cost, alike)
     beyond, worst = float(known.beyond[0]), int(known.worst[0])
+    launching = REACH * cost.host.launches.sigma if WAITING in parts else 0.0
     of_prompts = sum(ns for name, ns in parts.items() if name in PROMPT_PARTS)
     rows = int(sizes.decode_rows + sizes.prefill_rows)
     return Explanation(
@@ -121,7 +123,9 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         step_ns=step_ns,
         host_ns=cost.host.step_ns + cost.host.row_ns * rows,
         beyond=beyond,
-        interval=widened(cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), beyond),
+        interval=widened(
+            cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), hypot(beyond, launching)
+        ),
         coverage=Coverage(int(known.kernels[0])),
         why=known.names[worst] if worst >= 0 else "",
         launches=int(launches(cost.operations(sizes))) if cost.deployment.enforce_eager else 0,

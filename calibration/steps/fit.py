@@ -61,7 +61,7 @@ def fit(
     predicted = steps.step @ step_prices
     prices_without, weather_without = _model(steps, ~held_out)
     blind_own_ns = weather_without.own_ns(steps.step @ prices_without, steps)
-    identity = blake2b(repr((step_ps, cpu_ps, deployment, created)).encode(), digest_size=6).hexdigest()
+    identity = blake2b(repr((step_ps, cpu_ps, launches, deployment, created)).encode(), digest_size=6).hexdigest()
     return Calibration(
         id=identity,
         deployment=deployment,

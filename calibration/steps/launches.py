@@ -7,14 +7,15 @@ of them are one, which is in what measured steps teach.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from calibration.operations import Operation
+from calibration.operations import Operation, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.features import recorded_sizes
 from serving.deployments.config import Deployment
@@ -40,6 +41,14 @@ class LaunchCost:
     sigma: float
     source: str
 
+    def scaled(self, factor: float) -> LaunchCost:
+        """The same, `factor` times as long, if it is known."""
+        return self if self.ns is None else replace(self, ns=self.ns * factor)
+
+    def __str__(self) -> str:
+        each = "not measured" if self.ns is None else f"{self.ns / 1e3:,.1f} µs a kernel"
+        return f"{each} ({self.source})"
+
 
 PUBLISHED = LaunchCost(28_000.0, 0.6, "SGLang on Llama-3-8B, published in sgl-project/sglang pull request 1401")
 """A decode step, batch 1, took 8.23 ms without graphs and 7.35 with them (FlashInfer, 2024-09); it has 293 kernels as
@@ -57,6 +66,16 @@ def launches(operations: Iterable[Operation]) -> Any:
         np.where(np.asarray(operation.size) > 0, operation.count * getattr(operation, "launches", 1), 0)
         for operation in operations
     )
+
+
+def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, bool, bool], int]:
+    """Picoseconds of the launches of a step, by whether it has decode rows, prompts and samples."""
+    found = {}
+    for decodes, prompts, samples in product((False, True), repeat=3):
+        rows, chunk = float(decodes), float(prompts)
+        one = StepSizes(decode_rows=rows, prefill_rows=chunk, prefill_tokens=chunk, sampled_rows=float(samples))
+        found[decodes, prompts, samples] = round(1000 * float(launching_ns(one)))
+    return found
 
 
 def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> LaunchCost:

@@ -18,7 +18,7 @@ from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
 from calibration.steps.coverage import NEGLIGIBLE_STEPS, interval_of, mark_of, provenance_of, stacked, step_coverage
 from calibration.steps.features import REGIMES, feature_rows, regimes
-from calibration.steps.interval import StepInterval, factor_at
+from calibration.steps.interval import REACH, StepInterval, factor_at, widened
 from calibration.steps.measured_domain import beyond
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
@@ -121,7 +121,9 @@ class ObservedOperations(_Observed):
         return self.pure.network_ns(tokens)
 
     def at(self, share: float) -> Self:
-        return type(self)(self.pure.scaled(*(factor_at(known, share) for known in self.interval)))
+        decode, prompts = (factor_at(known, share) for known in self.interval)
+        launching = widened(self.interval.decode, REACH * self.pure.host.launches.sigma)
+        return type(self)(self.pure.scaled(decode, prompts, factor_at(launching, share)))
 
     @property
     def interval(self) -> StepInterval:
@@ -222,7 +224,9 @@ class ObservedPrices(_Observed):
         )  # by the first feature that is
 
     def at(self, share: float) -> Self:
-        return type(self)(self.pure.scaled(factor_at(self.pure.calibration.interval, share)))
+        known = self.pure.calibration
+        launching = widened(known.interval, REACH * known.launches.sigma)
+        return type(self)(self.pure.scaled(factor_at(known.interval, share), factor_at(launching, share)))
 
     @property
     def extrapolated_share(self) -> float:
@@ -232,8 +236,10 @@ class ObservedPrices(_Observed):
 
     def provenance(self) -> tuple[Coverage, str]:
         share, known = self.extrapolated_share, self.pure.calibration
+        told, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
         if share <= NEGLIGIBLE_STEPS:
-            return Coverage.VALIDATED, f"held-out steps of calibration {known.id} cover it"
+            mark = Coverage.INTERPOLATED if self.pure.launching else Coverage.VALIDATED
+            return mark, f"{told}held-out steps of calibration {known.id} cover {rest}"
         counts = {
             f"{name} of {regime} steps" if regime in known.domain else f"{regime} steps": -int(self._outside[i, j])
             for i, regime in enumerate(REGIMES)
@@ -242,7 +248,7 @@ class ObservedPrices(_Observed):
         }
         most = min(counts, key=lambda name: (counts[name], name))
         outside = f"{100 * share:.1f} % of the steps lie outside what calibration {known.id} measured, most by {most}"
-        return Coverage.EXTRAPOLATED, outside
+        return Coverage.EXTRAPOLATED, told + outside
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         self._steps += int(steps.sum())
@@ -260,7 +266,7 @@ class ObservedPrices(_Observed):
 
     def _beyond(self, sizes: StepSizes) -> NDArray[np.bool_]:
         known = self.pure.calibration
-        return beyond(known, feature_rows(sizes, known.drafts, known.pads), regimes(sizes))
+        return beyond(known, feature_rows(sizes, known.drafts, self.pure.pads), regimes(sizes))
 
 
 class ObservedOwn(_Observed):

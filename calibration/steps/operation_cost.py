@@ -27,7 +27,7 @@ from calibration.steps.calibration_file import Price
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
-from calibration.steps.launches import PUBLISHED, LaunchCost, launches
+from calibration.steps.launches import PUBLISHED, LaunchCost, launches, launching_ps
 from calibration.steps.parts import parts_of, step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
@@ -67,9 +67,10 @@ class HostTimes:
         """The three times, by name."""
         return {"step_ns": self.step_ns, "row_ns": self.row_ns, "launch_ns": self.launch_ns}
 
-    def scaled(self, factor: float) -> HostTimes:
-        """The same, `factor` times as long."""
-        return self.taking({name: ns * factor for name, ns in self.times_ns.items()})
+    def scaled(self, factor: float, launching: float | None = None) -> HostTimes:
+        """The same, `factor` times as long; a launch `launching` times, if it is given."""
+        each_ns = self.launch_ns * (factor if launching is None else launching)
+        return HostTimes(self.step_ns * factor, self.row_ns * factor, each_ns, self.launches)
 
     def taking(self, times_ns: Mapping[str, float]) -> HostTimes:
         """The same with other times."""
@@ -112,11 +113,10 @@ class OperationCost:
         self._drafting = self._draft_cost()
         self._most_logits = self._most_rows * (1 + self._drafts)
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
-        self._scaled: dict[tuple[float, float], OperationCost] = {}
+        self._scaled: dict[tuple[float, float, float | None], OperationCost] = {}
         self._curves: dict[int, _DecodeRows] = {}
         self._prompts = _PromptGrid(self)
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1))  # what cannot be priced is refused before a run
-        self._launching_ps: dict[tuple[bool, bool, bool], int] = {}  # by whether there are decodes, prompts, samples
         self.stages = self._stages()
 
     def _stages(self) -> list[OperationCost]:
@@ -164,15 +164,16 @@ class OperationCost:
         deployment = self.deployment.rescheduled(speculative=None).model_copy(update=own)
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
-    def scaled(self, decode: float, prompts: float) -> OperationCost:
-        """The same, with what decode steps take and what prompts add so many times as long."""
-        if (decode, prompts) not in self._scaled:
+    def scaled(self, decode: float, prompts: float, launching: float | None = None) -> OperationCost:
+        """The same, with what decode steps take, what prompts add and, where given, launches so many times as long."""
+        factors = decode, prompts, launching
+        if factors not in self._scaled:
             if len(self._scaled) == _MOST_SCALED:
                 del self._scaled[next(iter(self._scaled))]
-            made = self.correction.scaled(decode, prompts), self.host.scaled(decode)
+            made = self.correction.scaled(decode, prompts), self.host.scaled(decode, launching)
             alike = type(self)(self.model, self.deployment, self.kernels, *made, untaught=self.untaught)
-            self._scaled[decode, prompts] = alike
-        return self._scaled[decode, prompts]
+            self._scaled[factors] = alike
+        return self._scaled[factors]
 
     # CostModel
 
@@ -195,7 +196,7 @@ class OperationCost:
             if not rows:
                 total += self._added["prompts only"] + tokens * self._added["prompts only, token"]
         if self.deployment.enforce_eager:
-            total = max(total, self._launching(bool(rows), bool(tokens), bool(logits)))
+            total = max(total, self._launching_ps[bool(rows), bool(tokens), bool(logits)])
         if self._drafting:
             total += self._drafting.ps(plan, total)
         return total // 1000
@@ -205,7 +206,7 @@ class OperationCost:
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
         fixed = self._by_size(rows, rows)
         cpu = self._cpu_ns(rows)
-        least = self._launching(True, False, True) if self.deployment.enforce_eager else 0
+        least = self._launching_ps[True, False, True] if self.deployment.enforce_eager else 0
         return [cpu + max(fixed + ps, least) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
 
     def network_ns(self, tokens: int) -> int:
@@ -231,14 +232,9 @@ class OperationCost:
         dense = self._dense_ps[min(tokens, self._most_tokens)]
         return dense + self._sampled_ps[min(sampled, self._most_logits)] + self._added["step"]
 
-    def _launching(self, decodes: bool, prompts: bool, samples: bool) -> int:
-        """Picoseconds of the launches of a step that has these."""
-        holds = (decodes, prompts, samples)
-        if holds not in self._launching_ps:
-            rows, chunk, sampled = map(float, holds)
-            one = StepSizes(decode_rows=rows, prefill_rows=chunk, prefill_tokens=chunk, sampled_rows=sampled)
-            self._launching_ps[holds] = round(1000 * float(self.waiting_ns(one, 0.0)))
-        return self._launching_ps[holds]
+    @cached_property
+    def _launching_ps(self) -> dict[tuple[bool, bool, bool], int]:
+        return launching_ps(lambda sizes: self.waiting_ns(sizes, 0.0))
 
     @cached_property
     def _dense_ps(self) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import checked, read, save
 from calibration.steps.features import (
     CPU_FEATURES,
@@ -28,11 +29,12 @@ from calibration.steps.features import (
     step_features,
 )
 from calibration.steps.interval import Factors
-from calibration.steps.launches import UNKNOWN, LaunchCost
+from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS
 from serving.deployments.config import Deployment, parse
 from serving.deployments.decode_buckets import padded
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 
@@ -95,10 +97,9 @@ class Calibration:
         return any(name in self.step_prices_ps for name in DRAFT_FEATURES)
 
     @property
-    def pads(self) -> bool:
-        """Whether it is of an engine that runs mixed steps as graphs."""
-        stated = json.loads(self.deployment or "{}")
-        return pads_mixed_steps(parse(Deployment, stated, where="calibration.deployment"))
+    def learnt_as(self) -> Deployment:
+        """`deployment`, read."""
+        return parse(Deployment, json.loads(self.deployment or "{}"), where="calibration.deployment")
 
     @property
     def features(self) -> dict[str, str]:
@@ -122,35 +123,54 @@ class Calibration:
 
 
 class StepCost:
-    """The cost model of a calibration. Steps outside the measured domain are priced all the same."""
+    """The cost model of a calibration. Steps outside the measured domain are priced all the same.
 
-    def __init__(self, calibration: Calibration) -> None:
-        self.calibration = calibration
+    An engine that was calibrated with CUDA graphs may serve as a `deployment` without: a step takes as long as before,
+    or as its launches do.
+
+    pads       whether mixed steps run as graphs
+    launching  whether its host launches kernel by kernel what was calibrated as graphs
+    """
+
+    def __init__(self, calibration: Calibration, deployment: Deployment | None = None) -> None:
+        learnt_as = calibration.learnt_as
+        serves = deployment or learnt_as
+        self.calibration, self.deployment = calibration, serves
+        self.pads = pads_mixed_steps(serves)
+        self.launching = serves.enforce_eager and not learnt_as.enforce_eager
+        self._launching_ps: dict[tuple[bool, bool, bool], int] = {}
+        if self.launching:
+            model, each_ns = find_model(serves.model), calibration.launches.ns or 0.0
+            self._launching_ps = launching_ps(lambda sizes: each_ns * launches(step_operations(model, serves, sizes)))
         self._step = tuple(int(calibration.step_prices_ps[name]) for name in calibration.features)
         self._drafts = calibration.drafts
-        self._pads = calibration.pads
         self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
-    def scaled(self, factor: float) -> StepCost:
-        """The same, with every price `factor` times as high."""
-        return StepCost(
-            replace(
-                self.calibration,
-                step_prices_ps={name: round(p * factor) for name, p in self.calibration.step_prices_ps.items()},
-                cpu_prices_ps={name: round(p * factor) for name, p in self.calibration.cpu_prices_ps.items()},
-            )
+    def scaled(self, factor: float, launching: float | None = None) -> StepCost:
+        """The same, with every price `factor` times as high; that of a launch `launching` times, if it is given."""
+        known = self.calibration
+        made = replace(
+            known,
+            step_prices_ps={name: round(p * factor) for name, p in known.step_prices_ps.items()},
+            cpu_prices_ps={name: round(p * factor) for name, p in known.cpu_prices_ps.items()},
+            launches=known.launches.scaled(factor if launching is None else launching),
         )
+        return StepCost(made, self.deployment)
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return (_dot(self._cpu, cpu_features(plan)) + self._mask_ps * plan.masked_rows) // 1000
 
     def step_ns(self, plan: StepPlan) -> int:
-        return self._step_ps(plan) // 1000
+        total = self._step_ps(plan)
+        if self.launching:
+            holds = plan.decode_rows > 0, plan.prefill_tokens > 0, plan.sampled_rows > 0
+            total = max(total, self._launching_ps[holds])
+        return total // 1000
 
     def _step_ps(self, plan: StepPlan) -> int:
         rows = padded(plan.decode_rows)
-        features = step_features(plan, rows, mixed_padding(plan, rows) if self._pads else 0)
+        features = step_features(plan, rows, mixed_padding(plan, rows) if self.pads else 0)
         return _dot(self._step, features + draft_features(plan) if self._drafts else features)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
@@ -158,7 +178,8 @@ class StepCost:
         price_ps = self._step_ps(first)
         growth_ps = sum(self._step[feature] for feature in _CONTEXT if feature < len(self._step)) * rows
         cpu_ns = self.cpu_ns(first)
-        return [cpu_ns + (price_ps + growth_ps * step) // 1000 for step in range(steps)]
+        least_ps = self._launching_ps[True, False, True] if self.launching else 0
+        return [cpu_ns + max(price_ps + growth_ps * step, least_ps) // 1000 for step in range(steps)]
 
 
 def _dot(prices: tuple[int, ...], amounts: tuple[int, ...]) -> int:

@@ -128,13 +128,15 @@ def with_half_the_kv(cost: CostModel) -> CostModel | None:
     if isinstance(behind, StepCost):
         prices = dict(behind.calibration.step_prices_ps)
         prices.update({name: prices[name] // 2 for name in _KV_PRICES})
-        return StepCost(replace(behind.calibration, step_prices_ps=prices))
+        return StepCost(replace(behind.calibration, step_prices_ps=prices), behind.deployment)
     return with_parts(cost, 0.5, *KV_PARTS)
 
 
 def without_launches(cost: CostModel) -> CostModel | None:
     """`cost` with nothing that every step costs whatever is in it: launches of kernels and of graphs, gaps."""
     behind = pure(cost)
+    if isinstance(behind, StepCost) and behind.launching:
+        return StepCost(behind.calibration)
     if not isinstance(behind, OperationCost):
         return None
     correction = replace(behind.correction, added_ns={**behind.correction.added_ns, "step": 0.0})

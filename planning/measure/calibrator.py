@@ -75,13 +75,17 @@ def calibrate(
 
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
-    """Where they lie. Raises UserError for one that was simulated, and for those of several engines."""
+    """Where they lie. Raises UserError for one that was simulated, and for those of several engines.
+
+    On a GPU an engine may run with and without CUDA graphs.
+    """
     engines = set()
     for path in paths:
         recording = Recording.load(path)
         if recording.run["clock"] != "wall":
             raise UserError("recordings", str(path), "was simulated; give recordings of the real engine")
-        engines.add(recorded_deployment(recording).timing().model_dump_json())
+        engine = recorded_deployment(recording).timing()
+        engines.add((engine if engine.device == "cpu" else _with_graphs(engine)).model_dump_json())
     if len(engines) > 1:
         raise UserError("recordings", len(engines), "different engines made these recordings; give those of one engine")
     return list(paths)
@@ -136,9 +140,17 @@ def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workloa
         yield path
 
 
+def _with_graphs(engine: Deployment) -> Deployment:
+    return engine.model_copy(update={"enforce_eager": False})
+
+
 def fit_recordings(paths: list[Path], out: Path) -> Calibration:
-    """Fit a calibration to recordings of one deployment and save it in `out`."""
-    runs = [Recording.load(path) for path in paths]
+    """Fit a calibration to recordings of one deployment and save it in `out`.
+
+    Where some are without CUDA graphs, these tell what a launch takes, and the others all the rest.
+    """
+    recorded = [Recording.load(path) for path in paths]
+    runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
     steps = MeasuredSteps([run.steps for run in runs])
     notes = [json.loads(run.run["notes"]) for run in runs]
     canaries = ("canary_before_ns", "canary_after_ns")  # which a server does not time
@@ -150,7 +162,7 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         noise={"canary_ns": [note[key] for note in notes for key in canaries if key in note]},
-        launches=measured_launches(pa.concat_tables(run.steps for run in runs), engine, hardware.get("gpu", "")),
+        launches=measured_launches(pa.concat_tables(run.steps for run in recorded), engine, hardware.get("gpu", "")),
     )
     calibration.save(out)
     pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")

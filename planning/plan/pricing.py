@@ -45,8 +45,8 @@ class KernelPricing:
 
 
 def _measured(calibration: Calibration, engine: Engine) -> JudgedCost:
-    """Our own engine where it was calibrated; only policies and limits may differ between candidates."""
-    return observed(StepCost(calibration))
+    """Our own engine where it was calibrated; only policies, limits and CUDA graphs may differ between candidates."""
+    return observed(StepCost(calibration, engine.deployment))
 
 
 def _own(name: str, engine: Engine) -> JudgedCost:

@@ -1,26 +1,39 @@
 """Steps without CUDA graphs: they take what the device needs, or what the host needs to launch them."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.times import Coverage
-from calibration.operations import uniform_step
+from calibration.operations import StepSizes, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.coverage import provenance_of
 from calibration.steps.explanation import explain
 from calibration.steps.launches import PUBLISHED, UNKNOWN, LaunchCost, launches, measured_launches
+from calibration.steps.observed import ObservedPrices
 from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import predicted_cost
+from calibration.steps.step_cost import Calibration, StepCost
+from planning.costs import priced
+from planning.measure.calibrator import fit_recordings
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
+from sim.simulate import simulate_to
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
+from tokentwin.cli import cli
+from traces.recording import Recording
+from traces.synth import parse_spec, synthesise
 
 PUBLISHED_NS = 28_000
 LLAMA_8B = find_model("Llama-3.1-8B")
@@ -193,6 +206,79 @@ def test_measured_launches_price_eager_steps_and_are_named() -> None:
     assert (first.coverage, second.coverage) == (Coverage.EXTRAPOLATED, Coverage.INTERPOLATED)
     assert second.interval[1] - second.interval[0] < first.interval[1] - first.interval[0]
     assert explain(predicted_cost("H100", deployment(model="Llama-3.1-8B")), sizes).launches == 0
+
+
+LAUNCH_NS = 60_000
+TRAFFIC = {"requests": 60, "seed": 3, "arrivals": {"kind": "closed", "concurrency": 6},
+           "prompt": {"kind": "lognormal", "mean": 200, "sigma": 1.5, "max": 4000},
+           "output": {"kind": "exponential", "mean": 40}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Logs of an engine whose host takes `LAUNCH_NS` a kernel, with and without CUDA graphs, by whether it is eager."""
+    found, workload = {}, synthesise(parse_spec(TRAFFIC))
+    for eager in (False, True):
+        found[eager] = folder = tmp_path_factory.mktemp("logs") / "run"
+        engine = deployment(model="Llama-3.1-8B", attention="hybrid", enforce_eager=eager)
+        cost = OperationCost(LLAMA, engine, Roofline(), host=HostTimes(launch_ns=LAUNCH_NS))
+        simulate_to(folder, workload, engine, cost)
+        _overwrite(folder / "steps.parquet", graph=not eager)
+        _overwrite(folder / "runs.parquet", clock="wall", hardware='{"gpu": "NVIDIA H200"}')
+    return found
+
+
+def _overwrite(file: Path, **values: object) -> None:
+    table = pq.read_table(file)
+    for name, value in values.items():
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(at)
+        table = table.set_column(at, field, pa.array([value] * table.num_rows, field.type))
+    pq.write_table(table, file)
+
+
+def test_the_launches_of_a_log_price_every_command_s_steps_without_graphs(
+    logs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step without graphs takes as long as the fit says of graphs, or as its kernels take to launch."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> str:
+        done = CliRunner().invoke(cli, [str(word) for word in words])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    run("calibrate", "-o", "c", *(part for log in logs.values() for part in ("--from-recordings", log)))
+    learnt = Calibration.load(tmp_path / "c")
+    assert learnt.launches.ns == pytest.approx(LAUNCH_NS, rel=0.01)
+    assert not learnt.learnt_as.enforce_eager
+    eager = learnt.learnt_as.model_copy(update={"enforce_eager": True})
+    alone = fit_recordings([logs[False]], tmp_path / "alone")
+    assert alone.step_prices_ps == learnt.step_prices_ps  # eager steps teach nothing else
+    assert "0 eager steps" in str(alone.launches)
+    with pytest.raises(UserError, match="enforce_eager: True: must be False"):
+        priced("alone", None, eager)
+
+    (tmp_path / "eager.yaml").write_text(eager.model_dump_json())
+    for name, more in (("graphs", []), ("eager", ["-d", "eager.yaml"])):
+        told = run("simulate", logs[True], "-c", "c", "-o", name, *more)
+        assert ("launches take 60.0 µs a kernel (" in told) == (name == "eager")
+    graphs, waited, ran = StepCost(learnt), 0, Recording.load(tmp_path / "eager").steps.to_pylist()
+    for step in ran:
+        held = {name: step[name] or 0 for name in AGGREGATES}
+        kernels = launches(step_operations(LLAMA_8B, learnt.learnt_as, StepSizes(**held)))
+        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.of(**held))
+        assert took == max(alike, int(learnt.launches.ns * kernels))
+        waited += took > alike
+    assert 0.5 < waited / len(ran) < 1
+
+    sure = replace(learnt, interval=(1.0, 1.0), launches=replace(learnt.launches, sigma=0.2))
+    assert fit_recordings([*logs.values()], tmp_path / "again").id != learnt.id != alone.id
+    cost = ObservedPrices(StepCost(sure, eager))
+    for end, share in zip(cost.ends(), (-1.0, 1.0), strict=True):
+        assert end.step_ns(plan(1, 100)) == pytest.approx(LAUNCH_NS * 293 * np.exp(share * 1.645 * 0.2), rel=0.01)
+        assert end.step_ns(plan(0, 0, 2000)) == cost.step_ns(plan(0, 0, 2000))  # which the device takes longer for
+        assert list(end.decode_run_ns(1, 100, 100**2, 2)) == [end.cpu_ns(plan(1, 100)) + end.step_ns(plan(1, 100))] * 2
 
 
 def test_every_stage_of_a_pipeline_has_a_host() -> None:

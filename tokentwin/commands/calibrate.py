@@ -97,7 +97,5 @@ def print_calibration(calibration: Calibration) -> None:
         (name, str(r.steps), f"{r.median_error_pct:.1f} %", f"{r.p95_error_pct:.1f} %", f"{r.bias_pct:+.1f} %")
         for name, r in calibration.residuals.items()
     )
-    known = calibration.launches
-    each = "not measured" if known.ns is None else f"{known.ns / 1e3:,.1f} µs a kernel"
-    click.echo(f"launches without graphs: {each} ({known.source})")
+    click.echo(f"launches without graphs: {calibration.launches}")
     print_table(("regime", "held-out steps", "median error", "p95 error", "bias"), errors)
