@@ -20,6 +20,7 @@ from serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGE
 
 MODULES = (
     "serving/contract.py",
+    "serving/decode_run.py",
     "serving/decode_set.py",
     "serving/kv/block_pool.py",
     "serving/kv/block_runs.py",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
+from serving.decode_run import DecodeRun
 from serving.step_plan import StepPlan
 
 MASK_NS = 50_000
@@ -34,7 +35,7 @@ class CostModel(Protocol):
         """`cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
 
         `context` and `squares` are the sums of computed tokens, and of their squares, before the first; each step adds
-        `rows` to the one, and leaves the variance as it is.
+        `rows` to the one, and leaves the variance as it is. A `DecodeRun` where prices grow linearly costs least.
         """
 
 
@@ -84,10 +85,6 @@ class TokenCost:
         return self.base_ns + self.per_token_ns * plan.tokens + self.per_pair_ps * plan.pairs // 1000
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        fixed = self.plan_ns + self.base_ns + self.per_token_ns * rows
-        first, growth = self.per_pair_ps * (context + rows), self.per_pair_ps * rows
-        return (
-            [fixed + pairs_ps // 1000 for pairs_ps in range(first, first + steps * growth, growth)]
-            if growth
-            else ([fixed] * steps)
-        )
+        fixed_ns = self.plan_ns + self.base_ns + self.per_token_ns * rows
+        growth_ps = self.per_pair_ps * rows
+        return DecodeRun(1000 * fixed_ns + self.per_pair_ps * context + growth_ps, growth_ps, steps)

@@ -6,41 +6,85 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
+from serving.decode_run import DecodeRun
+
 
 class Leap:
     """Steps that take `durations_ns` each, planning of `cpu_ns` included, the first planned at `began_ns`.
 
     With a step in flight, which ends at `in_flight_until_ns`, each begins when it has been planned and the one before
-    has ended; then the next is planned.
-
-    turns_ns  when each has been taken in and the next is planned
-    ends_ns   when each ends
+    has ended; then the next is planned. A step's turn is when it has been taken in and the next is planned.
     """
 
-    __slots__ = ("began_ns", "cpu_ns", "ends_ns", "overlaps", "turns_ns")
+    __slots__ = ("_ends_ns", "_origin_ns", "_run", "_turns_ns", "began_ns", "cpu_ns", "overlaps", "steps")
 
     def __init__(self, durations_ns: Iterable[int], began_ns: int, cpu_ns: int, in_flight_until_ns: int | None) -> None:
-        self.began_ns = began_ns
+        self.began_ns = self._origin_ns = began_ns
         self.cpu_ns = cpu_ns
         self.overlaps = in_flight_until_ns is not None
-        if in_flight_until_ns is None:
-            self.ends_ns = self.turns_ns = list(accumulate(durations_ns, initial=began_ns))
-            del self.ends_ns[0]
+        self._turns_ns: list[int] = []  # of each step, if they have been listed, and
+        self._ends_ns: list[int] = []
+        self._run: DecodeRun | None = None  # from `_origin_ns` on, without planning that is hidden
+        if in_flight_until_ns is not None:
+            self._origin_ns = max(began_ns + cpu_ns, in_flight_until_ns)
+        if isinstance(durations_ns, DecodeRun):
+            if not self.overlaps:
+                self._run = durations_ns
+            elif durations_ns.shortest_ns() >= 2 * cpu_ns:  # nobody waits for a plan
+                self._run = durations_ns.longer(-cpu_ns)
+            self.steps = durations_ns.steps
+        if self._run is None:
+            self._list(durations_ns)
+            self.steps = len(self._ends_ns)
+
+    def _list(self, durations_ns: Iterable[int]) -> None:
+        if not self.overlaps:
+            self._ends_ns = self._turns_ns = list(accumulate(durations_ns, initial=self._origin_ns))
+            del self._ends_ns[0]
             return
-        self.turns_ns, self.ends_ns = [], []
-        now, end = began_ns, in_flight_until_ns
+        now, cpu_ns = self._origin_ns, self.cpu_ns
         for duration in durations_ns:
-            now = max(now + cpu_ns, end)
             end = now + duration - cpu_ns
-            self.turns_ns.append(now)
-            self.ends_ns.append(end)
+            self._turns_ns.append(now)
+            self._ends_ns.append(end)
+            now = max(now + cpu_ns, end)
+
+    @property
+    def turns_ns(self) -> list[int]:
+        """The turns of all steps."""
+        self._list_all()
+        return self._turns_ns
+
+    @property
+    def ends_ns(self) -> list[int]:
+        """When each step ends."""
+        self._list_all()
+        return self._ends_ns
+
+    def _list_all(self) -> None:
+        if self._run is not None and not self._ends_ns:
+            ends_ns = list(accumulate(self._run, initial=self._origin_ns))
+            self._ends_ns = ends_ns[1:]
+            self._turns_ns = ends_ns[:-1] if self.overlaps else self._ends_ns
 
     def ended(self, now_ns: int) -> int:
         """How many steps have been taken in by then."""
-        return bisect_right(self.turns_ns, now_ns)
+        if self._run is None:
+            return bisect_right(self._turns_ns, now_ns)
+        if not self.overlaps:
+            return self._run.ended(now_ns - self._origin_ns)
+        return 0 if now_ns < self._origin_ns else min(self._run.ended(now_ns - self._origin_ns) + 1, self.steps)
+
+    def turn_ns(self, step: int) -> int:
+        if self._run is None:
+            return self._turns_ns[step]
+        return self._origin_ns + self._run.until(step if self.overlaps else step + 1)
+
+    def end_ns(self, step: int) -> int:
+        return self._ends_ns[step] if self._run is None else self._origin_ns + self._run.until(step + 1)
 
     def plan_ns(self, step: int) -> int:
-        return self.turns_ns[step - 1] if step else self.began_ns
+        return self.turn_ns(step - 1) if step else self.began_ns
 
     def start_ns(self, step: int) -> int:
-        return self.turns_ns[step] if self.overlaps else self.plan_ns(step) + self.cpu_ns
+        return self.turn_ns(step) if self.overlaps else self.plan_ns(step) + self.cpu_ns

@@ -362,7 +362,7 @@ class Replica:
             cpu_ns = self._cost.cpu_ns(plan)
             self._log.step_log.leaps(self.index, now)
         self._leap = Leap(durations, now, cpu_ns, launched[0][1] if launched else None)
-        self._set(self._leap.turns_ns[-1], STEP_ENDS + self.index, self._land)
+        self._set(self._leap.turn_ns(self._leap.steps - 1), STEP_ENDS + self.index, self._land)
 
     def _land(self, alarm: Alarm) -> None:
         leap = self._leap
@@ -370,7 +370,7 @@ class Replica:
             return
         self._leap = None
         self._log.step_log.lands(self.index)
-        finished = self._skip(leap, len(leap.ends_ns))
+        finished = self._skip(leap, leap.steps)
         now = self._clock.now_ns
         for request in finished:
             self._end(request, now)
@@ -378,7 +378,7 @@ class Replica:
 
     def _skip(self, leap: Leap, steps: int) -> list[Request]:
         """So many steps of `leap` have been planned, and as many have returned; the requests that finished."""
-        self._last_end_ns = leap.ends_ns[steps - 1]
+        self._last_end_ns = leap.end_ns(steps - 1)
         self._known_tokens += steps * len(self.scheduler.decodes.members)
         self._log.leapt(self.index, self.scheduler, leap, steps)
         finished = self._policy.skip(steps)
@@ -397,16 +397,16 @@ class Replica:
         ended = leap.ended(now)
         if ended:
             self._skip(leap, ended)
-            if leap.turns_ns[ended - 1] == now:
+            if leap.turn_ns(ended - 1) == now:
                 self._set(now, PLANNING, self._plan)
                 return
         plan = self._policy.schedule()
         self._policy.must_be_steady(plan)
-        self._last_end_ns = leap.ends_ns[ended]
+        self._last_end_ns = leap.end_ns(ended)
         self._launched.append((plan, self._last_end_ns))
         times = leap.plan_ns(ended), leap.start_ns(ended), self._last_end_ns
         self._log.planned(self.index, self.scheduler, plan, *times)
-        self._set(leap.turns_ns[ended], STEP_ENDS + self.index, self._commit)
+        self._set(leap.turn_ns(ended), STEP_ENDS + self.index, self._commit)
 
 
 def _samples_for_nobody(plan: StepPlan) -> int:

@@ -30,6 +30,7 @@ from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import PUBLISHED, LaunchCost, launches, launching_ps
 from calibration.steps.parts import parts_of, step_parts
 from serving.cost_model import MASK_NS, decode_plans
+from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
 from serving.deployments.draft_module import draft_module, module_deployment
@@ -206,8 +207,11 @@ class OperationCost:
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
         fixed = self._by_size(rows, rows)
         cpu = self._cpu_ns(rows)
-        least = self._launching_ps[True, False, True] if self.deployment.enforce_eager else 0
-        return [cpu + max(fixed + ps, least) // 1000 for ps in self._rows(rows).run_ps(context, squares, steps)]
+        run = self._rows(rows).run(context, squares, steps, fixed)
+        if self.deployment.enforce_eager:
+            least = self._launching_ps[True, False, True] // 1000
+            return [cpu + max(ns, least) for ns in run]
+        return run.longer(cpu)
 
     def network_ns(self, tokens: int) -> int:
         return self._network_ns[min(tokens, self._most_tokens)]
@@ -320,21 +324,24 @@ class _DecodeRows:
         segment = min(bisect_right(self._contexts, context), len(self._slopes)) - 1
         return self._bases[segment] + self._slopes[segment] * context + self._imbalance(context, squares)
 
-    def run_ps(self, context: int, squares: int, steps: int) -> list[int]:
-        """The same for `steps` steps in a row, every row one token longer each time."""
+    def run(self, context: int, squares: int, steps: int, more_ps: int) -> DecodeRun:
+        """The same and `more_ps` for each of `steps` steps in a row, every row one token longer each time."""
         rows, last = self.rows, len(self._slopes) - 1
-        fixed = self._imbalance(context, squares)
+        fixed = self._imbalance(context, squares) + more_ps
         end = context + rows * steps
-        times: list[int] = []
-        while context < end:
-            segment = min(bisect_right(self._contexts, context) - 1, last)
-            stop = end
-            if segment < last:  # the first context of this run in the next segment
-                stop = min(end, context - (context - self._contexts[segment + 1]) // rows * rows)
-            base, slope = fixed + self._bases[segment], self._slopes[segment]
-            times += [base + slope * at for at in range(context, stop, rows)]
-            context = stop
-        return times
+        segment = min(bisect_right(self._contexts, end - rows) - 1, last)
+        run: DecodeRun | None = None
+        while run is None or end > context:  # segment by segment, from the last
+            begin = context
+            if context < self._contexts[segment]:  # the first context of this run in the segment
+                begin = context - (context - self._contexts[segment]) // rows * rows
+            slope = self._slopes[segment]
+            if begin < end:
+                first_ps = fixed + self._bases[segment] + slope * begin
+                run = DecodeRun(first_ps, slope * rows, (end - begin) // rows, run)
+            end = begin
+            segment -= 1
+        return run
 
     def _imbalance(self, context: int, squares: int) -> int:
         """From the variance, which stays while every row grows by one token."""

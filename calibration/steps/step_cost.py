@@ -32,6 +32,7 @@ from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS
+from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment, parse
 from serving.deployments.decode_buckets import padded
 from serving.deployments.model_catalogue import find_model
@@ -177,9 +178,11 @@ class StepCost:
         first = StepPlan.of(decode_rows=rows, decode_context=context, sampled_rows=rows)
         price_ps = self._step_ps(first)
         growth_ps = sum(self._step[feature] for feature in _CONTEXT if feature < len(self._step)) * rows
-        cpu_ns = self.cpu_ns(first)
-        least_ps = self._launching_ps[True, False, True] if self.launching else 0
-        return [cpu_ns + max(price_ps + growth_ps * step, least_ps) // 1000 for step in range(steps)]
+        run = DecodeRun(1000 * self.cpu_ns(first) + price_ps, growth_ps, steps)
+        if not self.launching:
+            return run
+        least_ns = self.cpu_ns(first) + self._launching_ps[True, False, True] // 1000
+        return [max(ns, least_ns) for ns in run]
 
 
 def _dot(prices: tuple[int, ...], amounts: tuple[int, ...]) -> int:

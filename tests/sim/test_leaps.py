@@ -13,6 +13,7 @@ from calibration.steps.observed import ObservedPrices
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from serving.cost_model import TokenCost
+from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.scheduler import POLICIES as EVERY_POLICY
 from serving.scheduler import find_policy
@@ -240,7 +241,9 @@ def test_decode_run_ns_is_cpu_ns_plus_step_ns_step_by_step(kind, seed):
             continue
         runs += 1
         decodes = scheduler.decodes
-        ahead = list(cost.decode_run_ns(len(decodes), decodes.context, decodes.squares, steps))
+        run = cost.decode_run_ns(len(decodes), decodes.context, decodes.squares, steps)
+        assert isinstance(run, DecodeRun)  # which no leap goes through step by step
+        ahead = list(run)
         one_by_one = []
         for _ in range(steps):
             plan = scheduler.schedule()
