@@ -152,7 +152,11 @@ class Deployment(TerseSettings):
 
     seldom_set = ("engine", "inter_node", "all2all_backend", "fusion")
 
-    model: str = Field("smollm2", description="model: `smollm2`, a Hugging Face folder, or `random:FAMILY`")
+    model: str = Field(
+        "smollm2",
+        description="model: `smollm2`, a Hugging Face folder, `random:FAMILY`, or for the simulator a name that "
+        "`tokentwin model list` has",
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="device of the real engine")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="type of weights, activations, KV")
     threads: int = Field(1, ge=1, le=1024, description="number of CPU threads of the real engine")

@@ -17,7 +17,7 @@ from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.request import Status  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
-from tests.realengine.tiny_models import CONFIGS, save  # noqa: E402
+from tests.realengine.tiny_models import CONFIGS, greedy, save  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -101,22 +101,9 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def greedy(models: dict[str, tuple[Path, Any]]) -> list[list[int]]:
-    """What transformers generates for each prompt on its own."""
-    _, judge = models["qwen3"]
-    answers = []
-    for prompt in prompts():
-        tokens = torch.tensor([prompt])
-        out = judge.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=OUTPUTS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+def wanted(models: dict[str, tuple[Path, Any]]) -> list[list[int]]:
+    """What transformers generates for each prompt."""
+    return greedy(models["qwen3"][1], prompts(), OUTPUTS)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -142,7 +129,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     [(setting, "vllm") for setting in SETTINGS]
     + [(setting, policy) for setting in list(SETTINGS)[::3] for policy in ("static", "prefill-first")],
 )
-def test_greedy_output_does_not_depend_on_scheduling(setting, policy, models, greedy):
+def test_greedy_output_does_not_depend_on_scheduling(setting, policy, models, wanted):
     config = SchedulerConfig(
         **{"max_model_len": 200, "max_num_batched_tokens": 64, "num_blocks": 100, "block_size": 4, **SETTINGS[setting]}
     )
@@ -162,16 +149,16 @@ def test_greedy_output_does_not_depend_on_scheduling(setting, policy, models, gr
         assert step is not None
         preempted += len(step.plan.preempted)
         hits += sum(request.cached for request in step.plan.admitted)
-    assert [sequences[n].outputs for n in range(len(greedy))] == greedy
+    assert [sequences[n].outputs for n in range(len(wanted))] == wanted
     assert engine.scheduler.pool.free == engine.scheduler.pool.total
     if policy == "vllm":
         assert preempted or not setting.startswith("preemption")
         assert bool(hits) == ("without caching" not in setting and setting != "no caching")
 
 
-def test_early_stop_and_abort_return_their_blocks(models: dict[str, tuple[Path, Any]], greedy: list[list[int]]) -> None:
+def test_early_stop_and_abort_return_their_blocks(models: dict[str, tuple[Path, Any]], wanted: list[list[int]]) -> None:
     engine = engine_for(models["qwen3"][0])
-    stop = greedy[4][6]
+    stop = wanted[4][6]
     for number in (4, 5):
         engine.add(WorkloadRequest(number, 0, (("", PROMPT_LENGTHS[number]),), OUTPUTS), prompts()[number])
     stopped = engine.sequences[4]
@@ -181,5 +168,5 @@ def test_early_stop_and_abort_return_their_blocks(models: dict[str, tuple[Path, 
     engine.abort(5)
     while engine.scheduler.requests:
         engine.step()
-    assert stopped.outputs == greedy[4][: greedy[4].index(stop) + 1]
+    assert stopped.outputs == wanted[4][: wanted[4].index(stop) + 1]
     assert engine.scheduler.pool.free == engine.scheduler.pool.total

@@ -17,7 +17,7 @@ from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
-from tests.realengine.tiny_models import save  # noqa: E402
+from tests.realengine.tiny_models import greedy, save  # noqa: E402
 
 pytestmark = pytest.mark.engine
 PROMPTS = [[(31 * row + 7 * at * at + at) % 96 for at in range(length)] for row, length in enumerate((3, 41, 9, 1, 26))]
@@ -30,6 +30,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder, save(request.param, folder)
 
 
+@pytest.fixture(scope="module")
+def wanted(model: tuple[Path, Any]) -> list[list[int]]:
+    return greedy(model[1], PROMPTS, OUTPUTS)
+
+
 def engine_for(folder: Path, **scheduler: Any) -> Engine:
     settings = {"max_model_len": 100, "max_num_batched_tokens": 32, "num_blocks": 60, "block_size": 4}
     deployment = Deployment(model=str(folder), dtype="float32", scheduler=SchedulerConfig(**{**settings, **scheduler}))
@@ -37,9 +42,8 @@ def engine_for(folder: Path, **scheduler: Any) -> Engine:
 
 
 @pytest.mark.parametrize("setting", [{}, {"num_blocks": 20, "scheduler_reserve_full_isl": False}])
-def test_greedy_output_is_that_of_transformers_in_any_batch(model: tuple[Path, Any], setting: dict[str, Any]) -> None:
-    folder, judge = model
-    engine = engine_for(folder, **setting)
+def test_greedy_output_is_that_of_transformers_in_any_batch(model, wanted, setting):
+    engine = engine_for(model[0], **setting)
     sequences, preempted = [], 0
     for number, prompt in enumerate(PROMPTS):
         engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), OUTPUTS), prompt)
@@ -47,17 +51,7 @@ def test_greedy_output_is_that_of_transformers_in_any_batch(model: tuple[Path, A
     while (step := engine.step()) is not None:
         preempted += len(step.plan.preempted)
     assert bool(preempted) == ("num_blocks" in setting)
-    for prompt, sequence in zip(PROMPTS, sequences, strict=True):
-        given = torch.tensor([prompt])
-        wanted = judge.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            max_new_tokens=OUTPUTS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        assert sequence.outputs == wanted[0, len(prompt) :].tolist()
+    assert [sequence.outputs for sequence in sequences] == wanted
 
 
 def test_tokens_of_each_expert_are_counted_and_padding_is_not(model: tuple[Path, Any]) -> None:

@@ -16,7 +16,7 @@ from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_groups import most_held  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import Workload, WorkloadRequest  # noqa: E402
-from tests.realengine.tiny_models import save  # noqa: E402
+from tests.realengine.tiny_models import greedy, save  # noqa: E402
 from traces.recording import Recording  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -41,15 +41,7 @@ def saved(name: str, folder: Path) -> Any:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, list[Any]]:
     folder = tmp_path_factory.mktemp(request.param)
     judge = saved(request.param, folder)
-    wanted = []
-    for prompt in PROMPTS:
-        given = torch.tensor([prompt])
-        answer = judge.generate(
-            given, attention_mask=torch.ones_like(given), max_new_tokens=OUTPUTS, do_sample=False, eos_token_id=None,
-            pad_token_id=0,
-        )  # fmt: skip
-        wanted.append(answer[0, len(prompt) :].tolist())
-    return request.param, folder, wanted
+    return request.param, folder, greedy(judge, PROMPTS, OUTPUTS)
 
 
 def tokens(seed: int, count: int) -> list[int]:

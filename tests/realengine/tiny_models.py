@@ -1,6 +1,6 @@
 """Tiny random models of each family, made and judged by transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +76,14 @@ def save(family: str, folder: Path, shape: Mapping[str, Any] | None = None, **op
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder, **options)
     return model
+
+
+def greedy(judge: Any, prompts: Sequence[list[int]], outputs: int) -> list[list[int]]:
+    """What transformers generates for each prompt: so many tokens, the likeliest each time. All go in one batch."""
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    there = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    answers = judge.generate(
+        padded, attention_mask=there, max_new_tokens=outputs, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return answers[:, longest:].tolist()

@@ -181,7 +181,7 @@ def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
     [
         (["bench", "{}/nothing.csv", "-o", "{}/x"], "nothing.csv"),
         (["bench", "{}/trace.parquet", "-o", "{}/real", "-d", "{}/deployment.yaml"], "real"),
-        (["bench", "{}/trace.parquet", "-o", "{}/x", "--policy", "nobody"], "policy"),
+        (["bench", "{}/trace.parquet", "-o", "{}/x", "-d", "{}/deployment.yaml", "--policy", "nobody"], "policy"),
         (["bench", "{}/trace.parquet", "-o", "{}/x", "--device", "tpu"], "device"),
         (["bench", "{}/trace.parquet", "-o", "{}/x", "--model", "random:gpt"], "model"),
         (["bench", "{}/trace.parquet", "-o", "{}/x", "--attention", "magic", "-d", "{}/deployment.yaml"], "attention"),
