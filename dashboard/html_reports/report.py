@@ -105,7 +105,7 @@ def _diagnosed(to: Sheet, found: DiagnosisDocument) -> None:
     to.text("" if found.symptoms else "No symptom found.")
     show_symptoms(to, found)
     if found.counterfactuals:
-        show_changes(to, found, found.command(found.changes[0]) if found.changes else "")
+        show_changes(to, found, found.command(found.best) if found.best else "")
 
 
 def _run(to: Sheet, source: RecordedRun) -> str:

@@ -67,7 +67,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     elif job is not None and not (found and found.counterfactuals):
         offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
-        command = found.command(found.changes[0], at) if found.changes else ""
+        command = found.command(found.best, at) if found.best else ""
         for where in (runs.resolve().parent, SAMPLES.parents[1]):  # which is nobody's business
             command = command.replace(f"{where}/", "")
         show_changes(blocks, found, command)

@@ -71,6 +71,7 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             yield {"pipeline_parallel_size": 1, "tensor_parallel_size": tp * pp, **memory}
         case "free launches":
             yield {"enforce_eager": False} if deployment.enforce_eager else {}
+            yield {"tensor_parallel_size": tp // 2, **memory} if memory and tp > 1 else {}
         case "no CPU time between steps":
             overlaps = scheduler.async_scheduling or pp > 1
             yield {} if overlaps else {"async_scheduling": True}

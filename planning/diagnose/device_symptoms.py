@@ -61,9 +61,13 @@ def _low_utilisation(e: Evidence) -> Found | None:
     busy = e.metrics.busy() if e.has_steps else None
     if busy is None or busy >= HALF:
         return None
-    running = f"{e.metrics.step_mean('running') or 0.0:,.3g}"
-    requests = "request" if running == "1" else "requests"
-    return Found(0.3 * (1 - busy), f"steps take {100 * busy:.0f} % of the time, with {running} {requests} in them")
+    running = _requests(e.metrics.step_mean("running") or 0.0)
+    return Found(0.3 * (1 - busy), f"steps take {100 * busy:.0f} % of the time, with {running} in them")
+
+
+def _requests(count: float) -> str:
+    text = f"{count:,.3g}"
+    return f"{text} request{'s' * (text != '1')}"
 
 
 def _small_batches(e: Evidence) -> Found | None:
@@ -73,7 +77,7 @@ def _small_batches(e: Evidence) -> Found | None:
     busy, mfu, running = e.metrics.busy(), e.metrics.step_mean("mfu"), e.metrics.step_mean("running")
     if busy is None or mfu is None or running is None or busy < HALF or mfu >= _UNUSED or running >= _SMALL:
         return None
-    told = f"steps take {100 * busy:.1f} % of the time with {running:,.3g} requests in them: MFU {100 * mfu:.2g} %"
+    told = f"steps take {100 * busy:.1f} % of the time with {_requests(running)} in them: MFU {100 * mfu:.2g} %"
     mbu = e.metrics.step_mean("mbu") or 0.0
     return Found(HALF * busy * (1 - running / _SMALL), f"{told}, MBU {100 * mbu:.0f} %")
 

@@ -37,6 +37,7 @@ from planning.diagnose.constraint_lifts import (
 )
 from planning.diagnose.document import (
     FINISHED,
+    LEAST,
     OVERLOAD,
     Counterfactual,
     DiagnosisDocument,
@@ -47,7 +48,7 @@ from planning.diagnose.simulated_symptoms import (
     more_gpus_do_not_help,
     scaling_efficiency,
 )
-from planning.diagnose.verdict import LEAST, Facts, concluded, troubled
+from planning.diagnose.verdict import Facts, concluded, troubled
 from planning.priced_scenario import PricedScenario
 from planning.repricing import Source
 from serving.errors import UserError

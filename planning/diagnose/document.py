@@ -25,6 +25,8 @@ from traces.document_table import table_of
 FINISHED = "finished"  # what is judged where requests come to nothing
 RECORDING = "the recording"
 OVERLOAD = "overload"  # a symptom
+_SAME = 0.01  # of a p99: a loss that nobody notices
+LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause, and not recommended
 AS_IT_WAS = "simulated again as it was"
 
 
@@ -152,6 +154,16 @@ class DiagnosisDocument(Document):
         return compare_command(run or self.run, self.calibration, self.gpu, self.both, change.settings)
 
     @property
+    def best(self) -> Counterfactual | None:
+        """The change to recommend: what buys enough, or spares GPUs and makes nothing slower; None if none does."""
+
+        def spares(change: Counterfactual) -> bool:
+            return (change.gpus or 0) < self.gpus and min(map(change.gain, self.simulated_p99)) >= -_SAME
+
+        first = [change for change in self.changes[:1] if change.gain(self.metric) >= LEAST]
+        return next(iter([*first, *filter(spares, self.changes)]), None)
+
+    @property
     def sheds(self) -> bool:
         """Whether requests that come to nothing are what is explained; p99s are then of those that finish."""
         return self.metric == FINISHED
@@ -212,7 +224,8 @@ class DiagnosisDocument(Document):
             yield Text(f"{asked.question} {asked.text}")
         if self.changes:
             yield Text(self.summary, style="bold")
-            yield Text(self.command(self.changes[0]), style="cyan", overflow="ignore", no_wrap=True)
+        if self.best:
+            yield Text(self.command(self.best), style="cyan", overflow="ignore", no_wrap=True)
 
 
 def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:

@@ -7,13 +7,12 @@ from typing import Any
 from calibration.steps.coverage import shown_share
 from planning.diagnose.constraint_lifts import LIFTS, QUESTIONS
 from planning.diagnose.device_symptoms import LOW_UTILISATION
-from planning.diagnose.document import Counterfactual, DiagnosisDocument, Question, shown_ms
+from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question, shown_ms
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK
 from planning.version import __version__
 from serving.metrics import metric
 from traces.saturation import FEWEST
 
-LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause
 _NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK)  # of this run: symptoms that nobody waits for
 _ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
 
@@ -85,8 +84,8 @@ def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
 def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
     """For who decides what to buy: what is wrong, and the one change that buys most."""
     wrong = f"{cause.cause} ({cause.lifecycle})"
-    best = known.changes[0] if known.changes else None
-    if best is None or best.gain(known.metric) < LEAST:
+    best = known.best
+    if best is None:
         return f"{wrong}; no change that was tried buys a tenth"
     more = (best.gpus or 0) - known.gpus
     cost = f", on {abs(more)} {'more' if more > 0 else 'fewer'} GPU{'s' * (abs(more) > 1)}" if more else ""

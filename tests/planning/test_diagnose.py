@@ -536,6 +536,18 @@ def test_the_command_that_is_recommended_works_when_it_is_pasted(slow_run: Path)
             assert row["better"] == "B" and row["b"] < 0.5 * row["a"]
 
 
+def test_what_buys_nothing_is_not_recommended_unless_it_spares_gpus(tmp_path: Path) -> None:
+    """One user of a small model waits for launches, on one GPU as on eight."""
+    lengths = {"prompt": {"kind": "fixed", "tokens": 100}, "output": {"kind": "fixed", "tokens": 20}}
+    traffic = {"requests": 30, "arrivals": {"kind": "closed", "concurrency": 1}, **lengths}
+    (tmp_path / "t.yaml").write_text(json.dumps(traffic))
+    for tp, told in ((1, "no change that was tried buys a tenth"), (8, "with tensor_parallel_size=4 the p99 of")):
+        options = ("--model", "Qwen3-0.6B", "--tensor-parallel-size", tp, "--no-band")
+        run("simulate", tmp_path / "t.yaml", "--gpu", "H100", *options, "-o", tmp_path / str(tp))
+        shown = " ".join(run("diagnose", tmp_path / str(tp), "--gpu", "H100").output.split())
+        assert told in shown and ("on 4 fewer GPUs" in shown) == ("tokentwin compare" in shown) == (tp == 8)
+
+
 @pytest.fixture(scope="module")
 def routed(slow_run: Path) -> Path:
     """Three replicas that a router chooses among by what they have to do."""
