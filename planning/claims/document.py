@@ -197,8 +197,8 @@ tokentwin claims --write docs/claims.md
 tokentwin claims --only chunked-prefill
 tokentwin claims --engine
 ```
-Articles repeat figures. The first command puts each to the test and writes this page, in about 3 and a half minutes
-of one CPU. All of it is simulated, with step times from kernel tables and measured engines ([cost
+Articles repeat figures. The first command puts each to the test and writes this page, in about 3 minutes of
+one CPU. All of it is simulated, with step times from kernel tables and measured engines ([cost
 model](cost-model.md)), and with 90 % intervals. A claim *cannot be told* where its interval lies across an end of
 what is expected.
 
