@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from calibration.choice import Band, choose, errors
+from calibration.choice import Band, choose, errors, share_of_best
 from calibration.steps.interval import REACH
 
 
@@ -56,13 +56,36 @@ def test_more_appetite_for_risk_never_lowers_the_throughput_and_never_makes_it_s
         assert careful is bold is None and not holds.any()
         return
     assert gains[bold] >= gains[careful] * (1 - 1e-9)
-    assert holds[careful] >= min(1 - risks[0] - 1e-9, holds.max())
+    assert holds[careful] >= (1 - risks[0]) * holds.max() - 1e-9
     assert holds[bold] <= holds[careful] or holds[bold] * gains[bold] >= holds[careful] * gains[careful]
 
 
 def test_the_choice_goes_by_what_may_be_risked() -> None:
-    """Each of three yields enough more than the one before to be worth its risk; where none is sure, the surest."""
+    """Each of three yields enough more than the one before to be worth its risk. The surest tells what is sure."""
     holds, gains = np.array([1.0, 0.95, 0.6]), np.array([1.0, 1.5, 3.0])
     assert [choose(holds, holds * gains, risk) for risk in (0.0, 0.1, 0.5)] == [0, 1, 2]
     assert choose(np.array([0.4, 0.7]), np.array([3.6, 0.7])) == 1
+    assert choose(np.array([0.64, 0.7]), np.array([3.6, 0.7])) == 0
     assert choose(np.zeros(3), np.zeros(3)) is None
+
+
+DRAWN = (OPTIONS, 7)
+
+
+@given(
+    kept=arrays(bool, DRAWN),
+    yields=arrays(float, DRAWN, elements=st.floats(0.1, 10)),
+    factors=arrays(float, DRAWN[1], elements=st.floats(0.1, 10)),
+)
+def test_a_share_of_the_best_is_of_what_each_draw_has(kept, yields, factors):
+    """What makes all options of a draw slower changes no share; the best of a draw has all of it."""
+    share = share_of_best(kept, yields)
+    assert (share >= 0).all() and (share <= kept.mean(axis=1) + 1e-9).all()
+    assert share.sum() >= kept.any(axis=0).mean() - 1e-9
+    assert share_of_best(kept, yields * factors) == pytest.approx(share)
+
+
+def test_what_keeps_its_bounds_where_others_break_them_is_the_best_there() -> None:
+    """A fast option that holds in half of the draws, and one a quarter as fast that always does."""
+    kept = np.array([[True, False], [True, True]])
+    assert share_of_best(kept, np.array([[4.0, 4.0], [1.0, 1.0]])).tolist() == [0.5, 0.625]

@@ -1,6 +1,7 @@
 """Rung 7: planted truths, which questions are asked, what a choice is worth, and the command."""
 
 import json
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.validation.decisions import scoring
 from calibration.validation.decisions.configurations import Configuration, Times
 from calibration.validation.decisions.questions import Group, Slo, groups, slos
 from calibration.validation.decisions.rules import RULES, anchored, by, by_expected_worth
@@ -109,7 +111,18 @@ def test_what_is_decided_is_summed_up_by_model_and_gpu() -> None:
     planted = group(*(option(n, 10 + n / 4, spread=1.3) for n in (8, 16, 32, 64)))
     found = decided([planted])
     assert list(found.rules) == list(RULES) and list(found.parts) == [("model", "H100")]
-    assert found.appetites[0.1] == found.parts["model", "H100"] == next(iter(found.rules.values()))
+    assert (
+        found.appetites[0.1] == found.parts["model", "H100"] == next(iter(found.rules.values())) == found.closer[1, 0.1]
+    )
+
+
+def test_without_errors_choices_are_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other TPOT is predicted 40 % too long, as its band allows. All TTFTs lie on a bound."""
+    monkeypatch.setattr(scoring, "SHARES", (1.0, 1e-6))
+    planted = group(*(option(n, 10 + n / 4, (10 + n / 4) * 1.4 ** (n % 2), spread=1.6) for n in range(4, 128, 5)))
+    closer = decided([planted]).closer
+    assert closer[1, 0.1].utility < 0.9
+    assert closer[1e-6, 0.1].utility > 0.99 and closer[1e-6, 0.1].broke == 0
 
 
 def test_what_a_family_is_off_by_together_is_common() -> None:
@@ -117,6 +130,13 @@ def test_what_a_family_is_off_by_together_is_common() -> None:
     alike = [option(n, 10.0 + n, predicted=20.0 + 2 * n, spread=1.3) for n in (8, 16, 32, 64)]
     for each, expected in ((alike, 1.0), ([option(8, 10, 12, 1.3), option(16, 12, 10, 1.3)], 0.0)):
         assert common_share(each) == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_errors_of_ttft_and_tpot_may_go_together_or_not(sign: int) -> None:
+    found = [option(n, 10.0 + n, predicted=(10.0 + n) * 1.2 ** (sign * (n % 3 - 1)), spread=1.3) for n in range(4, 40)]
+    moved = [replace(o, measured=o.measured._replace(ttft_ms=100 / 1.2 ** (o.requests % 3 - 1))) for o in found]
+    assert decided([group(*moved)]).between == pytest.approx(sign)
 
 
 COLUMNS = "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,batch_size,tp_size,"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from calibration.choice import COMMON
-from calibration.validation.decisions.scoring import Decisions, Score
+from calibration.choice import COMMON, RISK
+from calibration.validation.decisions.scoring import BOLD, SHARES, Decisions, Score
 from calibration.validation.external.page import markdown_table
 
 COMMAND = "tokentwin validate decisions --write docs/decisions.md"
@@ -34,11 +34,13 @@ output tokens per second of a GPU within bounds on mean TTFT and TPOT. It compar
 """
 
 _RULES = f"""
-- *Expected worth* is the rule of [`tokentwin plan`](plan.md#appetite-for-risk). It draws errors from the 90 % interval
-  of every prediction, as a lognormal distribution with a side for either sign. {100 * COMMON:.0f} % of an error's
-  variance is common to all configurations of a model on a GPU, and to their TTFT and TPOT. Of the configurations that
-  keep the bounds in 90 % of the draws it takes the one of greatest expected throughput, counting 0 where a bound is
-  broken. If there is none, it takes the one that keeps them most often.
+- *Expected worth* is the rule of [`tokentwin plan`](plan.md#appetite-for-risk), with throughput in place of a price. It
+  draws errors from the 90 % interval of every prediction, as a lognormal distribution with a side for either sign.
+  {100 * COMMON:.0f} % of an error's variance is common to all configurations of a model on a GPU. Errors of TTFT and
+  TPOT are independent. An option is worth its share of the best throughput of each draw, and 0 if it breaks a bound
+  there. The rule takes the option of greatest expected worth among those that keep the bounds in 90 % as many draws as
+  the surest option does. Where the surest is sure, that is 90 % of the draws. Where none is, more caution would give
+  much away for little.
 - *Centre* and *slow end* take the greatest predicted throughput of what keeps the bounds there.
 - *Roofline* is the same with every operation as fast as the datasheet says, in the same simulator.
 - *Anchored constant* is the roofline times one factor. The factor makes the TPOT of one configuration right: the middle
@@ -52,7 +54,9 @@ def as_dict(found: Decisions, left_out: Counter[str]) -> dict[str, Any]:
         "rules": [{"rule": name, **asdict(score)} for name, score in found.rules.items()],
         "appetites": [{"risk": risk, **asdict(score)} for risk, score in found.appetites.items()],
         "parts": [{"model": model, "gpu": gpu, **asdict(score)} for (model, gpu), score in found.parts.items()],
+        "closer": [{"share": share, "risk": risk, **asdict(score)} for (share, risk), score in found.closer.items()],
         "common": found.common,
+        "between": found.between,
         "left_out": dict(_most_first(left_out)),
     }
 
@@ -78,11 +82,15 @@ def markdown(found: Decisions, left_out: Counter[str]) -> str:
             markdown_table(RULE_HEADER, rule_rows(found)),
             _RULES,
             *_against_target(found),
-            f"Measured here: {_pct(found.common)} of the errors' mean square is common to a model on a GPU.\n",
+            f"Measured here: {_pct(found.common)} of the errors' mean square is common to a model on a GPU.",
+            f"Errors of TTFT and TPOT correlate by {found.between:.2f}.\n",
             "## Appetite for risk\n",
             "The same rule with other risks. *Promised* is the mean probability that the choice keeps the bounds, as",
             "the rule had it. *Kept* is how many choices did.\n",
             markdown_table(_APPETITE_HEADER, map(_appetite_row, found.appetites.items())),
+            "\n## What better predictions would be worth\n",
+            "The same questions, had every prediction been off by a share of its error, with bands as much narrower.\n",
+            markdown_table(_CLOSER_HEADER, _closer_rows(found)),
             "\n## By model and GPU\n",
             markdown_table(_PART_HEADER, map(_part_row, found.parts.items())),
             "\n## Measured rows that are in no question\n",
@@ -108,12 +116,22 @@ def _against_target(found: Decisions) -> Iterator[str]:
 
 _UTILITY, _BROKEN = 0.8, 0.08
 _APPETITE_HEADER = ("risk", "utility", "broken", "given away", "promised", "kept")
+_CLOSER_HEADER = (
+    "of its error",
+    *(f"{what}, risk {100 * risk:.0f} %" for risk in (RISK, BOLD) for what in ("utility", "broken")),
+)
 _PART_HEADER = ("model", "GPU", "questions", "utility", "broken", "promised", "kept")
 
 
 def _appetite_row(pair: tuple[float, Score]) -> tuple[str, ...]:
     risk, s = pair
     return _pct(risk), f"{s.utility:.2f}", _pct(s.broke), _pct(s.regret), _pct(s.promised), _pct(s.kept)
+
+
+def _closer_rows(found: Decisions) -> Iterator[tuple[str, ...]]:
+    for share in SHARES:
+        scores = [found.closer[share, risk] for risk in (RISK, BOLD)]
+        yield _pct(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", _pct(s.broke)))
 
 
 def _part_row(pair: tuple[tuple[str, str], Score]) -> tuple[str, ...]:

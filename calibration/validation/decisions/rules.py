@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from calibration.choice import DRAWS, RISK, Band, Floats, choose, errors
+from calibration.choice import DRAWS, RISK, Band, Floats, choose, errors, share_of_best
 from calibration.validation.decisions.configurations import Configuration, Times
 from calibration.validation.decisions.questions import Group, Slo
 
@@ -33,8 +33,8 @@ def by_expected_worth(risk: float = RISK) -> Rule:
     def rule(group: Group, slo: Slo) -> Taken:
         drawn = _drawn(group)
         kept = (drawn.ttft_ms <= slo.ttft_ms) & (drawn.tpot_ms <= slo.tpot_ms)
-        holds, worth = kept.mean(axis=1), np.where(kept, drawn.throughput, 0.0).mean(axis=1)
-        best = choose(holds, worth, risk)
+        holds = kept.mean(axis=1)
+        best = choose(holds, share_of_best(kept, drawn.throughput), risk)
         return Taken(None) if best is None else Taken(best, float(holds[best]))
 
     return rule
@@ -68,11 +68,11 @@ class _Drawn:
     throughput: Floats
 
 
-@cache
+@lru_cache(maxsize=1)
 def _drawn(group: Group) -> _Drawn:
-    """Latencies and throughput `[options, draws]`. TTFT and TPOT of an option share what is common, and no more."""
+    """Latencies and throughput `[options, draws]`. TTFT and TPOT have nothing in common, as measured."""
     options = group.options
-    both = errors([option.gpu for option in options] * 2, draws=DRAWS)
+    both = errors([f"{figure} {option.gpu}" for figure in Times._fields for option in options], draws=DRAWS)
     bands = (Band(*(_column(options, end, at) for end in ("low", "blind", "high"))) for at in (0, 1))
     ttft, tpot = (band.at(off) for band, off in zip(bands, np.split(both, 2), strict=True))
     each = np.array([option.lengths[1] for option in options])[:, None]

@@ -6,19 +6,24 @@ them or if nothing was chosen. Questions about one group depend on each other: i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
+from calibration.choice import RISK
 from calibration.steps.interval import REACH
-from calibration.validation.decisions.configurations import Configuration
+from calibration.validation.decisions.configurations import Configuration, Times
 from calibration.validation.decisions.questions import Group, Slo, slos
 from calibration.validation.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
 
 _RESAMPLES = 2000
+SHARES = (1.0, 0.75, 0.5)  # of the errors that predictions have
+BOLD = 0.2  # a risk beside the one that is taken unless it is said otherwise
 
 
 @dataclass(frozen=True)
@@ -118,27 +123,61 @@ class Decisions:
     rules       the score of every rule
     appetites   of ours, by the risk that it may take
     parts       of ours, by model and GPU
+    closer      of ours, by the share of their errors that predictions would still have, and by risk
     common      share of the variance of errors that was common to configurations of a model on a GPU, as measured
+    between     correlation of the errors of TTFT and TPOT of a configuration, as measured
     """
 
     rules: Mapping[str, Score]
     appetites: Mapping[float, Score]
     parts: Mapping[tuple[str, str], Score]
+    closer: Mapping[tuple[float, float], Score]
     common: float
+    between: float
 
 
 def decided(groups: Sequence[Group]) -> Decisions:
     """Every rule on every question. Raises ValueError where there is none."""
-    ours = answers(groups, by_expected_worth())
-    parts: dict[tuple[str, str], list[Answer]] = {}
-    for answer in ours:
-        parts.setdefault((answer.group.model, answer.group.gpu), []).append(answer)
+    rules, appetites, parts, closer = (defaultdict[Any, list[Answer]](list) for _ in range(4))
+    for group in groups:  # one after the other: what is drawn of a group is kept for all rules, and is large
+        for name, rule in RULES.items():
+            rules[name] += answers([group], rule)
+        for risk in APPETITES:
+            appetites[risk] += answers([group], by_expected_worth(risk))
+        parts[group.model, group.gpu] += answers([group], by_expected_worth())
+        for share in SHARES:
+            with_less = _closer(group, share)
+            for risk in (RISK, BOLD):
+                closer[share, risk] += answers([with_less], by_expected_worth(risk))
+    if not any(rules.values()):
+        raise ValueError("there is nothing to sum up")
+    options = [option for group in groups for option in group.options]
     return Decisions(
-        rules={name: summed_up(answers(groups, rule)) for name, rule in RULES.items()},
-        appetites={risk: summed_up(answers(groups, by_expected_worth(risk))) for risk in APPETITES},
-        parts={part: summed_up(found) for part, found in parts.items()},
-        common=common_share([option for group in groups for option in group.options]),
+        rules=_summed(rules),
+        appetites=_summed(appetites),
+        parts=_summed(parts),
+        closer=_summed(closer),
+        common=common_share(options),
+        between=_correlation(options),
     )
+
+
+def _summed(found: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
+    return {key: summed_up(answers) for key, answers in found.items() if answers}
+
+
+def _closer(group: Group, share: float) -> Group:
+    """The same, had predictions been off by that share of their errors, and known to be."""
+
+    def option(of: Configuration) -> Configuration:
+        blind = Times(*(m * (b / m) ** share for m, b in zip(of.measured, of.blind, strict=True)))
+        low, high = (
+            Times(*(c * (e / b) ** share for c, e, b in zip(blind, end, of.blind, strict=True)))
+            for end in (of.low, of.high)
+        )
+        return replace(of, low=low, blind=blind, high=high)
+
+    return replace(group, options=tuple(map(option, group.options)))
 
 
 def common_share(options: Sequence[Configuration]) -> float:
@@ -147,11 +186,26 @@ def common_share(options: Sequence[Configuration]) -> float:
     A family is a model on a GPU. TTFT and TPOT count alike; errors without a band are left out.
     """
     families: dict[tuple[str, str, int], list[float]] = {}
-    for option in {option.run: option for option in options}.values():
-        for at in (0, 1):
-            error = log(option.measured[at] / option.blind[at])
-            reach = abs(log((option.high if error > 0 else option.low)[at] / option.blind[at]))
-            if reach > 0:
-                families.setdefault((option.model, option.gpu, at), []).append(REACH * error / reach)
+    for option, *both in _errors(options):
+        for at, error in enumerate(both):
+            families.setdefault((option.model, option.gpu, at), []).append(error)
     total = sum(z**2 for found in families.values() for z in found)
     return sum(len(found) * fmean(found) ** 2 for found in families.values()) / total if total else 0.0
+
+
+def _correlation(options: Sequence[Configuration]) -> float:
+    """Of the errors of TTFT and TPOT, about no error."""
+    both = np.array([errors for _, *errors in _errors(options)]).reshape(-1, 2)
+    (ttft, across), (_, tpot) = both.T @ both
+    return float(across / np.sqrt(ttft * tpot)) if ttft * tpot else 0.0
+
+
+def _errors(options: Sequence[Configuration]) -> Iterator[tuple[Configuration, float, float]]:
+    """Each configuration once, and how many standard deviations of their bands its TTFT and TPOT were off."""
+    for option in {option.run: option for option in options}.values():
+        found = []
+        for measured, blind, low, high in zip(option.measured, option.blind, option.low, option.high, strict=True):
+            error = log(measured / blind)
+            reach = abs(log((high if error > 0 else low) / blind))
+            found.append(REACH * error / reach if reach else 0.0)
+        yield option, found[0], found[1]
