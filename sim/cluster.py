@@ -25,7 +25,7 @@ from sim.failures import Failures
 from sim.fleet import Fleet
 from sim.gateway import Gateway
 from sim.kv_tiers import TieredKv, connect_tiers
-from sim.kv_transfers import KvTransfers, exchanged_bytes_per_token
+from sim.kv_transfers import KvTransfers, exchanged_kv
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
 from sim.router import Router, find_router
@@ -99,7 +99,7 @@ class Cluster:
                 self._clock,
                 self._log,
                 links,
-                exchanged_bytes_per_token(links, pools),
+                exchanged_kv(links, pools),
                 gateway.prefilled,
                 hands_on_first_token=config.first_token_from == "prefill",
             )

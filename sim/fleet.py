@@ -205,7 +205,7 @@ class Fleet:
         if self._transfers is not None:
             self._transfers.connect(replica, self.pools[pool].config.role)
             if self._transfers.shares_inter_node and nodes_of(deployment) > 1:
-                replica.network = SharedNetwork(self._transfers.links, index, networked(self.pools[pool]))
+                replica.share(SharedNetwork(self._transfers.links, index, networked(self.pools[pool])))
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
+from serving.deployments.kv_groups import states_bytes
 from serving.errors import UserError
 from serving.request import Request
 from serving.workload import WorkloadRequest
@@ -50,7 +52,7 @@ class KvTransfers:
         clock: VirtualClock,
         log: RunLog,
         links: LinksConfig,
-        bytes_per_token: int,
+        exchanged: ExchangedKv,
         on_prefilled: Callable[[Request], None],
         hands_on_first_token: bool = True,
     ) -> None:
@@ -60,7 +62,7 @@ class KvTransfers:
         self.hands_on_first_token = hands_on_first_token
         self._clock = clock
         self._log = log
-        self._bytes_per_token = bytes_per_token
+        self._exchanged = exchanged
         self._on_prefilled = on_prefilled
         self._awaited: set[int] = set()  # requests that prefill, to be taken over
         self._kept: dict[int, _Kept] = {}
@@ -101,7 +103,7 @@ class KvTransfers:
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         kept = self._kept[request.id]
         kept.pulled_by = replica, request
-        size = tokens * self._bytes_per_token
+        size = self._exchanged.of_request + tokens * self._exchanged.of_token
         kept.flow = self.links.start(kept.source.index, replica.index, size, partial(self._pulled, request.id))
         self._log.transfer_begins(request, self._clock.now_ns)
 
@@ -172,8 +174,15 @@ class _Destination:
         return False
 
 
-def exchanged_bytes_per_token(links: LinksConfig, pools: Sequence[PricedPool]) -> int:
-    """KV bytes of a token that the pools of role prefill and decode exchange.
+class ExchangedKv(NamedTuple):
+    """Bytes that go over when a request does, from all devices of its engine: for each token, and constant states."""
+
+    of_token: int
+    of_request: int = 0
+
+
+def exchanged_kv(links: LinksConfig, pools: Sequence[PricedPool]) -> ExchangedKv:
+    """What the pools of role prefill and decode exchange.
 
     Raises UserError unless all of them keep it alike.
     """
@@ -188,4 +197,5 @@ def exchanged_bytes_per_token(links: LinksConfig, pools: Sequence[PricedPool]) -
             if kept != other:
                 remedy = f"must be {kept}, as in pool {name!r}, because the two pools exchange KV"
                 raise UserError(f"fleet.pools.{pool.config.name}.deployment.{setting}", other, remedy)
-    return kv_bytes_per_token(first, links.kv_bytes_per_token, "fleet.links.kv_bytes_per_token")
+    of_token = kv_bytes_per_token(first, links.kv_bytes_per_token, "fleet.links.kv_bytes_per_token")
+    return ExchangedKv(of_token, states_bytes(first))

@@ -129,7 +129,7 @@ class Rank(Replica):
                 self._planned_ns = now
                 group.ready(self, now + self._cost.cpu_ns(plan))
         if not launched:
-            self._alarm = None
+            self._rest()
         elif launched[0][1] == _NOT_KNOWN:
             self._alarm = group.alarm
         else:

@@ -165,6 +165,10 @@ class Replica:
         if self._alarm is None:  # its place may be what others waited for
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
+    def share(self, network: SharedNetwork) -> None:
+        """Its steps share `network` with KV transfers from now on, each as those are when it is launched."""
+        self.network, self._leaps = network, False
+
     def connect(self, external: ExternalKv) -> None:
         """Its scheduler asks `external` for KV from now on. Raises UserError if its policy cannot."""
         self._policy.connect(external)
@@ -233,7 +237,7 @@ class Replica:
     def _launch_steps(self, now: int) -> None:
         policy, launched = self._policy, self._launched
         while len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
-            if self._leaps and (steps := policy.steady_steps()) > 1 and not self._waits_for_network:
+            if self._leaps and (steps := policy.steady_steps()) > 1:
                 self._begin_leap(steps, now)
                 return
             plan = self._next_plan(now)
@@ -264,7 +268,13 @@ class Replica:
             end = launched[0][1]
             self._set(end if end > now else now, STEP_ENDS + self.index, self._commit)
         else:
-            self._alarm = None
+            self._rest()
+
+    def _rest(self) -> None:
+        """No step is under way, and none is planned."""
+        self._alarm = None
+        if self.network is not None:
+            self.network.rest()
 
     def _next_plan(self, now: int) -> StepPlan | None:
         """What to run next; None if there is nothing."""
@@ -343,19 +353,10 @@ class Replica:
 
     # Leaps
 
-    @property
-    def _waits_for_network(self) -> bool:
-        """Whether each step to be kept waits for others' as they are then."""
-        return self.network is not None and self._log.keeps_steps
-
     def _begin_leap(self, steps: int, now: int) -> None:
         decodes, launched = self.scheduler.decodes, self._launched
         rows = len(decodes.members)
         durations = self._cost.decode_run_ns(rows, decodes.context, decodes.squares, steps)
-        if self.network is not None:
-            durations = list(durations)
-            more_ns = self.network.wait_ns(rows, durations[0])
-            durations = [ns + more_ns for ns in durations]
         cpu_ns = 0
         if launched or self._log.keeps_steps:
             plan = launched[0][0] if launched else StepPlan.of(decode_rows=rows, sampled_rows=rows)

@@ -13,7 +13,7 @@ from typing import Any
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import StepCost
-from serving.cost_model import CostModel, PipelinedCost, decode_plans
+from serving.cost_model import CostModel, NetworkedCost, PipelinedCost, decode_plans
 from serving.deployments.config import Deployment
 from serving.step_plan import StepPlan
 
@@ -22,11 +22,18 @@ KV_PARTS = ("decode attention", "imbalance", "past attention")
 WEIGHT_PARTS = ("weights", "experts")
 
 
-class FreePrefill:
-    """A step costs what its decode rows alone would; one that only has prompts takes no time."""
+class _Lifted:
+    """What its engine sends between nodes, if that is known, stays as it is."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
+
+    def network_ns(self, tokens: int) -> int:
+        return self._cost.network_ns(tokens) if isinstance(self._cost, NetworkedCost) else 0
+
+
+class FreePrefill(_Lifted):
+    """A step costs what its decode rows alone would; one that only has prompts takes no time."""
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self._cost.cpu_ns(_without_prompts(plan)) if plan.decode_rows else 0
@@ -52,11 +59,8 @@ class FreePrefillOfStages(FreePrefill):
         return transfers if plan.decode_rows else [0] * len(transfers)
 
 
-class NoCpuTime:
+class NoCpuTime(_Lifted):
     """Planning, and whatever else the CPU does between steps, takes no time."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return 0

@@ -47,6 +47,19 @@ def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
     return state / deployment.tensor_parallel_size * (1 + (drafts.num_speculative_tokens if drafts else 0))
 
 
+def states_bytes(deployment: Deployment) -> int:
+    """What a request keeps of all layers with a constant state, on all devices; 0 for models of unknown shapes.
+
+    Latent vectors are the same on all devices, and count once.
+    """
+    try:
+        model = find_model(deployment.model)
+    except UserError:
+        return 0
+    each = state_bytes(model, deployment.rescheduled(speculative=None))
+    return round(each * (model.linear_layers * deployment.tensor_parallel_size if model.linear else model.num_layers))
+
+
 def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
     """`deployment` as vLLM starts a model with constant states; any other as it is.
 

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.steps.predict import predicted_cost
-from serving.cost_model import TokenCost
+from planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
+from serving.cost_model import NetworkedCost, TokenCost
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, LinksConfig, PoolConfig
+from serving.deployments.kv_groups import states_bytes
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
@@ -73,13 +75,14 @@ def test_alone_each_is_as_ever_and_together_they_take_twice_as_long() -> None:
     assert ends[1] == pytest.approx(40 * MS, abs=2)  # half of the link instead of all of it
 
 
-def run(shares: bool, cost: Any, nodes: int = 2) -> pa.Table:
+def run(shares: bool, cost: Any, nodes: int = 2, requests: int = 6, steps: bool = True, **engine: Any) -> pa.Table:
     links = LinksConfig(nic_gb_s=0.01, latency_us=0, kv_bytes_per_token=BYTES, shares_inter_node=shares)
     pools = (PoolConfig(name="p", role="prefill"), PoolConfig(name="d", role="decode"))
     sink = TableSink()
-    engine = Deployment(tensor_parallel_size=8 * nodes)
-    offered = Workload([WorkloadRequest(id, id * 5 * MS, (("", 400),), 30) for id in range(6)])
-    Cluster(engine, cost, sink, fleet=FleetConfig(pools=pools, links=links)).run(offered)
+    deployment = Deployment(**{"tensor_parallel_size": 8 * nodes} | engine)
+    offered = Workload([WorkloadRequest(id, id * 5 * MS, (("", 400),), 30) for id in range(requests)])
+    fleet = FleetConfig(pools=pools, links=links)
+    Cluster(deployment, cost, sink, fleet=fleet, steps=steps, leaps=not steps).run(offered)
     return sink.requests.sort_by("request_id")
 
 
@@ -92,6 +95,21 @@ def test_a_fleet_whose_kv_shares_the_adapters_is_slower_and_one_that_does_not_is
         assert all(late >= early for early, late in zip(before, after, strict=True)) and sum(after) > sum(before)
 
 
+@pytest.mark.parametrize("ranks", [1, 16])
+def test_between_steps_the_link_is_free(ranks: int) -> None:
+    """Steps that are nothing but network leave it to a transfer when they end, those of ranks that step together, too."""
+    engine: dict[str, Any] = {}
+    if ranks > 1:
+        engine = {"model": "DeepSeek-V3", "tensor_parallel_size": 1, "data_parallel_size": ranks}
+    apart, shared = (run(shares, Wired(10 * MS), requests=1, **engine) for shares in (False, True))
+    assert shared["transfer_ns"].equals(apart["transfer_ns"]) and shared["finish_ns"].equals(apart["finish_ns"])
+    assert run(True, Wired(10 * MS), **engine)["finish_ns"].null_count == 0
+
+
+def test_the_same_with_every_step_kept_and_without() -> None:
+    assert run(True, Wired(5 * MS)).equals(run(True, Wired(5 * MS), steps=False))
+
+
 def test_what_the_network_carries_is_known_from_kernels_alone() -> None:
     with pytest.raises(UserError, match="needs the kernel tables of a GPU"):
         run(True, TokenCost(10 * MS, 0, 0))
@@ -100,3 +118,14 @@ def test_what_the_network_carries_is_known_from_kernels_alone() -> None:
     sent = 2 * 80 * 2 * 64 * 8192 * 2 / 8 / 2  # two all-reduces a layer, of an eighth of 64 rows, twice a half of it
     assert cost.network_ns(64) == pytest.approx(sent / 50e9 * 1e9, rel=1e-3)
     assert "shares_inter_node" not in LinksConfig().model_dump_json()
+    for lifted in (with_free_prefill(cost), without_cpu_time(cost)):
+        assert isinstance(lifted, NetworkedCost) and lifted.network_ns(64) == cost.network_ns(64)
+
+
+def test_constant_states_go_over_with_the_kv() -> None:
+    wide = Deployment(model="Qwen3.5-397B-A17B", tensor_parallel_size=8)
+    state = (
+        64 * 128 * 128 * 4 + (2 * 16 * 128 + 64 * 128) * 3 * 2
+    )  # of a layer: 64 heads in float32, a convolution of 4
+    assert states_bytes(wide) == 45 * state
+    assert states_bytes(wide.model_copy(update={"model": "Llama-3.1-8B"})) == 0 == states_bytes(Deployment())
