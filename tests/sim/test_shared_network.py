@@ -97,7 +97,7 @@ def test_a_fleet_whose_kv_shares_the_adapters_is_slower_and_one_that_does_not_is
 
 @pytest.mark.parametrize("ranks", [1, 16])
 def test_between_steps_the_link_is_free(ranks: int) -> None:
-    """Steps that are nothing but network leave it to a transfer when they end, those of ranks that step together, too."""
+    """Steps that are nothing but network leave it to a transfer when they end; so do ranks that step together."""
     engine: dict[str, Any] = {}
     if ranks > 1:
         engine = {"model": "DeepSeek-V3", "tensor_parallel_size": 1, "data_parallel_size": ranks}
@@ -124,8 +124,6 @@ def test_what_the_network_carries_is_known_from_kernels_alone() -> None:
 
 def test_constant_states_go_over_with_the_kv() -> None:
     wide = Deployment(model="Qwen3.5-397B-A17B", tensor_parallel_size=8)
-    state = (
-        64 * 128 * 128 * 4 + (2 * 16 * 128 + 64 * 128) * 3 * 2
-    )  # of a layer: 64 heads in float32, a convolution of 4
+    state = 64 * 128 * 128 * 4 + (2 * 16 * 128 + 64 * 128) * 3 * 2  # of a layer: float32, a convolution of 4
     assert states_bytes(wide) == 45 * state
     assert states_bytes(wide.model_copy(update={"model": "Llama-3.1-8B"})) == 0 == states_bytes(Deployment())
