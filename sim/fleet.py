@@ -199,9 +199,9 @@ class Fleet:
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
         policy = contract_with(deployment.policy, scheduler, settings, self.watch)
         self._log.started(index, settings)
-        made = self._clock, index, policy, self._costs[pool], self._log, self._on_end
-        together = steps_together(deployment)
-        replica = Rank(self._lockstep(pool), *made) if together else Replica(*made, deployment.pipeline_parallel_size)
+        stages = deployment.pipeline_parallel_size
+        made = self._clock, index, policy, self._costs[pool], self._log, self._on_end, stages
+        replica = Rank(self._lockstep(pool, stages), *made) if steps_together(deployment) else Replica(*made)
         if self._transfers is not None:
             self._transfers.connect(replica, self.pools[pool].config.role)
             if self._transfers.shares_inter_node and nodes_of(deployment) > 1:
@@ -215,11 +215,11 @@ class Fleet:
         self._living[pool][index] = life
         return life
 
-    def _lockstep(self, pool: int) -> Lockstep:
+    def _lockstep(self, pool: int, stages: int) -> Lockstep:
         """Whose ranks are not all made: those of an engine are made one after the other."""
         group = self._groups.get(pool)
         if group is None or not group.left:
-            group = self._groups[pool] = Lockstep(self._clock, self.pools[pool].ranks)
+            group = self._groups[pool] = Lockstep(self._clock, self.pools[pool].ranks, stages)
         return group
 
     def _place(self, pool: int, after: Life | None) -> tuple[int, int, int]:

@@ -2,11 +2,13 @@
 
 Every layer brings the tokens of all ranks to their experts and back, so that a step takes as long as that of the rank
 with the most to do, and none begins before all ranks that have work have planned it. A rank without work takes part all
-the same (vLLM runs a dummy batch), so what reaches it while a step is under way waits for the next.
+the same (vLLM runs a dummy batch), so what reaches it while a step is under way waits for the next. Over pipeline
+stages that is so on each: the ranks' steps enter the first together, and each stage takes as long as its slowest rank.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from serving.contract import Contract
@@ -17,6 +19,7 @@ from serving.errors import UserError
 from serving.request import Request
 from serving.step_plan import StepPlan
 from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.pipeline import Passage, Stages
 from sim.replica import Replica
 from sim.run_log import RunLog
 
@@ -25,8 +28,8 @@ _NOT_KNOWN = 1 << 62  # when a step ends that has not begun
 
 
 def steps_together(deployment: Deployment) -> bool:
-    """Whether its ranks do. Those of a dense model share nothing; behind pipeline stages they are taken apart."""
-    if deployment.data_parallel_size == 1 or deployment.pipeline_parallel_size > 1:
+    """Whether its ranks do. Those of a dense model share nothing."""
+    if deployment.data_parallel_size == 1:
         return False
     try:
         return find_model(deployment.model).num_experts > 0
@@ -37,16 +40,19 @@ def steps_together(deployment: Deployment) -> bool:
 class Lockstep:
     """The `ranks` of one engine.
 
-    until_ns  when the step under way ends, or the last one ended
+    until_ns  before when no step can begin: until then the first stage is at work, or as many are in flight as there
+              are stages
     alarm     when the next one begins, as far as is known; None before anybody has planned it
     """
 
-    def __init__(self, clock: VirtualClock, ranks: int) -> None:
+    def __init__(self, clock: VirtualClock, ranks: int, stages: int) -> None:
         self.until_ns = 0
         self.alarm: Alarm | None = None
         self.left = ranks  # to be made
         self._ranks = ranks
         self._clock = clock
+        self._stages = Stages(stages)
+        self._ends_ns = deque([0] * stages, stages)  # of the last steps
         self._ready: list[Rank] = []
         self._ready_ns = 0
 
@@ -56,7 +62,9 @@ class Lockstep:
         self._ready_ns = max(self._ready_ns, ready_ns)
         begins_ns, now = max(self._ready_ns, self.until_ns), self._clock.now_ns
         # In the overlapped loop all have planned it by then; in the plain loop some do when the step before ends.
-        order = _BEFORE_STEPS_END if rank.overlaps and begins_ns > now else _AFTER_PLANNING
+        # Over stages a rank with all its steps in flight does, too.
+        overlapped = rank.overlaps and len(self._ends_ns) == 1
+        order = _BEFORE_STEPS_END if overlapped and begins_ns > now else _AFTER_PLANNING
         self.alarm = Alarm(self._clock, begins_ns, order, self._begin)
 
     def _begin(self, alarm: Alarm) -> None:
@@ -65,9 +73,13 @@ class Lockstep:
         ready, now = self._ready, self._clock.now_ns
         self._ready, self._ready_ns, self.alarm = [], 0, None
         tokens = -(-sum(rank.planned.tokens for rank in ready) // self._ranks)
-        self.until_ns = now + max(rank.step_ns(tokens) for rank in ready)
+        times_ns = zip(*(rank.times_ns(tokens) for rank in ready), strict=True)
+        stages_ns, transfers_ns = ([max(of_ranks) for of_ranks in zip(*each, strict=True)] for each in times_ns)
+        passage = self._stages.passed(now, stages_ns, transfers_ns)
+        self._ends_ns.append(passage.end_ns)
+        self.until_ns = max(self._stages.free_ns[0], self._ends_ns[0])
         for rank in ready:
-            rank.begin(now, self.until_ns)
+            rank.begin(passage)
 
 
 class Rank(Replica):
@@ -82,8 +94,9 @@ class Rank(Replica):
         cost: CostModel,
         log: RunLog,
         on_end: Callable[[Request], None],
+        stages: int,
     ) -> None:
-        super().__init__(clock, index, policy, cost, log, on_end)
+        super().__init__(clock, index, policy, cost, log, on_end, stages)
         self._leaps = False
         self._group = group
         self._planned_ns = 0
@@ -99,19 +112,25 @@ class Rank(Replica):
         """Its part of the step that has not begun."""
         return self._launched[-1][0]
 
-    def step_ns(self, routed_tokens: int) -> int:
-        """How long that takes, with so many tokens of each rank on average."""
+    def times_ns(self, routed_tokens: int) -> tuple[list[int], list[int]]:
+        """How long that takes on each stage, and on its way to each but the first, with so many tokens of each rank on
+        average."""
         self.planned.routed_tokens = routed_tokens
+        if self._pipeline is not None:
+            return self._pipeline.times_ns(self.planned)
         step_ns = self._cost.step_ns(self.planned)
-        return step_ns if self.network is None else step_ns + self.network.wait_ns(self.planned.tokens, step_ns)
+        waits_ns = 0 if self.network is None else self.network.wait_ns(self.planned.tokens, step_ns)
+        return [step_ns + waits_ns], []
 
-    def begin(self, start_ns: int, end_ns: int) -> None:
-        """It runs from now, `start_ns`, to `end_ns`."""
+    def begin(self, passage: Passage) -> None:
+        """It begins now, and passes as all ranks' does."""
+        start_ns, end_ns, stages_ns = passage
         plan, _ = self._launched.pop()
         self._launched.append((plan, end_ns))
         self._last_end_ns = end_ns
         plan.admitted = [request for request in plan.admitted if not request.ended]
-        self._log.planned(self.index, self.scheduler, plan, self._planned_ns, start_ns, end_ns)
+        worked_ns = None if self._pipeline is None else stages_ns
+        self._log.planned(self.index, self.scheduler, plan, self._planned_ns, start_ns, end_ns, worked_ns)
         if self.on_planned is not None:
             self.on_planned(plan, end_ns)
         self._launch_steps(start_ns)

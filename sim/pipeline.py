@@ -22,25 +22,39 @@ class Passage(NamedTuple):
     stages_ns: list[int]
 
 
+class Stages:
+    """`free_ns` says when each of them is done with all steps before."""
+
+    def __init__(self, stages: int) -> None:
+        self.free_ns = [0] * stages
+
+    def passed(self, ready_ns: int, stages_ns: list[int], transfers_ns: list[int]) -> Passage:
+        """A step that takes so long on each, and so long to get to each but the first, not before `ready_ns`."""
+        free_ns = self.free_ns
+        at_ns = start_ns = max(ready_ns, free_ns[0])
+        for stage, (transfer_ns, ns) in enumerate(zip((0, *transfers_ns), stages_ns, strict=True)):
+            free_ns[stage] = at_ns = max(at_ns + transfer_ns, free_ns[stage]) + ns
+        return Passage(start_ns, at_ns, stages_ns)
+
+
 class Pipeline:
     """`stages` stages, priced by `cost`. Raises UserError if that cannot tell what a stage takes."""
 
     def __init__(self, cost: CostModel, stages: int) -> None:
-        self._free_ns = [0] * stages  # when each stage is done with all steps before
+        self._stages = Stages(stages)
         self.price_by(cost)
 
     def price_by(self, cost: CostModel) -> None:
         """Steps that enter from now on are priced by `cost`."""
         if not isinstance(cost, PipelinedCost):
-            stages = len(self._free_ns)
+            stages = len(self._stages.free_ns)
             raise UserError("pipeline_parallel_size", stages, "needs the kernel tables of a GPU; simulate with --gpu")
         self._cost = cost
 
     def enter(self, plan: StepPlan, ready_ns: int) -> Passage:
         """`plan` follows the steps before, not before `ready_ns`."""
-        free_ns = self._free_ns
-        stages_ns = self._cost.stages_ns(plan)
-        at_ns = start_ns = max(ready_ns, free_ns[0])
-        for stage, (transfer_ns, ns) in enumerate(zip((0, *self._cost.transfers_ns(plan)), stages_ns, strict=True)):
-            free_ns[stage] = at_ns = max(at_ns + transfer_ns, free_ns[stage]) + ns
-        return Passage(start_ns, at_ns, stages_ns)
+        return self._stages.passed(ready_ns, *self.times_ns(plan))
+
+    def times_ns(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        """What `plan` takes on each stage, and on its way to each but the first."""
+        return self._cost.stages_ns(plan), self._cost.transfers_ns(plan)

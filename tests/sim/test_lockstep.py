@@ -19,6 +19,7 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.calibration.step_model_samples import MIXTURE, Roofline
 from tests.calibration.step_model_samples import deployment as on_gpu
+from tests.sim.test_pipeline_parallel import StageTimes
 
 COST = TokenCost(2_000_000, 10_000, 10_000, plan_ns=300_000)
 SETTINGS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512, num_blocks=400)
@@ -75,6 +76,56 @@ def test_ranks_of_two_engines_and_those_of_a_dense_model_do_not_wait_for_each_ot
     assert first == neighbour > other
     dense = simulated(mixture(2).model_copy(update={"model": "Llama-3.1-8B"}), requests[:2])
     assert steps_of(dense, 0)[0]["end_ns"] > steps_of(dense, 1)[0]["end_ns"]
+
+
+class TokenStages(TokenCost):
+    """Stages that take so long a token."""
+
+    def __init__(self, *each_ns: int) -> None:
+        super().__init__(0, sum(each_ns), 0)
+        self.each_ns = each_ns
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        return [ns * plan.tokens for ns in self.each_ns]
+
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [plan.tokens] * (len(self.each_ns) - 1)
+
+
+@examples(1)
+@given(st.sampled_from([(100,), (100, 100), (70, 90, 20)]), st.lists(st.integers(33, 64), min_size=3, max_size=20))
+def test_over_stages_each_takes_as_long_as_its_slowest_rank(each_ns, prompts):
+    """All are there at once, and each fills a step: the k-th steps of the ranks pass the stages together."""
+    plain = {"enable_chunked_prefill": False, "async_scheduling": False}
+    engine = mixture(3).rescheduled(**plain).model_copy(update={"pipeline_parallel_size": len(each_ns)})
+    requests = [WorkloadRequest(at, 0, (("", prompt),), 1) for at, prompt in enumerate(prompts)]
+    sink = TableSink()
+    Cluster(engine, TokenStages(*each_ns), sink).run(Workload(requests))
+    free, ends = [0] * len(each_ns), [0] * len(each_ns)
+    for slowest in (max(prompts[at : at + 3]) for at in range(0, len(prompts), 3)):
+        at = max(free[0], ends[-len(each_ns)]) - slowest
+        for stage, ns in enumerate(each_ns):
+            free[stage] = at = max(at + slowest, free[stage]) + ns * slowest
+        ends.append(at)
+    for rank in range(3):
+        mine = [step["end_ns"] for step in steps_of(sink, rank)]
+        assert mine == ends[len(each_ns) :][: len(mine)] and len(mine) == len(prompts[rank::3])
+
+
+@examples(1)
+@given(st.integers(2, 4), st.lists(st.tuples(st.integers(2, 200), st.integers(1, 20)), min_size=1, max_size=8))
+def test_ranks_that_do_the_same_over_stages_do_what_one_does_alone(stages, sizes):
+    """Stages are equal: a step has entered the first when another may be planned, as one engine alone takes it."""
+
+    def steps(ranks: int) -> list[dict[str, int]]:
+        sized = [size for size in sizes for _ in range(ranks)]
+        requests = [WorkloadRequest(at, 0, (("", prompt),), output) for at, (prompt, output) in enumerate(sized)]
+        engine, sink = mixture(ranks).model_copy(update={"pipeline_parallel_size": stages}), TableSink()
+        Cluster(engine, StageTimes([1000] * stages, transfer=70, cpu=30), sink).run(Workload(requests))
+        held = ("start_ns", "end_ns", "stages_ns", "prefill_tokens", "decode_rows", "decode_context")
+        return [[step[name] for name in held] for step in steps_of(sink, 0)]
+
+    assert steps(2) == steps(1)
 
 
 def test_experts_are_priced_by_the_tokens_of_all_ranks_and_the_rest_by_those_of_one() -> None:
