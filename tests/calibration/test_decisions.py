@@ -1,6 +1,7 @@
 """Rung 7: planted truths, which questions are asked, what a choice is worth, and the command."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from calibration.validation.decisions import scoring
 from calibration.validation.decisions.configurations import Configuration, Times
+from calibration.validation.decisions.page import markdown
 from calibration.validation.decisions.questions import Group, Slo, groups, slos
 from calibration.validation.decisions.rules import RULES, anchored, by, by_expected_worth
 from calibration.validation.decisions.scoring import answers, common_share, decided, summed_up
@@ -123,6 +125,21 @@ def test_without_errors_choices_are_the_best(monkeypatch: pytest.MonkeyPatch) ->
     closer = decided([planted]).closer
     assert closer[1, 0.1].utility < 0.9
     assert closer[1e-6, 0.1].utility > 0.99 and closer[1e-6, 0.1].broke == 0
+
+
+@pytest.mark.parametrize(
+    ("factor", "told"),
+    [
+        (1, "The target is met with 100 % of the errors, at a risk of 20 %."),
+        (4, "The target is met with 50 % of the errors, at a risk of 10 %."),
+        (64, "The target would take less than 50 % of the errors."),
+    ],
+)
+def test_the_page_says_how_large_errors_may_be(factor: int, told: str) -> None:
+    """The two fastest are predicted to be faster yet by a factor, of which their bands allow 4."""
+    sure = [option(n, 10 + n / 4) for n in (4, 8, 16, 32)]
+    unsure = [option(n, 10 + n / 4, predicted=(10 + n / 4) / factor, spread=4) for n in (64, 128)]
+    assert told in markdown(decided([group(*sure, *unsure)]), Counter())
 
 
 def test_what_a_family_is_off_by_together_is_common() -> None:

@@ -91,6 +91,7 @@ def markdown(found: Decisions, left_out: Counter[str]) -> str:
             "\n## What better predictions would be worth\n",
             "The same questions, had every prediction been off by a share of its error, with bands as much narrower.\n",
             markdown_table(_CLOSER_HEADER, _closer_rows(found)),
+            _target_takes(found),
             "\n## By model and GPU\n",
             markdown_table(_PART_HEADER, map(_part_row, found.parts.items())),
             "\n## Measured rows that are in no question\n",
@@ -132,6 +133,14 @@ def _closer_rows(found: Decisions) -> Iterator[tuple[str, ...]]:
     for share in SHARES:
         scores = [found.closer[share, risk] for risk in (RISK, BOLD)]
         yield _pct(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", _pct(s.broke)))
+
+
+def _target_takes(found: Decisions) -> str:
+    met = [at for at, s in found.closer.items() if s.utility >= _UTILITY and s.broke <= _BROKEN]
+    if not met:
+        return f"\nThe target would take less than {_pct(min(SHARES))} of the errors."
+    share, risk = max(met)
+    return f"\nThe target is met with {_pct(share)} of the errors, at a risk of {_pct(risk)}."
 
 
 def _part_row(pair: tuple[tuple[str, str], Score]) -> tuple[str, ...]:
