@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 from collections.abc import Sequence
@@ -44,3 +45,4 @@ def _import_pages() -> None:
 
     for name in PAGES:
         import_page(name)
+    gc.freeze()  # what is imported stays: Streamlit looks for reference cycles after every drawing

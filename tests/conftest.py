@@ -1,6 +1,7 @@
 """Before anything imports numpy: the environment that the command line sets for itself; and shared fixtures."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -26,6 +27,13 @@ from tests.fast_lane import (  # noqa: F401
 
 # A shell lets what it starts in the background ignore Ctrl-C, children and all; the tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays. A search for reference cycles would look through all of it: a third of a second,
+    and Streamlit makes one after every drawing of a page."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
