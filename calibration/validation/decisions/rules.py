@@ -91,4 +91,4 @@ RULES: dict[str, Rule] = {
     "roofline": by(lambda o: o.roofline),
     "anchored constant": anchored,
 }
-APPETITES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+APPETITES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
