@@ -30,6 +30,7 @@ MODULES = (
     "serving/policies/vllm.py",
     "serving/request.py",
     "serving/step_plan.py",
+    "serving/step_prices.py",
     "sim/gateway.py",
     "sim/leap.py",
     "sim/replica.py",

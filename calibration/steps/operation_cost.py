@@ -3,17 +3,14 @@
 What depends on the number of tokens (GEMMs, experts, norms, collectives) and on sampled rows is tabulated once, in
 numpy. Decode attention is piecewise linear in the context for each number of rows, prompt attention is
 interpolated over a grid of prompts, lengths and pasts: tables are sampled from the same corrected parts that
-`explain` shows. All sums are integers, in picoseconds, so that a leap over decode steps costs what stepping does.
+`explain` shows. `StepPrices` sums them up.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
-from math import exp, log2, sqrt
 from typing import Any
 
 import numpy as np
@@ -30,13 +27,13 @@ from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import PUBLISHED, LaunchCost, launches, launching_ps
 from calibration.steps.parts import parts_of, step_parts
 from serving.cost_model import MASK_NS, decode_plans
-from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
 from serving.deployments.draft_module import draft_module, module_deployment
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.step_plan import StepPlan
+from serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices
 
 _GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padded to their bucket
 _DECODE_PARTS = ("decode attention",)
@@ -115,13 +112,17 @@ class OperationCost:
         self._most_logits = self._most_rows * (1 + self._drafts)
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
         self._scaled: dict[tuple[float, float, float | None], OperationCost] = {}
-        self._curves: dict[int, _DecodeRows] = {}
+        self._curves: dict[int, DecodeRows] = {}
         self._prompts = _PromptGrid(self)
+        self._eager = deployment.enforce_eager
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1))  # what cannot be priced is refused before a run
         self.stages = self._stages()
 
     def _stages(self) -> list[OperationCost]:
         return []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_prices"}  # sums of the tables beside it
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
@@ -179,25 +180,16 @@ class OperationCost:
     # CostModel
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return self._cpu_ns(plan.decode_rows + plan.prefill_rows) + MASK_NS * plan.masked_rows
+        return self._prices.cpu_ns(plan.decode_rows + plan.prefill_rows) + MASK_NS * plan.masked_rows
 
     def step_ns(self, plan: StepPlan) -> int:
-        rows, tokens = plan.decode_rows, plan.prefill_tokens
         logits = plan.sampled_rows + plan.draft_tokens if self._drafting else plan.sampled_rows
-        total = self._by_size(plan.tokens, logits)
+        total = self._prices.step_ps(plan, logits)
         if plan.routed_tokens >= 0:
             shared = self._shared_ps
             total += shared[min(plan.routed_tokens, self._most_tokens)] - shared[min(plan.tokens, self._most_tokens)]
-        if rows:
-            total += self._rows(rows).ps(plan.decode_context, plan.decode_squares)
-        if tokens:
-            prompts = plan.prefill_rows
-            total += self._prompts.ps(prompts, tokens, plan.prefill_context, plan.prefill_pairs)
-            total += prompts * self._added["prompt"]
-            if not rows:
-                total += self._added["prompts only"] + tokens * self._added["prompts only, token"]
-        if self.deployment.enforce_eager:
-            total = max(total, self._launching_ps[bool(rows), bool(tokens), bool(logits)])
+        if self._eager:
+            total = max(total, self._launching_ps[plan.decode_rows > 0, plan.prefill_tokens > 0, logits > 0])
         if self._drafting:
             total += self._drafting.ps(plan, total)
         return total // 1000
@@ -205,13 +197,11 @@ class OperationCost:
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         if self._drafting:
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
-        fixed = self._by_size(rows, rows)
-        cpu = self._cpu_ns(rows)
-        run = self._rows(rows).run(context, squares, steps, fixed)
-        if self.deployment.enforce_eager:
+        cpu = self._prices.cpu_ns(rows)
+        if self._eager:
             least = self._launching_ps[True, False, True] // 1000
-            return [cpu + max(ns, least) for ns in run]
-        return run.longer(cpu)
+            return [cpu + max(ns, least) for ns in self._prices.run(rows, context, squares, steps, 0)]
+        return self._prices.run(rows, context, squares, steps, cpu)
 
     def network_ns(self, tokens: int) -> int:
         return self._network_ns[min(tokens, self._most_tokens)]
@@ -227,14 +217,6 @@ class OperationCost:
             if isinstance(operation, Collective) and operation.link is not None:
                 busy += 1e9 * operation.count * operation.sent_between_nodes / rate_between_nodes(gpu, operation)
         return [round(ns) for ns in busy.tolist()]
-
-    def _cpu_ns(self, rows: int) -> int:
-        return round(self.host.step_ns + self.host.row_ns * rows)
-
-    def _by_size(self, tokens: int, sampled: int) -> int:
-        """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
-        dense = self._dense_ps[min(tokens, self._most_tokens)]
-        return dense + self._sampled_ps[min(sampled, self._most_logits)] + self._added["step"]
 
     @cached_property
     def _launching_ps(self) -> dict[tuple[bool, bool, bool], int]:
@@ -277,7 +259,23 @@ class OperationCost:
         with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
         return _picoseconds(with_head)
 
-    def _rows(self, rows: int) -> _DecodeRows:
+    @cached_property
+    def _prices(self) -> StepPrices:
+        added = self._added
+        return StepPrices(
+            self._dense_ps,
+            self._sampled_ps,
+            added["step"],
+            added["prompt"],
+            added["prompts only"],
+            added["prompts only, token"],
+            self.host.step_ns,
+            self.host.row_ns,
+            self._rows,
+            PromptCells(self._prompts.cell),
+        )
+
+    def _rows(self, rows: int) -> DecodeRows:
         if rows not in self._curves:
             first = (rows - 1) // _AT_ONCE * _AT_ONCE + 1
             self._make_rows(range(first, first + _AT_ONCE))
@@ -302,79 +300,26 @@ class OperationCost:
         for at, count in enumerate(many):
             values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
             per_spread = 1000.0 * float(parts["imbalance"][at, 0])
-            self._curves[count] = _DecodeRows(count, contexts[at].tolist(), values, per_spread)
+            self._curves[count] = DecodeRows(count, contexts[at].tolist(), values, per_spread)
 
 
 def _picoseconds(ns: NDArray[np.float64]) -> list[int]:
     return [round(1000 * each) for each in ns.tolist()]
 
 
-class _DecodeRows:
-    """Picoseconds of attention of so many decode rows: piecewise linear in their context."""
-
-    def __init__(self, rows: int, contexts: list[int], values: list[int], per_spread: float) -> None:
-        slopes = [(b - a) // (d - c) for (a, b), (c, d) in zip(pairwise(values), pairwise(contexts), strict=True)]
-        self.rows = rows
-        self._contexts = contexts
-        self._slopes = slopes
-        self._bases = [value - slope * at for value, slope, at in zip(values, slopes, contexts, strict=False)]
-        self._per_spread = per_spread
-
-    def ps(self, context: int, squares: int) -> int:
-        segment = min(bisect_right(self._contexts, context), len(self._slopes)) - 1
-        return self._bases[segment] + self._slopes[segment] * context + self._imbalance(context, squares)
-
-    def run(self, context: int, squares: int, steps: int, more_ps: int) -> DecodeRun:
-        """The same and `more_ps` for each of `steps` steps in a row, every row one token longer each time."""
-        rows, last = self.rows, len(self._slopes) - 1
-        fixed = self._imbalance(context, squares) + more_ps
-        end = context + rows * steps
-        segment = min(bisect_right(self._contexts, end - rows) - 1, last)
-        run: DecodeRun | None = None
-        while run is None or end > context:  # segment by segment, from the last
-            begin = context
-            if context < self._contexts[segment]:  # the first context of this run in the segment
-                begin = context - (context - self._contexts[segment]) // rows * rows
-            slope = self._slopes[segment]
-            if begin < end:
-                first_ps = fixed + self._bases[segment] + slope * begin
-                run = DecodeRun(first_ps, slope * rows, (end - begin) // rows, run)
-            end = begin
-            segment -= 1
-        return run
-
-    def _imbalance(self, context: int, squares: int) -> int:
-        """From the variance, which stays while every row grows by one token."""
-        return round(sqrt(max(self.rows * squares - context * context, 0)) / self.rows * self._per_spread)
-
-
 class _PromptGrid:
-    """Picoseconds of prompt attention, interpolated in logarithms over prompts, their length and their past.
-
-    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the
-    same pairs with their past.
-    """
+    """Picoseconds of prompt attention at powers of two of prompts, their length and their past."""
 
     def __init__(self, cost: OperationCost) -> None:
         self._cost = cost
         self._corners: dict[tuple[int, int, int], float] = {}
-        self._cells: dict[tuple[float, float, float], tuple[float, ...]] = {}
 
-    def ps(self, rows: int, tokens: int, past: int, pairs: int) -> int:
-        own = min(max(pairs - tokens * past / rows, tokens * (tokens / rows + 1) / 2), tokens * (tokens + 1) / 2)
-        length = 2.0 * own / tokens - 1.0
-        i, u = divmod(log2(tokens / length), 1.0)
-        j, v = divmod(log2(length), 1.0)
-        k, w = divmod(log2(1.0 + (pairs - own) / tokens), 1.0) if pairs > own else (0.0, 0.0)
-        cell = self._cells.get((i, j, k)) or self._cell(i, j, k)
-        a, au, av, auv, b, bu, bv, buv = cell
-        return round(exp(a + u * au + v * (av + u * auv) + w * (b + u * bu + v * (bv + u * buv))))
-
-    def _cell(self, i: float, j: float, k: float) -> tuple[float, ...]:
+    def cell(self, i: int, j: int, k: int) -> Cell:
         """Coefficients of the trilinear form between eight corners, in the distances from the lowest."""
-        near, far = (self._face(int(i), int(j), int(k) + step) for step in (0, 1))
-        cell = self._cells[i, j, k] = (*near, *(f - n for n, f in zip(near, far, strict=True)))
-        return cell
+        near, far = (self._face(i, j, k + step) for step in (0, 1))
+        a, b, c, d = near
+        e, f, g, h = (beyond - here for here, beyond in zip(near, far, strict=True))
+        return a, b, c, d, e, f, g, h
 
     def _face(self, i: int, j: int, k: int) -> tuple[float, float, float, float]:
         low, up, right, both = (self._at(i + di, j + dj, k) for di, dj in ((0, 0), (1, 0), (0, 1), (1, 1)))

@@ -187,19 +187,19 @@ def _recommended(
         for number in (replicas - 1, replicas + max(replicas // 4, 1))
         if 1 <= number <= limits.most and (engine.name, number) not in there
     ]
-    tasks: list[Task[Question, Any]] = [  # the longest first
+    tasks: list[Task[Question, Any]] = [  # the longest first, and what others may need before them
         partial(headroom_band, engine=engine, replicas=replicas, holds=(held.planned, *held.draws)),
+        *(partial(attempt, engine=engine, replicas=number) for number, attempt in around),
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
-        *(partial(attempt, engine=engine, replicas=number) for number, attempt in around),
     ]
-    runs = [_HEADROOM, _KNEE, _ENDS, *(1 for _ in around)]
+    runs = [_HEADROOM, *(1 for _ in around), _KNEE, _ENDS]
 
     def report(last: int) -> None:
         left = sum(runs[last + 1 :]) + _choosing(workers.common)
         progress(Progress(settled, len(known) + sum(runs[: last + 1]), left))
 
-    headroom, found_knee, (fast, likely, slow), *trials = workers.run(tasks, report)
+    headroom, *trials, found_knee, (fast, likely, slow) = workers.run(tasks, report)
     more = [(engine, trial) for trial in trials]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
     choices = _choices(workers, engine, {replicas: held}, [n for n in (likely, slow) if n])

@@ -184,7 +184,7 @@ def headroom_band(
     slow, fast = (partial(_faster, question, engine, replicas, end) for end in (SLOW, FAST))
     first = (0, _FIRST_PERCENT)
     least = _last_to_hold(0, most_percent + 1, slow, first, _growth, _NEAR).last if min(known) >= SLOW else 0
-    most = _last_to_hold(least, most_percent + 1, fast, (2 * least + _FIRST_PERCENT,), _growth, _NEAR).last
+    most = _last_to_hold(least, most_percent + 1, fast, (0, 2 * least + _FIRST_PERCENT), _growth, _NEAR).last
     return least, None if most == most_percent else most
 
 

@@ -195,7 +195,8 @@ def test_the_tables_give_what_the_parts_sum_to(decodes, chunks, model):
 
 def test_graphs_pad_decode_steps_to_their_bucket() -> None:
     graphs, eager = (OperationCost(LLAMA, deployment(enforce_eager=e), Roofline()) for e in (False, True))
-    assert graphs._by_size(9, 9) == eager._by_size(16, 9) > eager._by_size(9, 9)
+    of_graphs, of_eager = graphs._prices, eager._prices
+    assert of_graphs.sized_ps(9, 9) == of_eager.sized_ps(16, 9) > of_eager.sized_ps(9, 9)
 
 
 def test_uneven_rows_cost_where_a_block_walks_a_row_and_not_where_kernels_cut_rows() -> None:

@@ -1,0 +1,149 @@
+"""What steps take by tables: the sums that a simulation asks for at every step, in whole picoseconds.
+
+Whoever knows kernels makes the tables. Sums are integers, so that a leap over decode steps costs what stepping does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import pairwise
+from math import exp, log2, sqrt
+
+from serving.decode_run import DecodeRun
+from serving.step_plan import StepPlan
+
+Cell = tuple[float, float, float, float, float, float, float, float]
+
+
+class DecodeRows:
+    """Picoseconds of attention of so many decode rows: piecewise linear in their context."""
+
+    def __init__(self, rows: int, contexts: list[int], values: list[int], per_spread: float) -> None:
+        slopes = [(b - a) // (d - c) for (a, b), (c, d) in zip(pairwise(values), pairwise(contexts), strict=True)]
+        self.rows = rows
+        self.contexts, self.values = contexts, values
+        self.slopes = slopes
+        self.bases = [value - slope * at for value, slope, at in zip(values, slopes, contexts, strict=False)]
+        self.per_spread = per_spread
+
+    def __reduce__(self) -> tuple[Callable[..., DecodeRows], tuple[int, list[int], list[int], float]]:
+        return DecodeRows, (self.rows, self.contexts, self.values, self.per_spread)  # compiled, it has no other way
+
+    def ps(self, context: int, squares: int) -> int:
+        """At so many tokens of context in all, and the sum of their squares."""
+        segment = min(bisect_right(self.contexts, context), len(self.slopes)) - 1
+        return self.bases[segment] + self.slopes[segment] * context + self.imbalance(context, squares)
+
+    def run(self, context: int, squares: int, steps: int, more_ps: int) -> DecodeRun:
+        """The same and `more_ps` for each of `steps` steps in a row, every row one token longer each time."""
+        rows = self.rows
+        fixed = self.imbalance(context, squares) + more_ps
+        end = context + rows * steps
+        segment = min(bisect_right(self.contexts, end - rows), len(self.slopes)) - 1
+        run: DecodeRun | None = None
+        while run is None or end > context:  # segment by segment, from the last
+            begin = context
+            if context < self.contexts[segment]:  # the first context of this run in the segment
+                begin = context - (context - self.contexts[segment]) // rows * rows
+            slope = self.slopes[segment]
+            if begin < end:
+                first_ps = fixed + self.bases[segment] + slope * begin
+                run = DecodeRun(first_ps, slope * rows, (end - begin) // rows, run)
+            end = begin
+            segment -= 1
+        return run
+
+    def imbalance(self, context: int, squares: int) -> int:
+        """From the variance, which stays while every row grows by one token."""
+        variance = self.rows * squares - context * context
+        return round(sqrt(float(variance)) / self.rows * self.per_spread) if variance > 0 else 0
+
+
+class PromptCells:
+    """Picoseconds of prompt attention, trilinear in logarithms over prompts, their length and their past.
+
+    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the
+    same pairs with their past. `make` gives a cell's coefficients, in the distances from its lowest corner, which is
+    at that power of two of each.
+    """
+
+    def __init__(self, make: Callable[[int, int, int], Cell]) -> None:
+        self.make = make
+        self.cells: dict[tuple[int, int, int], Cell] = {}
+
+    def ps(self, rows: int, tokens: int, past: int, pairs: int) -> int:
+        own = min(max(pairs - tokens * past / rows, tokens * (tokens / rows + 1) / 2), tokens * (tokens + 1) / 2)
+        length = 2.0 * own / tokens - 1.0
+        prompts, longest, behind = log2(tokens / length), log2(length), 0.0
+        if pairs > own:
+            behind = log2(1.0 + (pairs - own) / tokens)
+        i, j, k = int(prompts // 1.0), int(longest // 1.0), int(behind // 1.0)
+        u, v, w = prompts % 1.0, longest % 1.0, behind % 1.0
+        cell = self.cells.get((i, j, k))
+        if cell is None:
+            cell = self.cells[i, j, k] = self.make(i, j, k)
+        a, au, av, auv, b, bu, bv, buv = cell
+        return round(exp(a + u * au + v * (av + u * auv) + w * (b + u * bu + v * (bv + u * buv))))
+
+
+class StepPrices:
+    """Steps of an engine, each the sum of its parts.
+
+    tokens_ps, sampled_ps    by tokens and by sampled rows; more than there are cost as many as there are
+    step_ps, prompt_ps       what every step adds, and every prompt in one
+    only_ps, only_token_ps   what a step without decode rows adds, and each of its tokens
+    cpu_ns, cpu_row_ns       CPU time of every step, and of every request in it
+    rows                     makes what so many decode rows take
+    """
+
+    def __init__(
+        self,
+        tokens_ps: list[int],
+        sampled_ps: list[int],
+        step_ps: int,
+        prompt_ps: int,
+        only_ps: int,
+        only_token_ps: int,
+        cpu_ns: float,
+        cpu_row_ns: float,
+        rows: Callable[[int], DecodeRows],
+        prompts: PromptCells,
+    ) -> None:
+        self.tokens_ps, self.sampled_ps = tokens_ps, sampled_ps
+        self.added_ps, self.prompt_ps, self.only_ps, self.only_token_ps = step_ps, prompt_ps, only_ps, only_token_ps
+        self.cpu_step_ns, self.cpu_row_ns = cpu_ns, cpu_row_ns
+        self.make_rows, self.prompts = rows, prompts
+        self.rows: dict[int, DecodeRows] = {}
+
+    def cpu_ns(self, rows: int) -> int:
+        return round(self.cpu_step_ns + self.cpu_row_ns * rows)
+
+    def step_ps(self, plan: StepPlan, logits: int) -> int:
+        """A step that samples from so many rows of logits."""
+        rows, tokens = plan.decode_rows, plan.prefill_tokens
+        total = self.sized_ps(plan.tokens, logits)
+        if rows:
+            total += self.decode(rows).ps(plan.decode_context, plan.decode_squares)
+        if tokens:
+            prompts = plan.prefill_rows
+            total += self.prompts.ps(prompts, tokens, plan.prefill_context, plan.prefill_pairs)
+            total += prompts * self.prompt_ps
+            if not rows:
+                total += self.only_ps + tokens * self.only_token_ps
+        return total
+
+    def run(self, rows: int, context: int, squares: int, steps: int, more_ns: int) -> DecodeRun:
+        """So many pure decode steps, each `more_ns` longer."""
+        return self.decode(rows).run(context, squares, steps, self.sized_ps(rows, rows) + 1000 * more_ns)
+
+    def sized_ps(self, tokens: int, logits: int) -> int:
+        """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
+        dense = self.tokens_ps[min(tokens, len(self.tokens_ps) - 1)]
+        return dense + self.sampled_ps[min(logits, len(self.sampled_ps) - 1)] + self.added_ps
+
+    def decode(self, rows: int) -> DecodeRows:
+        found = self.rows.get(rows)
+        if found is None:
+            found = self.rows[rows] = self.make_rows(rows)
+        return found
