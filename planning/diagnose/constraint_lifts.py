@@ -285,14 +285,12 @@ def _remade(scenario: PricedScenario, change: Callable[[Deployment], Deployment]
     return replace(scenario, deployment=change(scenario.deployment), pools=tuple(map(remade, scenario.all_pools)))
 
 
-def _recosted(
-    scenario: PricedScenario, lifted: Callable[[CostModel], CostModel | None], why: str = _NO_PARTS
-) -> PricedScenario | str:
-    """With what `lifted` makes of each cost model, or `why` if it makes nothing of one."""
+def _recosted(scenario: PricedScenario, lifted: Callable[[CostModel], CostModel | None]) -> PricedScenario | str:
+    """With what `lifted` makes of each cost model, or why not if it makes nothing of one."""
     pools = scenario.all_pools
     made = {id(pool.cost): lifted(pool.cost) for pool in {id(pool.cost): pool for pool in pools}.values()}
     found = [replace(pool, cost=cost) for pool in pools if (cost := made[id(pool.cost)]) is not None]
-    return replace(scenario, pools=tuple(found)) if len(found) == len(pools) else why
+    return replace(scenario, pools=tuple(found)) if len(found) == len(pools) else _NO_PARTS
 
 
 def _redeployed(scenario: PricedScenario, **changes: Any) -> PricedScenario:

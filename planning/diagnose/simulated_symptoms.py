@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from planning.diagnose.baseline import Baseline
 from planning.diagnose.constraint_lifts import REPLICA, one_more_replica, twice_the_gpus
-from planning.diagnose.document import FINISHED, Counterfactual, Found, Symptom, shown_ms
+from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Found, Symptom, shown_ms
 from planning.priced_scenario import PricedScenario
 from serving.metrics import metric
 from traces.client_view import as_clients_saw
 from traces.run_metrics import RunMetrics
 
 GOOD_BENCHMARK = "good benchmark, poor product"
-_LEAST = 0.1  # of the p99
 _SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
 _HIDDEN = 1.5  # times the median TTFT: what a benchmark may hide
 
@@ -59,7 +58,7 @@ def scaling_efficiency(scenario: PricedScenario) -> float | None:
 def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
     """What only a counterfactual can show of a troubled run."""
     replica = next(c for c in tried if c.name == REPLICA)
-    helps_little = not replica.skipped and -math.inf < replica.gain(name) < _LEAST
+    helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST
     if not helps_little and (scaling is None or scaling >= _SCALES):
         return
     told = []

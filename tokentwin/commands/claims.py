@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from tokentwin.commands.saved_answer import Told, answering
+from tokentwin.options import listed
 
 
 @click.command()
-@click.option("--only", multiple=True, help="Check only the claim of this name; can be repeated.")
+@click.option("--only", multiple=True, help="Check only the claim of this name, or of several.")
 @click.option(
     "--claims", "directory", type=click.Path(), help="Folder of your own claims, instead of the bundled ones."
 )
@@ -44,7 +45,7 @@ def claims(
 
     if write is not None:
         check_free(write, overwrite=True)
-    wanted = load_claims(directory, only)
+    wanted = load_claims(directory, tuple(listed(only)))
     door = None if front_door is None else FrontDoor.load(front_door)
     ran_on = machine() if engine else ""
     with telling() as tell:
