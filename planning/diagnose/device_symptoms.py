@@ -9,6 +9,7 @@ from planning.diagnose.document import Found, shown_ms
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
 from traces.distribution import Distribution
+from traces.recording_notes import notes_of
 
 LOW_UTILISATION = "low utilisation"
 _TAIL = 3.0  # p99 over p50 of gaps between tokens
@@ -104,9 +105,12 @@ def _bubbles(e: Evidence) -> Found | None:
 
 
 def _launches(e: Evidence) -> Found | None:
-    share = e.parts.get(WAITING, 0.0) + e.parts.get("host and launch", 0.0)
-    eager = " without CUDA graphs" if e.deployment.enforce_eager else ""
-    told = f"{100 * share:.0f} % of the steps' time goes into launching kernels{eager}, and gaps between them"
+    """As a cost model explains it, or an engine that saw how long its host was still launching a step that ran."""
+    explained = e.parts.get(WAITING, 0.0) + e.parts.get("host and launch", 0.0)
+    seen = notes_of(e.run).get("launching_share") or 0.0
+    share, eager = max(explained, seen), " without CUDA graphs" if e.deployment.enforce_eager else ""
+    more = "" if seen > explained else ", and gaps between them"
+    told = f"{100 * share:.0f} % of the steps' time goes into launching kernels{eager}{more}"
     return Found(share, told) if share >= _MUCH else None
 
 

@@ -121,6 +121,15 @@ def test_a_recording_without_steps_still_shows_its_queue(tmp_path: Path) -> None
     assert not evidence.has_steps and "high TTFT" in [symptom.name for symptom in symptoms(evidence)]
 
 
+def test_a_log_of_a_host_that_launches_while_steps_run_needs_no_cost_model(tmp_path: Path) -> None:
+    recording = runs.recorded(runs.calm(), tmp_path / "run")
+    for share in (0.1, 0.4):
+        add_notes(recording.path, {"launching_share": share})
+        found = {s.name: s.evidence for s in symptoms(Evidence(Recording.load(recording.path)))}
+        assert ("launch-bound steps" in found) == (share == 0.4)
+    assert found["launch-bound steps"] == "40 % of the steps' time goes into launching kernels"
+
+
 # Where requests come to nothing
 
 
