@@ -18,6 +18,7 @@ from dashboard import blocks
 from dashboard.blocks import figure, heading, mistake, table
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.sheet import Fact
+from dashboard.shown import literal
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
@@ -85,6 +86,7 @@ def _prices(calibration: Calibration) -> None:
         for name, meaning in meanings.items()
     ]
     table(prices, {"price (µs)": "%.4g"}, height="content")
+    st.caption(f"Launches without CUDA graphs: {literal(str(calibration.launches))}")
 
 
 def _steps(path: Path) -> tuple[NDArray[Any], ...]:

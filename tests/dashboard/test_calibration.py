@@ -165,6 +165,7 @@ def test_our_engine_predicted_and_measured(calibrated):
     (residuals,) = charts(app)
     assert "a step" in {trace["name"] for trace in residuals["data"]}
     assert "launch" in set(app.dataframe[0].value["of"])
+    assert "Launches without CUDA graphs: not measured" in " ".join(caption.value for caption in app.caption)
 
 
 def test_another_engine_by_its_correction(calibrated):
