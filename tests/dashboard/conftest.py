@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,15 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.dashboard.samples import write_samples
 
     return write_samples(tmp_path_factory.mktemp("samples") / "runs")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_scan_for_components():
+    """Streamlit looks through all installed packages for every AppTest, which is most of its time; here once."""
+    if "streamlit" in sys.modules:
+        from streamlit.components.v2 import manifest_scanner
+
+        manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 
 
 @pytest.fixture(autouse=True)
