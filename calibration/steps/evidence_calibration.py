@@ -120,7 +120,8 @@ def transferred(
         wider=here.correction.wider,
         domain={},
     )
-    host = learnt.host.taking(moved(lambda c: c.host.times_ns))
+    host_ns = moved(lambda c: c.host.times_ns)
+    host = replace(learnt.host, step_ns=host_ns["step_ns"], row_ns=host_ns["row_ns"])
     intervals = (
         widened(mine, max(abs(log(end)) for end in blind))
         for mine, blind in zip(learnt.step_interval, here.step_interval, strict=True)

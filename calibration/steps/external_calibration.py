@@ -25,7 +25,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 FILE = "engine.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)

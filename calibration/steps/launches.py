@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from calibration.operations import Operation, StepSizes
 from calibration.step_operations import step_operations
+from calibration.steps.calibration_file import Price
 from calibration.steps.features import recorded_sizes
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
@@ -37,8 +38,8 @@ class LaunchCost:
     source  which measurement it is from, or why it is not known
     """
 
-    ns: float | None
-    sigma: float
+    ns: Price | None
+    sigma: Price
     source: str
 
     def scaled(self, factor: float) -> LaunchCost:

@@ -8,8 +8,8 @@ interpolated over a grid of prompts, lengths and pasts: tables are sampled from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,32 +51,27 @@ class HostTimes:
 
     step_ns     every step: scheduling, making tensors, sampling on the host, sending tokens out
     row_ns      every request in the step
-    launch_ns   every kernel that it launches, where steps do not run as graphs; and
-    launches    what that was learnt from
+    launches    every kernel that it launches, where steps do not run as graphs
     """
 
     step_ns: Price = 0.0
     row_ns: Price = 0.0
-    launch_ns: Price = PUBLISHED.ns or 0.0
-    launches: LaunchCost = field(default=PUBLISHED, repr=False)
+    launches: LaunchCost = PUBLISHED
 
     @property
     def times_ns(self) -> dict[str, float]:
-        """The three times, by name."""
-        return {"step_ns": self.step_ns, "row_ns": self.row_ns, "launch_ns": self.launch_ns}
+        """Those of steps and rows, by name."""
+        return {"step_ns": self.step_ns, "row_ns": self.row_ns}
+
+    @property
+    def launch_ns(self) -> float:
+        """Of a kernel; nothing where it is not known."""
+        return self.launches.ns or 0.0
 
     def scaled(self, factor: float, launching: float | None = None) -> HostTimes:
         """The same, `factor` times as long; a launch `launching` times, if it is given."""
-        each_ns = self.launch_ns * (factor if launching is None else launching)
-        return HostTimes(self.step_ns * factor, self.row_ns * factor, each_ns, self.launches)
-
-    def taking(self, times_ns: Mapping[str, float]) -> HostTimes:
-        """The same with other times."""
-        return HostTimes(times_ns["step_ns"], times_ns["row_ns"], times_ns["launch_ns"], self.launches)
-
-    def launching(self, learnt: LaunchCost) -> HostTimes:
-        """The same with what was `learnt` of launches, if anything was."""
-        return self if learnt.ns is None else replace(self, launch_ns=learnt.ns, launches=learnt)
+        launches = self.launches.scaled(factor if launching is None else launching)
+        return HostTimes(self.step_ns * factor, self.row_ns * factor, launches)
 
 
 class OperationCost:

@@ -40,8 +40,8 @@ def predicted_cost(
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
         there = blind(gpu, then) if same else known
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
-    if launches is not PUBLISHED:
-        known = replace(known, host=known.host.launching(launches))
+    if launches.ns is not None and launches is not PUBLISHED:
+        known = replace(known, host=replace(known.host, launches=launches))
     return known.cost(find_model(deployment.model), deployment, kernels(gpu))
 
 

@@ -144,7 +144,8 @@ def without_launches(cost: CostModel) -> CostModel | None:
     if not isinstance(behind, OperationCost):
         return None
     correction = replace(behind.correction, added_ns={**behind.correction.added_ns, "step": 0.0})
-    return _remade(behind, behind.deployment, correction=correction, host=replace(behind.host, launch_ns=0.0))
+    host = replace(behind.host, launches=behind.host.launches.scaled(0.0))
+    return _remade(behind, behind.deployment, correction=correction, host=host)
 
 
 def repriced(cost: CostModel, deployment: Deployment) -> CostModel:

@@ -35,10 +35,17 @@ from tokentwin.cli import cli
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
 
+
+def taking(launch_ns: float) -> LaunchCost:
+    return LaunchCost(launch_ns, 0.0, "planted")
+
+
 PUBLISHED_NS = 28_000
 LLAMA_8B = find_model("Llama-3.1-8B")
-EAGER = {launch: OperationCost(LLAMA, deployment(enforce_eager=True), Roofline(), host=HostTimes(launch_ns=launch))
-         for launch in (0, 30_000)}  # fmt: skip
+EAGER = {
+    launch: OperationCost(LLAMA, deployment(enforce_eager=True), Roofline(), host=HostTimes(0, 0, taking(launch)))
+    for launch in (0, 30_000)
+}
 
 
 def plan(rows: int, context: int, chunk: int = 0) -> StepPlan:
@@ -221,7 +228,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     for eager in (False, True):
         found[eager] = folder = tmp_path_factory.mktemp("logs") / "run"
         engine = deployment(model="Llama-3.1-8B", attention="hybrid", enforce_eager=eager)
-        cost = OperationCost(LLAMA, engine, Roofline(), host=HostTimes(launch_ns=LAUNCH_NS))
+        cost = OperationCost(LLAMA, engine, Roofline(), host=HostTimes(0, 0, taking(LAUNCH_NS)))
         simulate_to(folder, workload, engine, cost)
         _overwrite(folder / "steps.parquet", graph=not eager)
         _overwrite(folder / "runs.parquet", clock="wall", hardware='{"gpu": "NVIDIA H200"}')

@@ -15,6 +15,7 @@ from calibration.step_operations import stage_transfer
 from calibration.steps.correction import ADDED, Correction
 from calibration.steps.explanation import explain
 from calibration.steps.interval import StepInterval
+from calibration.steps.launches import UNKNOWN
 from calibration.steps.observed import ObservedPipeline
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
@@ -354,7 +355,7 @@ def a_plan(rows: int, context: int, prompt: int) -> StepPlan:
 @pytest.mark.parametrize(("rows", "context", "prompt"), [(64, 1024, 0), (7, 300, 500), (0, 0, 2048), (1, 1, 0)])
 def test_stages_and_transfers_sum_to_the_step(model, stages, tp, rows, context, prompt):
     engine = deployment(pipeline_parallel_size=stages, tensor_parallel_size=tp, enforce_eager=True)
-    host = HostTimes(launch_ns=0)  # each stage waits for a host of its own
+    host = HostTimes(launches=UNKNOWN)  # each stage waits for a host of its own
     cost = PipelineCost(model, engine, Roofline(), correction(), host)
     plan = a_plan(rows, context, prompt)
     whole = sum(cost.stages_ns(plan)) + sum(cost.transfers_ns(plan))
