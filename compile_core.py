@@ -19,6 +19,7 @@ from setuptools import Distribution
 from serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGEST, ROOT, sources_digest
 
 MODULES = (
+    "serving/clients.py",
     "serving/contract.py",
     "serving/decode_run.py",
     "serving/decode_set.py",
@@ -31,6 +32,8 @@ MODULES = (
     "serving/request.py",
     "serving/step_plan.py",
     "serving/step_prices.py",
+    "sim/arrivals.py",
+    "sim/clock.py",
     "sim/gateway.py",
     "sim/leap.py",
     "sim/replica.py",

@@ -193,6 +193,10 @@ class StepPlan:
         """Every row that the decode set does not hold by now."""
         return self.listed + self.departed if self.departed else self.listed
 
+    def sampled_for_nobody(self) -> int:
+        """Rows that sample for requests that were withdrawn since, or ended by more accepted drafts."""
+        return sum(row.samples and row.request.ended for row in self.rows_outside_decodes())
+
     def rows(self) -> list[Row]:
         """Every row, in running order. Only valid until the next plan is made or this one committed."""
         steady = [m for m in self.decodes.members.values() if m.joined < self.clock]

@@ -8,32 +8,46 @@ same input gives the same run on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
-from operator import attrgetter
+from heapq import heappop, heappush
+from typing import Any
 
-import simpy
+import simpy.core
+from mypy_extensions import mypyc_attr
 
 STEP_ENDS = 0  # plus the index of the replica
 TRANSFER_ENDS, FLEET, ARRIVAL, PLANNING = range(1 << 40, (1 << 40) + 4)
 SECOND_NS = 1_000_000_000
 
 
-class VirtualClock(simpy.Environment):
-    """SimPy's environment, in integer nanoseconds."""
+@mypyc_attr(native_class=False)
+class VirtualClock(simpy.core.Environment):
+    """SimPy's environment, in integer nanoseconds. Alarms, which are nearly all events, take a short way."""
 
-    now_ns: int = property(attrgetter("_now"))  # type: ignore[assignment]  # only integers are ever scheduled
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 0
+
+    def step(self) -> None:
+        """See `simpy.Environment.step`."""
+        queue: list[Any] = self._queue
+        if not queue or not isinstance(queue[0][3], Alarm):
+            super().step()
+            self.now_ns = int(self._now)
+            return
+        at_ns, _, _, alarm = heappop(queue)
+        self._now = self.now_ns = at_ns
+        alarm.callback(alarm)
 
 
-class Alarm(simpy.Event):
+class Alarm:
     """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
 
-    _ok = True  # an event that has happened already, as simpy.Timeout makes itself
-    _value = None
+    __slots__ = ("callback",)
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int, callback: Callable[[Alarm], None]) -> None:
-        self.env = clock
-        self.callbacks = [callback]
-        heappush(clock._queue, (at_ns, order, next(clock._eid), self))  # type: ignore[misc]  # priorities are integers
+        self.callback = callback
+        queue: list[Any] = clock._queue
+        heappush(queue, (at_ns, order, next(clock._eid), self))
 
 
 def from_seconds(seconds: float) -> int:

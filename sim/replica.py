@@ -1,9 +1,8 @@
 """One engine on the virtual clock: the shared scheduler in the plain, the overlapped or the pipelined loop.
 
 The plain loop has one step in flight, the overlapped loop two: it plans step N+1 while step N runs, so that CPU time
-is hidden. The pipelined loop has one for each stage. Always a step costs one event. In the first two a run of pure
-decode steps that nothing interrupts is taken in one leap; whatever does interrupt it finds the replica as if it had
-been stepping all along.
+is hidden. The pipelined loop has one for each stage. A step costs one event. In the first two loops a run of pure
+decode steps is one leap; whatever interrupts it finds the replica as if it had been stepping all along.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ class Replica:
     ) -> None:
         self.index = index
         self.scheduler = policy.scheduler
+        self.kv_tokens = kv_tokens(policy.limits)
         self._policy = policy
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
@@ -106,10 +106,6 @@ class Replica:
         """
         ended = 0 if self._leap is None else self._leap.ended(self._clock.now_ns)
         return self._known_tokens + ended * len(self.scheduler.decodes.members)
-
-    @property
-    def kv_tokens(self) -> int:
-        return kv_tokens(self._policy.limits)
 
     @property
     def used_blocks(self) -> int:
@@ -240,16 +236,14 @@ class Replica:
             if self._leaps and (steps := policy.steady_steps()) > 1:
                 self._begin_leap(steps, now)
                 return
-            plan = self._next_plan(now)
-            if plan is None:
+            if (plan := self._next_plan(now)) is None:
                 break
             cpu_ns = self._cost.cpu_ns(plan)
             start, stages_ns = now + cpu_ns, None
             if self._pipeline is not None:
                 start, end, stages_ns = self._pipeline.enter(plan, start)
             else:
-                if start < self._last_end_ns:
-                    start = self._last_end_ns
+                start = max(start, self._last_end_ns)
                 step_ns = self._cost.step_ns(plan)
                 if self.network is not None:
                     step_ns += self.network.wait_ns(plan.tokens, step_ns)
@@ -265,8 +259,7 @@ class Replica:
                     return
                 now += cpu_ns
         if launched:
-            end = launched[0][1]
-            self._set(end if end > now else now, STEP_ENDS + self.index, self._commit)
+            self._set(max(launched[0][1], now), STEP_ENDS + self.index, self._commit)
         else:
             self._rest()
 
@@ -314,7 +307,7 @@ class Replica:
         plan, _ = self._launched.popleft()
         now = self._clock.now_ns
         if self._withdrawals:
-            self._known_tokens -= _samples_for_nobody(plan)
+            self._known_tokens -= plan.sampled_for_nobody()
             self._withdrawals = bool(self._launched)
         finished = self._policy.commit(plan)
         if plan.accepted_tokens and finished and self._launched:
@@ -371,9 +364,8 @@ class Replica:
             return
         self._leap = None
         self._log.step_log.lands(self.index)
-        finished = self._skip(leap, leap.steps)
         now = self._clock.now_ns
-        for request in finished:
+        for request in self._skip(leap, leap.steps):
             self._end(request, now)
         self._plan_after_arrivals(now)
 
@@ -395,21 +387,14 @@ class Replica:
         self._leap = None
         now = self._clock.now_ns
         self._log.step_log.lands(self.index)
-        ended = leap.ended(now)
-        if ended:
+        if ended := leap.ended(now):
             self._skip(leap, ended)
             if leap.turn_ns(ended - 1) == now:
                 self._set(now, PLANNING, self._plan)
                 return
         plan = self._policy.schedule()
         self._policy.must_be_steady(plan)
-        self._last_end_ns = leap.end_ns(ended)
-        self._launched.append((plan, self._last_end_ns))
-        times = leap.plan_ns(ended), leap.start_ns(ended), self._last_end_ns
-        self._log.planned(self.index, self.scheduler, plan, *times)
+        self._last_end_ns = end_ns = leap.end_ns(ended)
+        self._launched.append((plan, end_ns))
+        self._log.planned(self.index, self.scheduler, plan, leap.plan_ns(ended), leap.start_ns(ended), end_ns)
         self._set(leap.turn_ns(ended), STEP_ENDS + self.index, self._commit)
-
-
-def _samples_for_nobody(plan: StepPlan) -> int:
-    """Rows of the plan that sample for requests that were withdrawn since, or ended by more accepted drafts."""
-    return sum(row.samples and row.request.ended for row in plan.rows_outside_decodes())

@@ -29,6 +29,7 @@ from sim.step_log import StepLog
 from traces.schema import REQUESTS, arrow_schema
 
 BLOCK = 16_384  # rows handed to the sink at once, if not told otherwise
+_AT_ONCE = 256  # rows that become columns while a processor's cache holds them
 _NOWHERE = -1  # the replica of a request that is on none
 _FINISHED = Status.FINISHED.value
 
@@ -390,6 +391,10 @@ class RunLog:
 
     def _flush_requests(self) -> None:
         if self._request_rows:
-            columns = zip(*self._request_rows, strict=True)
+            columns: list[list[Any]] = [[] for _ in _REQUEST_COLUMNS]
+            for first in range(0, len(self._request_rows), _AT_ONCE):
+                part = zip(*self._request_rows[first : first + _AT_ONCE], strict=True)
+                for column, values in zip(columns, part, strict=True):
+                    column.extend(values)
             self._sink.add_requests(dict(zip(_REQUEST_COLUMNS, columns, strict=True)))
             self._request_rows.clear()
