@@ -36,6 +36,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Else nanobind calls what is frozen a leak, on sixty lines."""
+    gc.unfreeze()
+
+
 @contextmanager
 def _no_running_loop(item: pytest.Item) -> Iterator[None]:
     """Playwright leaves its loop marked as running while the browser is open, and no other could be run."""
