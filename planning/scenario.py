@@ -47,7 +47,7 @@ class Scenario(Request):
         None,
         ge=1,
         le=100_000,
-        description="number of engines behind the router; by default 1, or what the deployment's fleet states",
+        description="engines behind the router (of a fleet: of its first pool); by default 1, or as the fleet states",
     )
     router: RouterConfig | None = Field(None, description="router, by name; by default round-robin")
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(

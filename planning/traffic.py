@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from planning.request import Request
+from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
@@ -47,7 +48,7 @@ class Offered(Request):
         """A file in YAML is read once, here."""
         if isinstance(traffic, str | Path):
             return read_spec(traffic) if is_specification(traffic) else str(traffic)
-        return traffic
+        return parse(SynthSpec, traffic, "traffic") if isinstance(traffic, dict) else traffic
 
     @property
     def recorded(self) -> bool:

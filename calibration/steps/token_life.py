@@ -60,8 +60,9 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         found.append(stage("layer: gate and up", tokens, 2, -(-model.intermediate_size // tp), times=dense))
     if model.moe_layers:
         inter = model.moe_intermediate_size
-        inter = inter if deployment.enable_expert_parallel else -(-inter // tp)
-        routed = tokens * model.experts_per_token // deployment.expert_parallel_size
+        ranks = deployment.data_parallel_size  # step together, and share their experts
+        inter = inter if deployment.enable_expert_parallel else -(-inter // (tp * ranks))
+        routed = tokens * ranks * model.experts_per_token // deployment.expert_parallel_size
         found += [
             stage("layer: scores of experts", tokens, model.num_experts, times=model.moe_layers),
             stage("layer: experts' gate and up", routed, 2, inter, times=model.moe_layers),

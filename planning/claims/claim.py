@@ -87,6 +87,8 @@ class Expected(Request):
     def _says_something(self) -> Expected:
         if self.least is None and self.most is None:
             raise ValueError("give least, most or both")
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise ValueError(f"least must be at most {self.most:g}, which is most")
         return self
 
     def judge(self, low: float, high: float) -> Holds:

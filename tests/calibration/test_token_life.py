@@ -36,6 +36,16 @@ def test_a_device_has_its_share() -> None:
         assert part.bytes * (8 if split else 1) == whole.bytes
 
 
+@pytest.mark.parametrize(
+    ("parallel", "rows", "inter"), [(True, 64 * 8 * 16 // 16, 2048), (False, 64 * 8 * 16, 2048 // 16)]
+)
+def test_ranks_that_share_experts_bring_all_their_tokens(parallel: bool, rows: int, inter: int) -> None:
+    wide = Deployment(model="DeepSeek-V3", data_parallel_size=16, enable_expert_parallel=parallel)
+    life = token_life(find_model("DeepSeek-V3"), wide, uniform_step(64, 100, 0, 0, 0))
+    (experts,) = (stage for stage in life if "experts' gate" in stage.name)
+    assert experts.shape == (rows, 2, inter)
+
+
 def test_explain_shows_it() -> None:
     arguments = ["explain", "--model", "Llama-3.1-8B", "--rows", "4"]
     assert "probabilities" in CliRunner().invoke(cli, arguments, catch_exceptions=False).output

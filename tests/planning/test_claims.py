@@ -100,6 +100,24 @@ def test_the_page_and_the_json_say_what_the_terminal_says(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"expects": {"least": 3, "most": 1}}, "expects: least must be at most 1"),
+        (
+            {"experiment": {"figure": "ttft_ms.p50", "offered": {"traffic": {"requests": 0}}}},
+            "traffic.requests: 0: must be at least 1",
+        ),
+    ],
+)
+def test_a_file_that_makes_no_claim_is_refused_in_a_line(tmp_path, wrong: dict[str, Any], said: str) -> None:
+    made = {"claim": "so", "means": "this", "expects": {"least": 1}, "cases": [{"when": "alone"}], "experiment": {}}
+    (tmp_path / "mine.yaml").write_text(json.dumps(made | wrong))
+    with pytest.raises(UserError) as error:
+        load_claims(tmp_path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"experiment": {"figure": "speed"}}, "experiment.figure: 'speed': "),
