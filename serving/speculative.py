@@ -9,7 +9,8 @@ Acceptance is that of Leviathan et al., "Fast Inference from Transformers via Sp
 from __future__ import annotations
 
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
@@ -154,6 +155,11 @@ class SpeculativeConfig(TerseSettings):
             remedy = "is missing; the simulator needs it, or synthetic_acceptance_rates (docs/speculative.md)"
             raise UserError("scheduler.speculative.acceptance_rate", None, remedy)
         return conditional(self.synthetic_acceptance_rates)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a decoding request, on average: what is accepted of its drafts, and one. Raises UserError as above."""
+        return 1.0 + sum(accumulate(self.conditional_rates, mul))
 
 
 def conditional(shares: tuple[float, ...]) -> tuple[float, ...]:

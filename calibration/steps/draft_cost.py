@@ -86,27 +86,23 @@ class ModelDraft:
         return 1000 * ns
 
     def ns(self, sizes: StepSizes, step: Any) -> Any:
-        first = sum(self._cost.parts(sizes).values())
-        if not self._again:
-            return first
-        later = sum(self._cost.parts(self._later(sizes)).values())
-        return first + np.where(np.asarray(sizes.sampled_rows) > 0, self._again * later, 0.0)
+        first, *later = (count * sum(self._cost.parts(of).values()) for count, of in draft_passes(sizes, self._again))
+        return first + np.where(np.asarray(sizes.sampled_rows) > 0, sum(later), 0.0)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
-        passes = [("draft", 1, sizes), (f"draft, {self._again} more:", self._again, self._later(sizes))]
+        named = zip(("draft", f"draft, {self._again} more:"), draft_passes(sizes, self._again), strict=False)
         return [
             replace(operation, name=f"{which} {operation.name}", count=count * operation.count)  # type: ignore[type-var]
-            for which, count, of in passes
-            if count
+            for which, (count, of) in named
             for operation in self._cost.operations(of)
         ]
 
-    def _later(self, sizes: StepSizes) -> StepSizes:
-        """The pass in the middle of those after the first."""
-        rows = sizes.sampled_rows
-        return StepSizes(
-            decode_rows=rows, decode_context=_context(sizes) + rows * (self._again - 1) / 2, sampled_rows=rows
-        )
+
+def draft_passes(sizes: StepSizes, again: int) -> list[tuple[int, StepSizes]]:
+    """The first pass of a draft model, and how many more there are, as the one in the middle of those."""
+    rows = sizes.sampled_rows
+    later = StepSizes(decode_rows=rows, decode_context=_context(sizes) + rows * (again - 1) / 2, sampled_rows=rows)
+    return [(1, sizes), (again, later)] if again else [(1, sizes)]
 
 
 def _context(step: StepPlan | StepSizes) -> Any:

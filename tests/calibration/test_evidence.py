@@ -170,6 +170,24 @@ def test_a_closed_loops_figures_are_those_of_the_simulator(concurrency, prompt, 
         assert np.log(one.predicted(beside)[0] / found) / 1e-4 == pytest.approx(slopes[:, place], abs=1e-3)
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_a_closed_loop_with_drafts_is_that_of_the_simulator(acceptance: float) -> None:
+    """Verifying three drafts and proposing them, of which all are accepted or none, so that no coin decides."""
+    plain = lesson(6, 900, 41, overlapped=False)
+    drafts = {"method": "mtp", "num_speculative_tokens": 3, "acceptance_rate": acceptance}
+    stated = Deployment.model_validate(
+        {"model": "DeepSeek-V3", "quantization": "fp8_block", "device": "cuda", "tensor_parallel_size": 8,
+         "scheduler": {**plain.deployment.scheduler.model_dump(), "speculative": drafts}}
+    )  # fmt: skip
+    one, logs = replace(plain, deployment=stated, gpu="H200"), np.zeros(COUNT)
+    belief = Belief(logs, np.zeros((COUNT, COUNT)))
+    cost = OperationCost(find_model("DeepSeek-V3"), stated, kernels("H200"), belief.correction(""), belief.host)
+    simulated = simulated_figures(one.run, stated, cost, belief.values["request"] / 1e6)
+    found, slopes = one.predicted(logs)
+    assert found == pytest.approx([simulated[name] for name in one.figures], rel=0.02)
+    assert slopes.sum(axis=1) == pytest.approx([1, 1])
+
+
 def test_what_states_hold_is_among_the_blocks_that_are_enough() -> None:
     """Four requests at once wait for no memory, however many blocks a state takes (they once did)."""
     loop = Workload(

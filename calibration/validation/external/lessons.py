@@ -8,7 +8,7 @@ is a run of its own: one without prompts is what a token takes, one with them wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.steps.correction import Correction
 from calibration.steps.coverage import mark_of, step_coverage
+from calibration.steps.draft_cost import draft_passes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
 from calibration.steps.evidence_calibration import step_shares
 from calibration.steps.iteration_log import StepLog, read_iteration_log
@@ -27,13 +28,15 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import TypeFactors, step_parts
 from calibration.steps.predict import kernels
 from calibration.validation.external.case import Case, origin_of
-from calibration.validation.external.schedule import SIZES, Schedule, is_plain_loop, kinds_of, schedule
+from calibration.validation.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
 from calibration.validation.external.scoring import simulated_figures
 from serving.deployments.config import Deployment, parse
+from serving.deployments.draft_module import draft_module, module_deployment
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_known_states
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.measured.run import MeasuredRun
@@ -41,6 +44,7 @@ from traces.measured.run import MeasuredRun
 Floats = NDArray[np.float64]
 
 FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
+_ATTENTION = ("decode attention", "prompt attention", "past attention")
 _FEWEST_STEPS = 3  # of a kind, below which a spike is no outlier
 _STEP = 0.1  # of a logarithm, for the slopes of what is simulated
 
@@ -94,7 +98,8 @@ class Lesson:
 
     @cached_property
     def _is_summed(self) -> bool:
-        alone = self.case.replicas == 1 and self.deployment.fleet is None
+        drafts = self.deployment.scheduler.speculative
+        alone = self.case.replicas == 1 and self.deployment.fleet is None and (not drafts or drafts.method == "mtp")
         return self.steps is not None or (alone and is_plain_loop(self.run.workload))
 
     @cached_property
@@ -154,16 +159,11 @@ class _Priced:
         deployment, sizes = lesson.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
-        spec = find_model(deployment.model)
-        dense = StepSizes(prefill_tokens=steps.dense, sampled_rows=sizes.sampled_rows)
-        attention = ("decode attention", "prompt attention", "past attention")
-        for found, taken in (
-            (step_parts(spec, deployment, times, dense, factors), False),
-            (step_parts(spec, deployment, times, sizes, factors), True),
-        ):
-            for part, ns in found.items():
-                if part in PARTS and (part in attention) == taken:
-                    gpu_ns[:, PLACE[PARTS[part]]] += ns
+        for count, of, as_run_by, dense, each in _passes(deployment, steps):
+            for run, taken in (dense, False), (each, True):
+                for part, ns in step_parts(of, as_run_by, times, run, factors).items():
+                    if part in PARTS and (part in _ATTENTION) == taken:
+                        gpu_ns[:, PLACE[PARTS[part]]] += count * ns
         rows = np.asarray(sizes.decode_rows + sizes.prefill_rows)
         gpu_ns[:, PLACE["step"]] = PRIORS[PLACE["step"]]
         gpu_ns[:, PLACE["decode row"]] = PRIORS[PLACE["decode row"]] * sizes.decode_rows
@@ -190,6 +190,29 @@ class _Priced:
                 row[request] = PRIORS[request] * values[request] * name.startswith("ttft")
         whole = by_number.sum(axis=1)
         return whole / 1e6, by_number / whole[:, None]
+
+
+def _passes(
+    deployment: Deployment, steps: Schedule
+) -> Iterator[tuple[int, ModelSpec, Deployment, StepSizes, StepSizes]]:
+    """Of each step, what goes through which model, how often: sizes as dense operations run them, and as they are."""
+    spec, sizes = find_model(deployment.model), steps.sizes
+    yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
+    if drafts := deployment.scheduler.speculative:
+        module, alone = draft_module(spec), module_deployment(deployment)
+        for count, each in draft_passes(sizes, drafts.num_speculative_tokens - 1):
+            yield count, module, alone, _padded(each, as_run(np.asarray(each.tokens))), each
+
+
+def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
+    """With as many tokens as dense operations run; what pads are decode rows, where there are any."""
+    more = tokens - sizes.tokens
+    decodes = np.asarray(sizes.decode_rows) > 0
+    return replace(
+        sizes,
+        prefill_tokens=sizes.prefill_tokens + np.where(decodes, 0.0, more),
+        decode_rows=sizes.decode_rows + np.where(decodes, more, 0.0),
+    )
 
 
 def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:

@@ -8,7 +8,7 @@ number of a cost model does to them needs no further simulation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -19,6 +19,7 @@ from calibration.operations import StepSizes
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
+from serving.speculative import SpeculativeConfig
 from serving.step_plan import StepPlan
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
@@ -48,6 +49,17 @@ class Schedule:
     dense: Floats
     ttft: Floats
     tpot: Floats
+
+    def drafting(self, drafts: SpeculativeConfig, prompt: float) -> Schedule:
+        """The same steps, of which each verifies drafts; prompts are that long, on average."""
+        each_step, rows = drafts.tokens_per_step, np.asarray(self.sizes.decode_rows)
+        before = np.maximum(self.sizes.decode_context - rows * prompt, 0)  # output tokens
+        sizes = replace(
+            self.sizes,
+            decode_context=self.sizes.decode_context + (each_step - 1) * before,
+            draft_tokens=rows * drafts.num_speculative_tokens,
+        )
+        return replace(self, sizes=sizes, dense=as_run(np.asarray(sizes.tokens)), tpot=self.tpot / each_step)
 
 
 class _Counting:
@@ -80,19 +92,26 @@ def is_plain_loop(workload: Workload) -> bool:
 def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     """The steps with which an engine of `deployment` serves `workload`, a closed loop without shared prefixes.
 
+    With drafts, a request takes as many tokens in every step as it does on average, and holds KV of the fewer steps.
     Raises UserError when the engine would turn requests away.
     """
     if workload.concurrency is None or not is_plain_loop(workload):
         raise ValueError("only the steps of a closed loop do not depend on how long they take")
-    sent = tuple((request.prompt_len, request.output_len) for request in workload.requests)
-    scheduler = deployment.scheduler
+    scheduler, drafts = deployment.scheduler, deployment.scheduler.speculative
+    each_step = drafts.tokens_per_step if drafts else 1.0
+    sent = tuple((one.prompt_len, round(1 + (one.output_len - 1) / each_step)) for one in workload.requests)
     longest = max(prompt + outputs for prompt, outputs in sent)
     each = longest // scheduler.block_size + 2 + scheduler.state_blocks
     enough = workload.concurrency * each + 1  # more KV blocks change nothing
     plain = Deployment(policy=deployment.policy).model_copy(
-        update={"scheduler": scheduler.model_copy(update={"num_blocks": min(scheduler.num_blocks, enough)})}
+        update={
+            "scheduler": scheduler.model_copy(
+                update={"num_blocks": min(scheduler.num_blocks, enough), "speculative": None}
+            )
+        }
     )
-    return _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
+    found = _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
+    return found.drafting(drafts, sum(prompt for prompt, _ in sent) / len(sent)) if drafts else found
 
 
 @cache
@@ -140,10 +159,16 @@ def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:
     return np.asarray(np.cumsum(change)[:-1])
 
 
+def as_run(tokens: Floats) -> Floats:
+    """Tokens that dense operations run, padded as CUDA graphs do."""
+    at = np.minimum(np.ceil(tokens), _GRAPH_TOKENS).astype(np.int64)
+    return np.where(tokens <= _GRAPH_TOKENS, _PADDED[at], tokens)
+
+
 def kinds_of(sizes: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.int64]]:
     """Tokens that the dense operations of each step run, and a number that steps of about the same sizes share."""
     tokens = sizes["prefill_tokens"] + sizes["decode_rows"]
-    dense = np.where(tokens <= _GRAPH_TOKENS, _PADDED[np.minimum(tokens, _GRAPH_TOKENS).astype(np.int64)], tokens)
+    dense = as_run(tokens)
     coarse = [
         np.rint(_FINE * np.log2(1.0 + sizes[name])) for name in sizes if name not in ("decode_rows", "sampled_rows")
     ]
