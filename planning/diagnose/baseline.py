@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from planning.diagnose.constraint_lifts import everyone_admitted
+from planning.diagnose.constraint_lifts import longest_request
 from planning.diagnose.document import FINISHED
+from planning.diagnose.fleet_lifts import everyone_admitted
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
 from traces.client_view import as_clients_saw
@@ -108,8 +109,9 @@ class Baseline:
 
 
 def _fitting(scenario: PricedScenario) -> np.ndarray:
-    """The ids of the requests that are no longer than a sequence may be: no lift changes that."""
+    """The ids of the requests that are no longer than the model or a pool takes: no lift changes that."""
     deployments = [scenario.deployment, *(pool.deployment for pool in scenario.pools or ())]
-    longest = max(deployment.scheduler.max_model_len for deployment in deployments)
+    stated = (deployment.scheduler.max_model_len for deployment in deployments)
+    longest = max(longest_request(scenario), *stated)
     requests = scenario.workload.requests
     return np.array([r.id for r in requests if r.prompt_len + r.output_len <= longest], dtype=np.int64)

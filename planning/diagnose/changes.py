@@ -6,24 +6,30 @@ A lift says what is to blame, most often by an ideal that nobody sells. Changes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planning.diagnose.constraint_lifts import rescheduled, small_blocks, smaller_chunks
+from planning.diagnose.constraint_lifts import longest_request, rescheduled, small_blocks, smaller_chunks
+from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.repricing import Source
 from planning.settings import with_settings
 from serving.deployments.config import SchedulerConfig
+from serving.deployments.fleet import AutoscalerConfig, FleetConfig
+from serving.deployments.inter_node import InterNodeConfig
 from serving.errors import UserError
 
 Settings = Mapping[str, Any]
 _OF_THE_RUN = ("gpu", "replicas", "router")  # what `compare` takes beside settings of a deployment
+_ALL2ALL, _FAST_LINK = "allgather_reducescatter", "infiniband-ndr"
 _UTILISATION = 0.9  # of the GPU's memory, from which KV blocks follow where weights or KV change
 
 
 def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
-    """Candidates against `cause`, the name of a lift."""
-    return [settings for settings in _against(scenario, cause) if settings]
+    """Candidates against `cause`, the name of a lift, and other numbers of replicas that prefill and that decode."""
+    against = [*_against(scenario, cause), *_other_roles(scenario.deployment.fleet)]
+    return [settings for at, settings in enumerate(against) if settings and settings not in against[:at]]
 
 
 def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
@@ -37,10 +43,29 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
         case "smaller chunks":
             smaller = smaller_chunks(scenario).deployment.scheduler
             yield {"enable_chunked_prefill": True, "max_num_batched_tokens": smaller.max_num_batched_tokens}
+            yield {"enable_chunked_prefill": True, "long_prefill_token_threshold": smaller.max_num_batched_tokens}
         case "prompts in one piece":
+            yield {"long_prefill_token_threshold": 0} if scheduler.long_prefill_token_threshold else {}
             yield {"max_num_batched_tokens": max(scheduler.max_num_batched_tokens, scheduler.max_model_len)}
+        case "policy vllm":
+            yield {"policy": "vllm"}
         case "routing by load":
             yield _routed(scenario, "least-tokens")
+            if deployment.fleet and deployment.fleet.router.settings and not scenario.router:
+                yield {"fleet.router": scenario.routes_by}  # as it is by default
+        case "longer sequences":
+            longest = max(longest_request(scenario), scheduler.max_model_len)
+            whole = {} if scheduler.enable_chunked_prefill else {"max_num_batched_tokens": longest}
+            yield {"max_model_len": longest, **whole}
+        case "no drafts":
+            yield {"speculative": None}
+        case "fused kernels":
+            yield {"attention": "auto", "fusion": True}
+        case "new replicas at once":
+            yield from _sooner(deployment.fleet)
+        case "more prefill replicas" | "more decode replicas":
+            assert deployment.fleet is not None  # the lift applied
+            yield _pools(deployment.fleet, split_towards(deployment.fleet, cause.split()[1]))
         case "perfect prefix reuse":
             caching = {} if scheduler.enable_prefix_caching else {"enable_prefix_caching": True}
             yield {**caching, **(_routed(scenario, "prefix-affinity") if scenario.engines > 1 else {})}
@@ -67,6 +92,7 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}
         case "free communication":
             yield {"tensor_parallel_size": tp // 2, **memory} if memory and tp > 1 else {}
+            yield from _less_communication(scenario, memory)
         case "no pipeline bubbles":
             yield {"pipeline_parallel_size": 1, "tensor_parallel_size": tp * pp, **memory}
         case "free launches":
@@ -113,11 +139,64 @@ def one_more(scenario: PricedScenario) -> Settings:
     fleet = scenario.deployment.fleet
     if fleet is None:
         return {"replicas": scenario.replicas + 1}
-    pools = [pool.model_dump(mode="json", exclude_defaults=True) for pool in fleet.pools]
-    first = {pool.role: kept for pool, kept in reversed([*zip(fleet.pools, pools, strict=True)])}
-    for kept in first.values():
-        kept["replicas"] = kept.get("replicas", 1) + 1
-    return {"fleet.pools": pools}
+    return _pools(fleet, {pool.role: 1 for pool in fleet.pools})
+
+
+def _other_roles(fleet: FleetConfig | None) -> Iterator[Settings]:
+    if fleet and fleet.prefills_apart and not fleet.autoscaler:
+        for role in ("prefill", "decode"):
+            yield _pools(fleet, {role: 1})
+            yield _pools(fleet, split_towards(fleet, role))
+
+
+def _pools(fleet: FleetConfig, more: Mapping[str, int]) -> Settings:
+    """Nothing where nothing is more."""
+    if not more:
+        return {}
+    return {"fleet.pools": [pool.model_dump(mode="json", exclude_defaults=True) for pool in resized(fleet, more)]}
+
+
+def _less_communication(scenario: PricedScenario, memory: Settings) -> Iterator[Settings]:
+    """A link that keeps up, another exchange of tokens between experts, or engines on their own."""
+    plain = {"all2all_backend": _ALL2ALL}
+    deployment, node = scenario.deployment, scenario.deployment.inter_node
+    faster = {}
+    if node and deployment.gpus > node.gpus_per_node and node != InterNodeConfig(gpus_per_node=node.gpus_per_node):
+        faster = {"inter_node": {"gpus_per_node": node.gpus_per_node, "link": _FAST_LINK}}
+        yield faster
+    if deployment.data_parallel_size == 1:
+        return
+    rdma = {} if node is None or node.rdma else faster
+    if deployment.enable_expert_parallel and deployment.all2all_backend == _ALL2ALL:
+        yield from ({"all2all_backend": f"deepep_{mode}", **rdma} for mode in ("low_latency", "high_throughput"))
+    fleet, more = deployment.fleet, scenario.engines * (deployment.data_parallel_size - 1)
+    if fleet is None or not (fleet.autoscaler or len(fleet.pools) > 1):
+        engines = _pools(fleet, {"serve": more}) if fleet else {"replicas": scenario.replicas + more}
+        alone: Settings = {"data_parallel_size": 1, "enable_expert_parallel": False, "inter_node": None, **plain}
+        apart = {name: value for name, value in alone.items() if getattr(deployment, name) != value}
+        yield {**apart, **engines, **memory}
+
+
+def _sooner(fleet: FleetConfig | None) -> Iterator[Settings]:
+    """More replicas that are there from the start, up to as many as may be; or a quarter of the time to start one."""
+    assert fleet is not None and fleet.autoscaler is not None  # the lift applied
+    for times in (2, math.inf):
+        scalers, pools = [], list(fleet.pools)
+        for scaler in fleet.autoscaler:
+            at = fleet.pool_number(scaler.pool)
+            least = min(times * max(scaler.min_replicas, pools[at].replicas), scaler.max_replicas)
+            scalers.append(scaler.model_copy(update={"min_replicas": least}))
+            pools[at] = pools[at].model_copy(update={"replicas": least})
+        kept = [pool.model_dump(mode="json", exclude_defaults=True) for pool in pools]
+        yield {"fleet.pools": kept, "fleet.autoscaler": _alone(scalers)}
+    quick = [scaler.model_copy(update={"cold_start_s": scaler.cold_start_s / 4}) for scaler in fleet.autoscaler]
+    yield {"fleet.autoscaler": _alone(quick)}
+
+
+def _alone(scalers: Sequence[AutoscalerConfig]) -> Any:
+    """As YAML has them: one needs no list."""
+    kept = [scaler.model_dump(mode="json", exclude_defaults=True) for scaler in scalers]
+    return kept if len(kept) > 1 else kept[0]
 
 
 def _dumped(fleet: Any, name: str) -> Any:

@@ -18,6 +18,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from planning.diagnose.fleet_lifts import (
+    FASTEST,
+    another_split,
+    better_routing,
+    everyone_admitted,
+    instant_transfers,
+    no_failures,
+    no_front_door,
+    one_more_replica,
+    scaled_at_once,
+)
 from planning.diagnose.lifted_costs import (
     WEIGHT_PARTS,
     StagesAtOnce,
@@ -32,7 +43,7 @@ from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
 from serving.cost_model import CostModel, PipelinedCost
 from serving.deployments.config import Deployment
-from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig, LinksConfig
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.priced_pool import PricedPool
@@ -50,12 +61,10 @@ QUESTIONS = {
 _MOST_BLOCKS = 10_000_000  # of a SchedulerConfig
 _PLACES = 8  # times as many
 _CHUNKS = 8  # times as small
-_FASTEST = 1e9  # GB/s that a link may have
 _BLOCK = 16  # tokens: smaller blocks waste little
-_BLIND_ROUTERS = ("round-robin", "random")
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
 _WINDOW = 20  # arrivals of a mean window of that index
-_NO_PARTS = "the cost model does not say what of a step that is"
+NO_PARTS = "the cost model does not say what of a step that is"
 
 
 @dataclass(frozen=True)
@@ -113,32 +122,68 @@ def paged(scenario: PricedScenario) -> PricedScenario | str:
     return rescheduled(scenario, kv_reservation="paged", kv_reserved_max_tokens=0)
 
 
-def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
-    """KV is on the decode replica as soon as there are blocks for it."""
-    fleet = scenario.deployment.fleet
-    if fleet is None or not fleet.prefills_apart:
-        return "prefill and decode are not apart"
-    own = fleet.links or LinksConfig()
-    fast = own.model_copy(update={"nic_gb_s": _FASTEST, "fabric_gb_s": None, "latency_us": 0.0})
-    return _with_fleet(scenario, fleet, links=fast)
-
-
 def instant_tiers(scenario: PricedScenario) -> PricedScenario | str:
     """KV is loaded and written in no time."""
     if all(pool.deployment.kv_tiers is None for pool in scenario.all_pools):
         return "there are no KV tiers"
 
     def fast(deployment: Deployment) -> Deployment:
-        own, rates = deployment.kv_tiers, {"read_gb_s": _FASTEST, "write_gb_s": _FASTEST, "latency_us": 0.0}
+        own, rates = deployment.kv_tiers, {"read_gb_s": FASTEST, "write_gb_s": FASTEST, "latency_us": 0.0}
         tiers = own and own.model_copy(update={"tiers": tuple(tier.model_copy(update=rates) for tier in own.tiers)})
         return deployment.model_copy(update={"kv_tiers": tiers})
 
     return _remade(scenario, fast)
 
 
+def longer_sequences(scenario: PricedScenario) -> PricedScenario | str:
+    """No request is too long, as far as the model goes and KV memory has blocks for it."""
+    longest, scheduler = longest_request(scenario), scenario.deployment.scheduler
+    if longest <= scheduler.max_model_len:
+        return "no request is longer than max_model_len"
+    budget = scheduler.max_num_batched_tokens
+    whole = budget if scheduler.enable_chunked_prefill else max(budget, longest)
+    return rescheduled(scenario, max_model_len=longest, max_num_batched_tokens=whole)
+
+
+def longest_request(scenario: PricedScenario) -> int:
+    """Tokens of the longest request that the model can take: what `max_model_len` could be at least."""
+    try:
+        most = find_model(scenario.deployment.model).max_positions
+    except UserError:  # the engine's own
+        most = scenario.deployment.scheduler.max_model_len
+    lengths = (request.prompt_len + request.output_len for request in scenario.workload.requests)
+    return max((length for length in lengths if length <= most), default=0)
+
+
+def no_drafts(scenario: PricedScenario) -> PricedScenario | str:
+    """Every token is the model's own, one a step."""
+    if all(pool.deployment.scheduler.speculative is None for pool in scenario.all_pools):
+        return "nothing drafts"
+    return rescheduled(scenario, speculative=None)
+
+
+def fused_kernels(scenario: PricedScenario) -> PricedScenario | str:
+    """Attention keeps its scores on chip; norms, rotary embedding and activations are a kernel each."""
+    pools = scenario.all_pools
+    if all(pool.deployment.fusion and pool.deployment.attention != "unfused" for pool in pools):
+        return "kernels are fused already"
+    if any(with_parts(pool.cost, 1.0) is None for pool in pools):
+        return NO_PARTS
+    return _remade(scenario, lambda deployment: deployment.model_copy(update={"attention": "auto", "fusion": True}))
+
+
+def vllm_policy(scenario: PricedScenario) -> PricedScenario | str:
+    """Requests are scheduled as vLLM does, whoever chose otherwise; another engine's policy is no setting."""
+    others = {pool.deployment.policy for pool in scenario.all_pools} - {"vllm"}
+    engine = scenario.deployment.engine_name.name
+    if not others or engine != "vllm":
+        return f"{', '.join(sorted(others)) or 'vllm'} is the policy of {engine} itself"
+    return _remade(scenario, lambda deployment: deployment.model_copy(update={"policy": "vllm"}))
+
+
 def no_communication(scenario: PricedScenario) -> PricedScenario | str:
     """What devices send each other takes no time."""
-    if all(pool.gpus == 1 for pool in scenario.all_pools):
+    if all(pool.deployment.gpus == 1 for pool in scenario.all_pools):
         return "every engine is one device"
     return _recosted(scenario, lambda cost: with_parts(cost, 0.0, "collectives"))
 
@@ -164,24 +209,6 @@ def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
         return "no request shares a prefix with another"
     kept = rescheduled(scenario, enable_prefix_caching=True, num_blocks=_all_blocks(scenario))
     return replace(kept, router="prefix-affinity") if scenario.engines > 1 else kept
-
-
-def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
-    """One engine more behind the router; in a fleet, in the first pool of each role."""
-    fleet = scenario.deployment.fleet
-    if fleet is None:
-        return replace(scenario, replicas=scenario.replicas + 1)
-    if fleet.autoscaler is not None:
-        return "the autoscaler sets the number of replicas"
-    first = {pool.role: at for at, pool in reversed([*enumerate(fleet.pools)])}
-    larger = tuple(
-        pool.model_copy(update={"replicas": pool.replicas + 1}) if first[pool.role] == at else pool
-        for at, pool in enumerate(fleet.pools)
-    )
-    pools = scenario.pools
-    if pools is not None:
-        pools = tuple(replace(pool, config=config) for pool, config in zip(pools, larger, strict=True))
-    return replace(_with_fleet(scenario, fleet, pools=larger), pools=pools)
 
 
 def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
@@ -212,34 +239,16 @@ def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
 def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
     """Prompts are not cut."""
     scheduler = scenario.deployment.scheduler
-    if not scheduler.enable_chunked_prefill:
+    if not scheduler.enable_chunked_prefill and not scheduler.long_prefill_token_threshold:
         return "no prompt is cut in this run"
+    whole = {"enable_chunked_prefill": False, "long_prefill_token_threshold": 0}
     budget = max(scheduler.max_num_batched_tokens, scheduler.max_model_len)
-    return rescheduled(scenario, enable_chunked_prefill=False, max_num_batched_tokens=budget)
+    return rescheduled(scenario, **whole, max_num_batched_tokens=budget)
 
 
 def more_places(scenario: PricedScenario) -> PricedScenario:
     """Eight times as many requests may run at once."""
     return rescheduled(scenario, max_num_seqs=_PLACES * scenario.deployment.scheduler.max_num_seqs)
-
-
-def better_routing(scenario: PricedScenario) -> PricedScenario | str:
-    """Requests go to the replica with the fewest tokens left."""
-    if scenario.engines == 1:
-        return "there is one replica"
-    if scenario.routes_by not in _BLIND_ROUTERS:
-        return f"{scenario.routes_by} already balances loads"
-    return replace(scenario, router="least-tokens")
-
-
-def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
-    """No queue is limited, and no request times out in it; users may still give up."""
-    fleet = scenario.deployment.fleet
-    own = fleet.admission if fleet else AdmissionConfig()
-    spared = AdmissionConfig(patience=own.patience, retry=own.retry)
-    if fleet is None or own == spared:
-        return "nothing limits admission"
-    return _with_fleet(scenario, fleet, admission=spared)
 
 
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
@@ -254,19 +263,6 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
     gaps = max(len(requests) - 1, 1)
     spaced = [replace(r, arrival_ns=first + (last - first) * i // gaps) for i, r in enumerate(requests)]
     return replace(scenario, workload=replace(scenario.workload, requests=spaced))
-
-
-def no_failures(scenario: PricedScenario) -> PricedScenario | str:
-    """No replica crashes or slows down, and no link is lost."""
-    fleet = scenario.deployment.fleet
-    if fleet is None or fleet.failures in (FailuresConfig(), FailuresConfig(seed=fleet.failures.seed)):
-        return "nothing fails"
-    return _with_fleet(scenario, fleet, failures=FailuresConfig())
-
-
-def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
-    """Prompts are tokens and tokens are text at once, and nothing works beside the engine."""
-    return "no API server is in front of it" if scenario.front_door is None else replace(scenario, front_door=None)
 
 
 def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
@@ -290,18 +286,13 @@ def _recosted(scenario: PricedScenario, lifted: Callable[[CostModel], CostModel 
     pools = scenario.all_pools
     made = {id(pool.cost): lifted(pool.cost) for pool in {id(pool.cost): pool for pool in pools}.values()}
     found = [replace(pool, cost=cost) for pool in pools if (cost := made[id(pool.cost)]) is not None]
-    return replace(scenario, pools=tuple(found)) if len(found) == len(pools) else _NO_PARTS
+    return replace(scenario, pools=tuple(found)) if len(found) == len(pools) else NO_PARTS
 
 
 def _redeployed(scenario: PricedScenario, **changes: Any) -> PricedScenario:
     """With other fields of the deployment, on every engine, whose cost models know of it already."""
     pools = tuple(replace(pool, deployment=pool.deployment.model_copy(update=changes)) for pool in scenario.all_pools)
     return replace(scenario, deployment=scenario.deployment.model_copy(update=changes), pools=pools)
-
-
-def _with_fleet(scenario: PricedScenario, fleet: FleetConfig, **changes: Any) -> PricedScenario:
-    changed = {"fleet": fleet.model_copy(update=changes)}
-    return replace(scenario, deployment=scenario.deployment.model_copy(update=changed))
 
 
 def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[PricedScenario], PricedScenario | str]:
@@ -316,11 +307,18 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
     "no failures": no_failures,
     PREFIXES: perfect_prefix_reuse,
+    "longer sequences": longer_sequences,
+    "no drafts": no_drafts,
+    "fused kernels": fused_kernels,
+    "new replicas at once": scaled_at_once,
+    "more prefill replicas": partial(another_split, more="prefill"),
+    "more decode replicas": partial(another_split, more="decode"),
     "small KV blocks": small_blocks,
     "paged KV memory": paged,
     "more running requests": more_places,
     CHUNKS: smaller_chunks,
     "prompts in one piece": whole_prompts,
+    "policy vllm": vllm_policy,
     "routing by load": better_routing,
     ADMISSION: everyone_admitted,
     KV_MEMORY: infinite_kv,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from calibration.steps.operation_cost import WAITING
 from planning.diagnose.document import Found, shown_ms
 from planning.diagnose.evidence import Evidence
@@ -16,6 +18,8 @@ _TAIL = 3.0  # p99 over p50 of gaps between tokens
 _MUCH = 0.2  # of the time, for what every engine spends some of
 _SMALL = 16  # requests in a step: fewer leave most FLOPs unused
 _UNUSED = 0.1  # MFU below which most FLOPs are unused
+_REJECTED = 0.3  # accepted of the drafted tokens: fewer seldom pay
+_CHUNKS = 4  # of a prompt: fewer cost little
 SHARE = 0.1  # of the time: below, nothing is said
 HALF = 0.5
 
@@ -28,6 +32,28 @@ def _prompts(e: Evidence) -> Found | None:
     prefill, step = e.metrics.distribution("prefill_ms"), e.metrics.distribution("step_ms")
     told = f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms"
     return Found(e.prompt_share, f"{told}, step p50 {shown_ms(step.p50)} ms")
+
+
+def _cut_small(e: Evidence) -> Found | None:
+    """Prompts go in many chunks, though the steps that they are in have room for more."""
+    if not e.has_steps or not e.step("prefill_rows").any():
+        return None
+    with_prompts, budget = e.step("prefill_rows") > 0, e.deployment.scheduler.max_num_batched_tokens
+    chunks = float(e.step("prefill_rows").sum() / np.isfinite(e.metrics.values("queue_ms")).sum())
+    full = float(e.metrics.values("batch_tokens")[with_prompts].mean()) / budget
+    if chunks < _CHUNKS or full > HALF:
+        return None
+    told = (
+        f"prompts are cut into {chunks:.3g} chunks on average, in steps that hold {100 * full:.2g} % of what they may"
+    )
+    return Found(HALF * (1 - full), told)
+
+
+def _rejected_drafts(e: Evidence) -> Found | None:
+    rate = e.metrics.scalars()["draft_acceptance_rate"]
+    if rate is None or rate >= _REJECTED:
+        return None
+    return Found(1 - rate, f"{100 * rate:.2g} % of the drafted tokens are accepted")
 
 
 def _high_itl(e: Evidence) -> Found | None:
@@ -129,6 +155,8 @@ def _uneven_experts(e: Evidence) -> Found | None:
 
 DEVICE_LOOKS: dict[str, Look] = {
     "prompts take the device": _prompts,
+    "prompts cut small": _cut_small,
+    "rejected drafts": _rejected_drafts,
     "high ITL": _high_itl,
     "time between steps": _slow_host,
     LOW_UTILISATION: _low_utilisation,

@@ -158,7 +158,8 @@ def _changes(
             made = changed(scenario, source, settings)
         except UserError:
             continue  # such a deployment does not fit
-        kind = "policy" if made.gpus <= scenario.gpus else "capacity"
+        bought = made.gpus > scenario.gpus or settings.get("inter_node")
+        kind = "capacity" if bought else "policy"
         found.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
     worth = {c.name: worth_of(c, known.metric) for c in found}
     most = max(worth.values(), default=0.0)

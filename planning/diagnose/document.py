@@ -96,12 +96,13 @@ class Question(Part):
     yes: bool | None = fact("the answer: null where nothing could be tried")
     lift: str = fact("what buys most of all that it is about", default="")
     gain: Number = fact("the share of what is judged that this buys", "fraction", default=None)
+    untried: str = fact("where the answer is not known, what might help and could not be tried", default="")
 
     @property
     def text(self) -> str:
         """The answer in a few words."""
         if self.yes is None or self.gain is None:
-            return "Nothing of it could be tried."
+            return f"Not known: {self.untried or 'nothing of it'} could{' not' * bool(self.untried)} be tried."
         return f"{'Yes' if self.yes else 'No'}: {self.lift} would buy {100 * max(self.gain, 0.0):.0f} %."
 
 

@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from planning.diagnose.baseline import Baseline
-from planning.diagnose.constraint_lifts import REPLICA, one_more_replica, twice_the_gpus
+from planning.diagnose.constraint_lifts import REPLICA, twice_the_gpus
 from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Found, Symptom, shown_ms
+from planning.diagnose.fleet_lifts import one_more_replica
 from planning.priced_scenario import PricedScenario
 from serving.metrics import metric
 from traces.client_view import as_clients_saw
 from traces.run_metrics import RunMetrics
 
-GOOD_BENCHMARK = "good benchmark, poor product"
+GOOD_BENCHMARK, NO_HELP = "good benchmark, poor product", "more GPUs do not help"
 _SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
 _HIDDEN = 1.5  # times the median TTFT: what a benchmark may hide
 
@@ -67,4 +68,4 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
         told.append(f"one more replica would buy {max(round(100 * replica.gain(name)), 0)} % of {of}")
     if scaling is not None and scaling < _SCALES:
         told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
-    yield Symptom.of("more GPUs do not help", Found(0.5, "; ".join(told), "" if name == FINISHED else name))
+    yield Symptom.of(NO_HELP, Found(0.5, "; ".join(told), "" if name == FINISHED else name))

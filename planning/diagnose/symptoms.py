@@ -27,13 +27,14 @@ _FEW = 0.01  # of the requests
 _OUTAGE = 0.01  # of the run
 _FULL = 0.95  # of the KV blocks
 _BURSTY = 2.0  # index of dispersion
+_UNEVEN = 1.5  # times the mean
 _OUTSIDE = 0.6  # how bad it is at least that clients wait for what no engine does
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
     """The worst first."""
     looked = ((name, look(evidence)) for name, look in _LOOKS.items())
-    found = [Symptom.of(name, what) for name, what in looked if what is not None]
+    found = [Symptom.of(name, what) for name, what in looked if what and what.severity > 0]
     return sorted(found, key=lambda symptom: -symptom.severity)
 
 
@@ -221,6 +222,20 @@ def _front_door(e: Evidence) -> Found | None:
     return Found(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {told} on average", latency)
 
 
+def _uneven_replicas(e: Evidence) -> Found | None:
+    """Of replicas that are alike and there all the time."""
+    fleet, count = e.deployment.fleet, e.run["replicas"] or 1
+    if not e.has_steps or count == 1 or (fleet and (len(fleet.pools) > 1 or fleet.autoscaler)):
+        return None
+    _, whose = np.unique(e.step("replica"), return_inverse=True)
+    busy = np.bincount(whose, weights=e.step_ns) / (e.run["duration_ns"] or 1)
+    mean = float(busy.sum()) / count
+    if busy.max() < max(HALF, _UNEVEN * mean):
+        return None
+    told = f"steps take {100 * busy.max():.0f} % of the time on one of {count} replicas, {100 * mean:.0f} % on average"
+    return Found(float(1 - mean / busy.max()), told)
+
+
 def _missed_prefixes(e: Evidence) -> Found | None:
     hit = e.metrics.prefix_hit_rate()
     if hit is None or not e.requests:
@@ -250,6 +265,7 @@ _LOOKS: dict[str, Look] = {
     "slow KV tiers": _tier_reads,
     "max_num_seqs reached": _no_places,
     "bursty arrivals": _bursts,
+    "uneven replicas": _uneven_replicas,
     "tail spikes": _tail,
     "missed prefixes": _missed_prefixes,
     "slow front door": _front_door,

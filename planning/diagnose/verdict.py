@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from calibration.steps.coverage import shown_share
-from planning.diagnose.constraint_lifts import LIFTS, QUESTIONS
+from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
 from planning.diagnose.device_symptoms import LOW_UTILISATION
 from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question, shown_ms
-from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK
+from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
 from planning.version import __version__
 from serving.metrics import metric
 from traces.saturation import FEWEST
 
-_NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK)  # of this run: symptoms that nobody waits for
+_NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK, NO_HELP)  # of this run: symptoms that nobody waits for
 _ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
 
 Facts = dict[str, Any]  # fields of a `DiagnosisDocument`, without those that follow
@@ -51,12 +51,13 @@ def _twin_error(known: DiagnosisDocument) -> float | None:
 
 
 def _answered(known: DiagnosisDocument, about: str) -> Question:
-    """With what buys most of all that the question is about."""
-    tried = [c for c in known.tried if LIFTS[c.name].question == about]
-    most = max(tried, key=lambda c: c.gain(known.metric), default=None)
-    if most is None:
-        return Question(question=QUESTIONS[about], yes=None)
-    gain = most.gain(known.metric)
+    """With what buys most of all that the question is about; that little does is no answer if not all was tried."""
+    asked = [c for c in known.counterfactuals if LIFTS[c.name].question == about]
+    untried = ", ".join(c.name for c in asked if c.skipped == NO_PARTS)
+    most = max((c for c in asked if not c.skipped), key=lambda c: c.gain(known.metric), default=None)
+    gain = most.gain(known.metric) if most else 0.0
+    if most is None or (untried and gain < LEAST):
+        return Question(question=QUESTIONS[about], yes=None, untried=untried)
     return Question(
         question=QUESTIONS[about], yes=(gain >= LEAST) != (about in _ASK_FOR_GOOD), lift=most.name, gain=gain
     )

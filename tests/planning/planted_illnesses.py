@@ -404,12 +404,108 @@ def slow_tiers(rng: Rng) -> Any:
     return _ill(rng, case, kv_tiers=tier(float(rng.uniform(1.5, 3))))
 
 
+def static_batches(rng: Rng) -> Any:
+    """Nobody joins a batch that has begun."""
+    return _ill(rng, _one_gpu(rng), policy="static", scheduler={"max_num_seqs": _any(rng, 32, 64)})
+
+
+def prompts_first(rng: Rng) -> Any:
+    """Long prompts, and nobody decodes while one is there."""
+    case = _one_gpu(rng, prompt=int(rng.integers(2000, 3500)), load=float(rng.uniform(0.5, 0.7)))
+    return _ill(rng, case, policy="prefill-first")
+
+
+def low_threshold(rng: Rng) -> Any:
+    """Steps have room for whole prompts, of which they take a few tokens."""
+    case = _one_gpu(rng, prompt=int(rng.integers(1200, 2500)), load=float(rng.uniform(0.3, 0.5)))
+    case = replace(case, settings={"scheduler": {"max_num_batched_tokens": 8192}})
+    return _ill(rng, case, scheduler={"long_prefill_token_threshold": int(rng.integers(32, 96))})
+
+
+def rejected_drafts(rng: Rng) -> Any:
+    """A large model verifies many tokens of a small one, and keeps hardly any."""
+    large, small = _any(rng, ("Llama-3.1-70B", "Llama-3.2-1B"), ("Qwen3-32B", "Qwen3-0.6B"))
+    case = Case(large, _any(rng, "H100", "H200"), int(rng.integers(200, 600)), 150, load=float(rng.uniform(0.2, 0.4)))
+    drafts = {"model": small, "num_speculative_tokens": int(rng.integers(5, 9))}
+    drafts["acceptance_rate"] = float(rng.uniform(0.02, 0.1))
+    return _ill(rng, replace(case, settings={"tensor_parallel_size": 4}), scheduler={"speculative": drafts})
+
+
+def unfused(rng: Rng) -> Any:
+    """As in plain PyTorch: attention's scores in memory, norms and activations op by op."""
+    case = _one_gpu(rng, prompt=int(rng.integers(3500, 5500)), output=20, load=float(rng.uniform(0.4, 0.6)))
+    return _ill(rng, case, attention="unfused", fusion=False)
+
+
+def experts_over_nodes(rng: Rng) -> Any:
+    """Ranks of one device each send tokens to experts on other nodes, over a link that is too slow for it."""
+    node = {"gpus_per_node": 1, "link": "infiniband-ndr"}
+    spread = {"data_parallel_size": _any(rng, 2, 4), "enable_expert_parallel": True, "inter_node": node}
+    model = _any(rng, "gpt-oss-120b", "Qwen3-30B-A3B")
+    case = Case(model, _any(rng, "H100", "H200"), int(rng.integers(300, 900)), 100, settings=spread)
+    slow = {"gpus_per_node": 1, "link": _any(rng, "ethernet-25", "ethernet-100"), "latency_us": 50}
+    return _ill(rng, case, inter_node=slow)
+
+
+def cold_starts(rng: Rng) -> Any:
+    """Load for several replicas meets one, and the others take longer to start than the run lasts."""
+
+    def scaled(cold_start_s: float) -> dict[str, Any]:
+        scaler = {"target": 2, "max_replicas": 4, "interval_s": 0.2, "cold_start_s": cold_start_s}
+        return {"pools": [{"replicas": 1}], "router": "least-tokens", "autoscaler": scaler}
+
+    case = _one_gpu(rng, requests=300, load=float(rng.uniform(1.8, 2.4)), settings={"fleet": scaled(0.2)})
+    return _ill(rng, case, fleet=scaled(float(rng.uniform(30, 120))))
+
+
+def hot_spot(rng: Rng) -> Any:
+    """Most prompts begin alike, and all of those go to one of several replicas."""
+    pools = {"pools": [{"replicas": int(rng.integers(3, 5))}], "router": "prefix-affinity"}
+    usual = {"prompt": int(rng.integers(1200, 2500)), "output": 20, "load": float(rng.uniform(0.5, 0.7))}
+    case = _one_gpu(rng, requests=240, settings={"fleet": pools}, **usual)
+    healthy, ill = _ill(
+        rng, case, fleet={**pools, "router": {"name": "prefix-affinity", "settings": {"load_bound": 100}}}
+    )
+    made = [
+        replace(r, prompt=((f"sys{0 if r.id % 10 < 8 else r.id % 10}", 64), *r.prompt))
+        for r in healthy.workload.requests
+    ]
+    alike = replace(healthy.workload, requests=made, shares_prefixes=True)
+    return replace(healthy, workload=alike), replace(ill, workload=alike)
+
+
+def short_limit(rng: Rng) -> Any:
+    """Requests are longer than somebody thought."""
+    case = _one_gpu(rng)
+    return _ill(rng, case, scheduler={"max_model_len": int((case.prompt + case.output) * rng.uniform(1.0, 1.4))})
+
+
+def wrong_split(rng: Rng) -> Any:
+    """Long prompts and short answers, and most of the replicas decode."""
+    case = _one_gpu(
+        rng, prompt=int(rng.integers(1500, 2500)), output=40, load=float(rng.uniform(0.6, 0.8)), requests=240
+    )
+
+    def split(prefill: int) -> dict[str, Any]:
+        of = (("prefill", prefill), ("decode", 4 - prefill))
+        return {"pools": [{"name": role, "role": role, "replicas": count} for role, count in of]}
+
+    return _ill(rng, replace(case, settings={"fleet": split(2)}), fleet=split(1))
+
+
 PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
     "overload": ("request", ("one more replica",), "overload", overload),
     "users give up": ("request", ("more running requests",), "unfinished requests", giving_up),
     "few places": ("request", ("more running requests",), "max_num_seqs reached", few_places),
     "prompts cut small": ("request", ("prompts in one piece",), "high TTFT", small_chunks),
     "long chunks": ("request", ("smaller chunks",), "high ITL", long_chunks),
+    "static batches": ("request", ("policy vllm",), "high TTFT", static_batches),
+    "prompts first": ("request", ("policy vllm",), "high ITL", prompts_first),
+    "low threshold": ("request", ("prompts in one piece",), "prompts cut small", low_threshold),
+    "short limit": ("request", ("longer sequences",), "unfinished requests", short_limit),
+    "cold starts": ("request", ("new replicas at once",), "high TTFT", cold_starts),
+    "wrong split": ("request", ("more prefill replicas",), "high TTFT", wrong_split),
+    "hot spot": ("request", ("routing by load",), "uneven replicas", hot_spot),
     "uneven routing": ("request", ("routing by load",), "high TTFT", uneven_routing),
     "admission limits": ("request", ("no admission limits",), "admission limits", admission),
     "bursts": ("request", ("even arrivals",), "bursty arrivals", bursts),
@@ -420,6 +516,9 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
     "small batches": ("compute", ("half the weights to read",), "small batches", heavy_weights),
     "few users": ("compute", ("half the weights to read",), "low utilisation", few_users),
     "communication": ("compute", ("free communication",), "communication", communication),
+    "experts over nodes": ("compute", ("free communication",), "communication", experts_over_nodes),
+    "rejected drafts": ("compute", ("no drafts",), "rejected drafts", rejected_drafts),
+    "unfused kernels": ("compute", ("fused kernels",), "prompts take the device", unfused),
     "needless GPUs": ("compute", ("free communication",), "more GPUs do not help", needless_gpus),
     "pipeline bubbles": ("compute", ("no pipeline bubbles",), "pipeline bubbles", bubbles),
     "bubbles between tokens": ("compute", ("no pipeline bubbles",), "pipeline bubbles", bubbles_between_tokens),

@@ -18,17 +18,17 @@ from calibration.steps.coverage import stacked
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.diagnose.baseline import FINISHED
+from planning.diagnose.changes import changes
 from planning.diagnose.constraint_lifts import (
     LIFTS,
     dispersion,
     infinite_kv,
     more_places,
-    no_failures,
-    one_more_replica,
 )
 from planning.diagnose.diagnosis import worth_of
 from planning.diagnose.document import Counterfactual, DiagnosisDocument
 from planning.diagnose.evidence import Evidence
+from planning.diagnose.fleet_lifts import no_failures, one_more_replica
 from planning.diagnose.lifted_costs import (
     FreePrefill,
     NoCpuTime,
@@ -92,13 +92,51 @@ def test_without_a_cost_model_the_evidence_points_the_same_way(made, tmp_path: P
     found = diagnosed(made(), tmp_path / "run", explain=False)
     assert found.symptoms[0].name == CAUSES[made][2] and not found.counterfactuals and found.kind is None
     assert found.verdict.startswith("evidence only, no cost model")
-    assert all(s.evidence and s.proof and 0 <= s.severity <= 1 for s in found.symptoms)
+    assert all(s.evidence and s.proof and 0 < s.severity <= 1 for s in found.symptoms)
 
 
 def test_nothing_is_wrong_with_a_calm_run(tmp_path: Path) -> None:
     found = diagnosed(runs.calm(), tmp_path / "run")
     assert found.cause is None and [s.name for s in found.symptoms] == ["low utilisation"]
     assert found.verdict.startswith("neither a capacity nor a policy problem")
+
+
+def test_an_idle_engine_whose_blocks_are_half_empty_is_well(tmp_path: Path) -> None:
+    """Nobody waits for what half-empty last blocks waste of memory that is free."""
+    calm = runs.calm()
+    offered = requests(arrivals(200, 0.5), 20, 10)
+    found = diagnosed(replace(calm, workload=offered), tmp_path / "run")
+    evidence = Evidence(Recording.load(tmp_path / "run"))
+    assert (evidence.metrics.internal_fragmentation() or 0.0) > 0.1
+    assert [s.name for s in found.symptoms] == ["low utilisation"] and not troubled(found) and found.kind is None
+
+
+def test_what_could_not_be_tried_leaves_a_question_open(tmp_path: Path) -> None:
+    """A cost model without parts cannot read half the weights; that free prefill buys little answers nothing."""
+    found = diagnosed(runs.cpu_bound(), tmp_path / "run")
+    said = {asked.question: asked for asked in found.questions}
+    heavy, kernels = said["Is the model heavy?"], said["Do the kernels map well?"]
+    assert heavy.yes is None and heavy.text == "Not known: half the weights to read could not be tried."
+    assert kernels.yes is False and kernels.lift == "no CPU time between steps"
+
+
+def test_other_fleets_are_tried_of_those_that_prefill_and_those_that_decode() -> None:
+    """Each role alone, and another split of as many; twice the same is tried once."""
+    pools = [{"name": role, "role": role, "replicas": count} for role, count in (("prefill", 1), ("decode", 3))]
+    made = replace(runs.calm(), deployment=Deployment(fleet=FleetConfig.model_validate({"pools": pools})))
+    tried = [settings["fleet.pools"] for settings in changes(made, "more prefill replicas")]
+    counts = [tuple(pool.get("replicas", 1) for pool in kept) for kept in tried]
+    assert counts == [(2, 2), (2, 3), (1, 4)]
+
+
+def test_replicas_come_sooner_by_more_of_them_or_quicker_starts() -> None:
+    scaler = {"target": 2, "max_replicas": 6, "cold_start_s": 40}
+    fleet = FleetConfig.model_validate({"pools": [{"replicas": 2}], "autoscaler": scaler})
+    tried = changes(replace(runs.calm(), deployment=Deployment(fleet=fleet)), "new replicas at once")
+    scalers = [settings["fleet.autoscaler"] for settings in tried]
+    assert [one.get("min_replicas", 1) for one in scalers] == [4, 6, 1]
+    assert [one["cold_start_s"] for one in scalers] == [40, 40, 10]
+    assert [settings.get("fleet.pools") for settings in tried] == [[{"replicas": 4}], [{"replicas": 6}], None]
 
 
 def test_more_gpus_that_do_not_help_are_a_symptom(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import pytest
 from tests.budget import soaked
 from tests.planning.planted_illnesses import SEEDS, diagnosed, kind_of, planted
 
+OFTEN = (
+    "overload", "static batches", "short limit", "needless GPUs", "experts over nodes", "launches", "reserved KV",
+    "KV transfers", "slow front door",
+)  # fmt: skip
 
-@pytest.mark.parametrize(
-    "kind", ["overload", "needless GPUs", "launches", "reserved KV", "KV transfers", "slow front door"]
-)
+
+@pytest.mark.parametrize("kind", OFTEN)
 def test_the_planted_layer_is_named_first(kind: str, tmp_path: Path) -> None:
     illness = planted(kind, 1)
     found = diagnosed(illness, tmp_path / "run")

@@ -1,0 +1,115 @@
+"""Lifts of what lies around the engines: routing, admission, failures, links, and how many replicas there are.
+
+Each takes a scenario and gives the scenario without the constraint, or says why it does not apply (`constraint_lifts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planning.priced_scenario import PricedScenario
+from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig, LinksConfig, PoolConfig
+
+FASTEST = 1e9  # GB/s that a link may have
+_BALANCING = ("power-of-two", "least-requests", "least-tokens", "kv-aware")
+_NOT_APART, _SCALED = "prefill and decode are not apart", "the autoscaler sets the number of replicas"
+
+
+def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
+    """KV is on the decode replica as soon as there are blocks for it."""
+    fleet = scenario.deployment.fleet
+    if fleet is None or not fleet.prefills_apart:
+        return _NOT_APART
+    own = fleet.links or LinksConfig()
+    fast = own.model_copy(update={"nic_gb_s": FASTEST, "fabric_gb_s": None, "latency_us": 0.0})
+    return _with_fleet(scenario, fleet, links=fast)
+
+
+def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
+    """One engine more behind the router; in a fleet, in the first pool of each role."""
+    fleet = scenario.deployment.fleet
+    if fleet is None:
+        return replace(scenario, replicas=scenario.replicas + 1)
+    return _SCALED if fleet.autoscaler else _resized(scenario, fleet, {pool.role: 1 for pool in fleet.pools})
+
+
+def another_split(scenario: PricedScenario, more: str) -> PricedScenario | str:
+    """As many replicas, of which one more prefills and one fewer decodes, or the other way round."""
+    fleet = scenario.deployment.fleet
+    if fleet is None or not fleet.prefills_apart:
+        return _NOT_APART
+    if fleet.autoscaler:
+        return _SCALED
+    fewer = split_towards(fleet, more)
+    return _resized(scenario, fleet, fewer) if fewer else "every pool of the other role has one replica"
+
+
+def split_towards(fleet: FleetConfig, more: str) -> dict[str, int]:
+    """What `resized` takes for one more replica of that role; nothing where the other has none to spare."""
+    spare = next((pool.role for pool in fleet.pools if pool.role != more and pool.replicas > 1), None)
+    return {more: 1, spare: -1} if spare else {}
+
+
+def resized(fleet: FleetConfig, more: Mapping[str, int]) -> tuple[PoolConfig, ...]:
+    """The pools of `fleet`, with so many more replicas in the first of each role that can have them."""
+    left, pools = dict(more), []
+    for pool in fleet.pools:
+        extra = left.pop(pool.role, 0) if pool.replicas + left.get(pool.role, 0) > 0 else 0
+        pools.append(pool.model_copy(update={"replicas": pool.replicas + extra}))
+    return tuple(pools)
+
+
+def _resized(scenario: PricedScenario, fleet: FleetConfig, more: Mapping[str, int]) -> PricedScenario:
+    larger = resized(fleet, more)
+    pools = scenario.pools
+    if pools is not None:
+        pools = tuple(replace(pool, config=config) for pool, config in zip(pools, larger, strict=True))
+    return replace(_with_fleet(scenario, fleet, pools=larger), pools=pools)
+
+
+def scaled_at_once(scenario: PricedScenario) -> PricedScenario | str:
+    """Autoscalers look every second, and what they add is ready."""
+    fleet = scenario.deployment.fleet
+    if fleet is None or fleet.autoscaler is None:
+        return "no autoscaler adds replicas"
+    fast = [s.model_copy(update={"cold_start_s": 0.0, "interval_s": min(s.interval_s, 1.0)}) for s in fleet.autoscaler]
+    return _with_fleet(scenario, fleet, autoscaler=tuple(fast))
+
+
+def better_routing(scenario: PricedScenario) -> PricedScenario | str:
+    """Requests go to the replica with the fewest tokens left."""
+    if scenario.engines == 1:
+        return "there is one replica"
+    if scenario.routes_by in _BALANCING:
+        return f"{scenario.routes_by} already balances loads"
+    return replace(scenario, router="least-tokens")
+
+
+def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
+    """No queue is limited, and no request times out in it; users may still give up."""
+    fleet = scenario.deployment.fleet
+    own = fleet.admission if fleet else AdmissionConfig()
+    spared = AdmissionConfig(patience=own.patience, retry=own.retry)
+    if fleet is None or own == spared:
+        return "nothing limits admission"
+    return _with_fleet(scenario, fleet, admission=spared)
+
+
+def no_failures(scenario: PricedScenario) -> PricedScenario | str:
+    """No replica crashes or slows down, and no link is lost."""
+    fleet = scenario.deployment.fleet
+    if fleet is None or fleet.failures in (FailuresConfig(), FailuresConfig(seed=fleet.failures.seed)):
+        return "nothing fails"
+    return _with_fleet(scenario, fleet, failures=FailuresConfig())
+
+
+def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
+    """Prompts are tokens and tokens are text at once, and nothing works beside the engine."""
+    return "no API server is in front of it" if scenario.front_door is None else replace(scenario, front_door=None)
+
+
+def _with_fleet(scenario: PricedScenario, fleet: FleetConfig, **changes: Any) -> PricedScenario:
+    changed = {"fleet": fleet.model_copy(update=changes)}
+    return replace(scenario, deployment=scenario.deployment.model_copy(update=changed))
