@@ -38,6 +38,7 @@ MODULES = (
     "sim/leap.py",
     "sim/replica.py",
     "sim/run_log.py",
+    "sim/step_log.py",
 )
 
 

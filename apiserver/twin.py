@@ -214,7 +214,7 @@ class Twin:
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if (times := row["token_times_ns"]) is not None:
-                row["token_times_ns"] = times.tolist()
+                row["token_times_ns"] = times.as_py()
             id = row["request_id"]
             answer = self._open.pop(id)
             if self.prefills is not None:

@@ -42,6 +42,18 @@ class DecodeRun:
         then = None if self.then is None else self.then.longer(ns)
         return DecodeRun(self._first_ps + 1000 * ns, self._growth_ps, self._here, then)
 
+    def pieces(self, base_ns: int, steps: int) -> list[int]:
+        """The first `steps` steps, begun at `base_ns`, as `sim.step_rows.listed` takes them."""
+        found: list[int] = []
+        run: DecodeRun | None = self
+        while run is not None and steps > 0:
+            count = min(run._here, steps)
+            found += (base_ns, run._first_ps, run._growth_ps, count)
+            base_ns += run._here_ns
+            steps -= count
+            run = run.then
+        return found
+
     def until(self, steps: int) -> int:
         """Nanoseconds of the first `steps` steps."""
         if steps < self._here:

@@ -8,6 +8,7 @@ of each request is a heap entry keyed by the clock at which its last token is sc
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Protocol
 
 from serving.request import Request
@@ -101,6 +102,19 @@ class DecodeSet:
         self.committed += steps
         self.squares += steps * (2 * self.context + grown)
         self.context += grown
+
+    def ids(self, members: list[Request]) -> list[int]:
+        """Of these, who are all or those that joined first, in order of admission, which `members` are in from now on.
+
+        As a rule they joined in that order.
+        """
+        last = -1
+        for member in members:
+            if member.admitted < last:
+                members.sort(key=attrgetter("admitted"))
+                return [member.id for member in members]
+            last = member.admitted
+        return list(self.members)[: len(members)]  # no number is made anew
 
     def crossing(self, after: int = 0) -> dict[int, Request]:
         """Members whose computed tokens are a multiple of the block size, `after` more ticks from now."""

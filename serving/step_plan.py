@@ -199,9 +199,26 @@ class StepPlan:
 
     def rows(self) -> list[Row]:
         """Every row, in running order. Only valid until the next plan is made or this one committed."""
-        steady = [m for m in self.decodes.members.values() if m.joined < self.clock]
-        decodes = [Row(request, request.computed - 1, 1, True) for request in steady]
+        decodes = [Row(request, request.computed - 1, 1, True) for request in self._steady()]
         return sorted(self.rows_outside_decodes() + decodes, key=_admission)
+
+    def ids_and_tokens(self) -> tuple[list[int], list[int]]:
+        """Of `rows()`, the requests and the tokens."""
+        ordered = self._steady()
+        ids = self.decodes.ids(ordered)
+        tokens = [1] * len(ids)
+        for request, _, count, _, _ in self.rows_outside_decodes():
+            at = len(ids)
+            while at and ordered[at - 1].admitted > request.admitted:
+                at -= 1
+            ordered.insert(at, request)
+            ids.insert(at, request.id)
+            tokens.insert(at, count)
+        return ids, tokens
+
+    def _steady(self) -> list[Request]:
+        """Members of the decode set that have a row, in the order in which they joined."""
+        return [m for m in self.decodes.members.values() if m.joined < self.clock]
 
 
 def _admission(row: Row) -> int:

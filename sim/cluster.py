@@ -148,11 +148,11 @@ class Cluster:
             with _no_cycle_search(), self._fleet.watch.on():
                 while self._runs:
                     next_event()
+                return self._end()
         except EmptySchedule:
             policies = ", ".join(dict.fromkeys(pool.deployment.policy for pool in self._fleet.pools))
             remedy = f"{len(self._gateway)} requests never finish: the policy no longer schedules them"
             raise UserError("policy", policies, remedy) from None
-        return self._end()
 
     def _begin(self, for_ever: bool = False) -> None:
         """From now on failures happen and autoscalers look: `for_ever`, or while there is anything to look at."""

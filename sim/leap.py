@@ -49,23 +49,29 @@ class Leap:
             self._ends_ns.append(end)
             now = max(now + cpu_ns, end)
 
-    @property
-    def turns_ns(self) -> list[int]:
-        """The turns of all steps."""
-        self._list_all()
-        return self._turns_ns
+    def end_pieces(self, steps: int) -> list[int]:
+        """When the first `steps` steps end, as `sim.step_rows.listed` takes it."""
+        return self._pieces(self._ends_ns, steps)
+
+    def turn_pieces(self, steps: int) -> list[int]:
+        """When the first is planned, and the turns of `steps` steps, likewise."""
+        planned = [self.began_ns, 0, 0, 1]
+        if self._run is None:
+            return planned + self._pieces(self._turns_ns, steps)
+        if self.overlaps:
+            planned += (self._origin_ns, 0, 0, 1)
+            steps -= 1
+        return planned + self._run.pieces(self._origin_ns, steps)
+
+    def _pieces(self, times_ns: list[int], steps: int) -> list[int]:
+        if self._run is not None:
+            return self._run.pieces(self._origin_ns, steps)
+        return [part for ns in times_ns[:steps] for part in (ns, 0, 0, 1)]
 
     @property
-    def ends_ns(self) -> list[int]:
-        """When each step ends."""
-        self._list_all()
-        return self._ends_ns
-
-    def _list_all(self) -> None:
-        if self._run is not None and not self._ends_ns:
-            ends_ns = list(accumulate(self._run, initial=self._origin_ns))
-            self._ends_ns = ends_ns[1:]
-            self._turns_ns = ends_ns[:-1] if self.overlaps else self._ends_ns
+    def listed(self) -> bool:
+        """Whether the turns do not follow from the ends."""
+        return self.overlaps and self._run is None
 
     def ended(self, now_ns: int) -> int:
         """How many steps have been taken in by then."""

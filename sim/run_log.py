@@ -6,15 +6,12 @@ disk, a `TableSink` keeps them as Arrow tables.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from serving.deployments.config import SchedulerConfig
@@ -26,6 +23,7 @@ from serving.step_plan import StepPlan, aggregates_of
 from serving.workload import WorkloadRequest
 from sim.leap import Leap
 from sim.step_log import StepLog
+from sim.token_times import Sampled, TokenTimes
 from traces.schema import REQUESTS, arrow_schema
 
 BLOCK = 16_384  # rows handed to the sink at once, if not told otherwise
@@ -106,6 +104,7 @@ _SERVED_ONLY = (
     "heard_ns",
 )  # fmt: skip
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
+_TOKEN_TIMES = _REQUEST_COLUMNS.index("token_times_ns")
 
 
 class RunLog:
@@ -141,11 +140,11 @@ class RunLog:
         self._sink = sink
         self._block = block
         self._lives: dict[int, _Life] = {}
-        self._ends: dict[int, array[int]] = {}  # replica -> end of each step, when tokens are kept
+        self._token_times = TokenTimes()
         self._waiting_blocks: dict[int, int] = {}
         self._demand: dict[int, Callable[[int], int]] = {}  # blocks for so many known tokens
         self._tiered: set[int] = set()
-        self.step_log = StepLog(sink.add_steps, block)
+        self.step_log = StepLog(sink.add_steps, block, tokens, self.leaps)
         self._on_tokens = on_tokens
         self._samples: dict[int, deque[list[Request]]] = {}  # for whom those sample, if anybody wants to know
         self._request_rows: list[tuple[Any, ...]] = []
@@ -192,9 +191,9 @@ class RunLog:
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
-            self._ends.setdefault(replica, array("q")).append(end_ns)
+            self._token_times.stepped(replica, (end_ns, 0, 0, 1))
         if self.keeps_steps:
-            rows = plan.rows() if self.keeps_tokens else None
+            ids, tokens = plan.ids_and_tokens() if self.keeps_tokens else (None, None)
             *aggregates, drafts = aggregates_of(plan)
             self.step_log.planned(
                 replica,
@@ -211,10 +210,10 @@ class RunLog:
                     self._waiting_blocks[replica],
                     len(plan.preempted),
                     plan.lag,
-                    None if rows is None else [row.request.id for row in rows],
-                    None if rows is None else [row.tokens for row in rows],
-                    None if rows is None else [request.id for request in plan.preempted],
-                    None if rows is None else [],
+                    ids,
+                    tokens,
+                    None if ids is None else [request.id for request in plan.preempted],
+                    None if ids is None else [],
                     drafts or None,
                     stages_ns,
                     plan.masked_rows or None,
@@ -242,10 +241,9 @@ class RunLog:
         """The first `steps` steps of `leap` have ended all at once; the scheduler is about to take them."""
         self.steps += steps
         if self.keeps_steps:
-            self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica], self.keeps_tokens)
+            self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica])
         if self.keeps_tokens:
-            ends = np.array(leap.ends_ns[:steps], np.int64)  # four times as fast as taking them one by one
-            self._ends.setdefault(replica, array("q")).frombytes(ends.tobytes())
+            self._token_times.stepped(replica, leap.end_pieces(steps))
 
     # Requests
 
@@ -339,7 +337,9 @@ class RunLog:
                 preemptions,
                 life.preempted_ns,
                 recomputed,
-                self._token_times(request, life) if self.keeps_tokens and finished else None,
+                Sampled(request, life.replica, life.sampled_before, life.first_token_ns)
+                if self.keeps_tokens and finished
+                else None,
                 life.attempts,
                 now_ns,
                 arrived.session,
@@ -377,24 +377,18 @@ class RunLog:
                 life.preempted_ns += now_ns - life.preempted_at_ns
                 life.preempted_at_ns = None
 
-    def _token_times(self, request: Request, life: _Life) -> npt.NDArray[np.int64]:
-        assert life.first_token_ns is not None
-        ends = self._ends.get(life.replica, array("q"))  # a decode replica may not have stepped yet
-        times = array("q", [life.first_token_ns] * life.sampled_before)
-        for first, count in request.sampled_in:
-            times.extend(ends[first : first + count])
-        return np.frombuffer(times, np.int64)[: request.outputs]
-
     def close(self) -> None:
         self._flush_requests()
         self.step_log.close()
 
     def _flush_requests(self) -> None:
         if self._request_rows:
-            columns: list[list[Any]] = [[] for _ in _REQUEST_COLUMNS]
+            columns: list[Any] = [[] for _ in _REQUEST_COLUMNS]
             for first in range(0, len(self._request_rows), _AT_ONCE):
                 part = zip(*self._request_rows[first : first + _AT_ONCE], strict=True)
                 for column, values in zip(columns, part, strict=True):
                     column.extend(values)
+            if self.keeps_tokens:
+                columns[_TOKEN_TIMES] = self._token_times.of(columns[_TOKEN_TIMES])
             self._sink.add_requests(dict(zip(_REQUEST_COLUMNS, columns, strict=True)))
             self._request_rows.clear()

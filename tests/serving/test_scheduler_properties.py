@@ -80,6 +80,7 @@ class Driver:
 
     def check_plan(self, plan: StepPlan) -> None:
         rows = plan.rows()
+        assert plan.ids_and_tokens() == ([row.request.id for row in rows], [row.tokens for row in rows])
         if not self.overlapped:
             awaited = {id for _, ids in self.flying for id in ids if not self.all[id].stale}
             assert not awaited & {row.request.id for row in rows}, "planned before its token is known"

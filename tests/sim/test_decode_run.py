@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from serving.decode_run import DecodeRun
 from sim.leap import Leap
+from sim.step_rows import listed
 
 PIECES = st.lists(
     st.tuples(st.one_of(st.integers(0, 5000), st.integers(0, 10**11)), st.integers(0, 10**7), st.integers(1, 400)),
@@ -41,13 +42,15 @@ def test_a_leap_in_closed_form_is_the_leap_of_a_list(pieces, cpu_ns, in_flight_n
     run, durations = made([(first + 1000 * cpu_ns, growth, steps) for first, growth, steps in pieces])
     began_ns = 12_345
     until_ns = None if in_flight_ns is None else began_ns + in_flight_ns
-    closed, listed = (Leap(each, began_ns, cpu_ns, until_ns) for each in (run, durations))
-    assert closed.steps == listed.steps == len(durations)
+    closed, one_by_one = (Leap(each, began_ns, cpu_ns, until_ns) for each in (run, durations))
+    assert closed.steps == one_by_one.steps == len(durations)
     step = data.draw(st.integers(0, len(durations) - 1))
     for name in ("turn_ns", "end_ns", "plan_ns", "start_ns"):
-        assert getattr(closed, name)(step) == getattr(listed, name)(step), name
-    turn_ns = listed.turns_ns[step]
-    for now_ns in (began_ns, turn_ns - 1, turn_ns, turn_ns + 1, listed.ends_ns[-1]):
+        assert getattr(closed, name)(step) == getattr(one_by_one, name)(step), name
+    turn_ns = one_by_one.turn_ns(step)
+    for now_ns in (began_ns, turn_ns - 1, turn_ns, turn_ns + 1, one_by_one.end_ns(len(durations) - 1)):
         if now_ns >= began_ns:
-            assert closed.ended(now_ns) == listed.ended(now_ns)
-    assert closed.turns_ns == listed.turns_ns and closed.ends_ns == listed.ends_ns
+            assert closed.ended(now_ns) == one_by_one.ended(now_ns)
+    for leap in (closed, one_by_one):
+        assert listed(leap.end_pieces(step + 1)).tolist() == [leap.end_ns(at) for at in range(step + 1)]
+        assert listed(leap.turn_pieces(step + 1)).tolist() == [leap.plan_ns(at) for at in range(step + 1)] + [turn_ns]

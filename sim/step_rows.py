@@ -1,0 +1,200 @@
+"""Rows of the dataset `steps` out of records: each is one step, or a run of steady ones that numpy writes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from traces.schema import STEPS
+
+_MEASURED_ONLY = (
+    "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
+    "thread_ns", "speed", "experts_hit", "expert_imbalance", "expert_tokens", "draft_ns", "row_accepted",
+    "row_proposed", "heard_ns", "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
+)  # fmt: skip
+COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
+NUMBERS = COLUMNS.index("row_ids")  # the columns before are numbers, and all others mostly null
+LISTS = 4  # so many columns of lists are next
+RECORD = NUMBERS + 7
+"""Numbers of a record: the columns at its first step, then when that step was taken in, the record's steps, how many
+steps were in flight in a leap, whether its ends are told, its block size, how many requests it lists, and where the
+rest is. In a leap `start_ns` is the CPU time of each plan, and the other times are 0.
+"""
+_TAKEN, _STEPS, _BEHIND, _TOLD, _BLOCK_SIZE, _LISTED, _REST = range(NUMBERS, RECORD)
+_AT = {name: at for at, name in enumerate(COLUMNS)}
+_NO_BLOCKS = 1 << 40  # the block size of a record that crosses into none
+
+Numbers = npt.NDArray[np.int64]
+
+
+def listed(pieces: Sequence[int]) -> Numbers:
+    """Times in pieces `(base_ns, first_ps, growth_ps, count)`, one number behind the other.
+
+    Time i of a piece is `(first_ps + i * growth_ps) // 1000` nanoseconds after the one before, or after `base_ns`.
+    """
+    base_ns, first_ps, growth_ps, count = np.array(pieces, np.int64).reshape(-1, 4).T
+    begins = _begins(count)
+    piece = np.repeat(np.arange(len(count)), count)
+    step = np.arange(len(piece)) - begins[piece]
+    ns = (first_ps[piece] + growth_ps[piece] * step) // 1000
+    sums = np.cumsum(ns)
+    return sums + (base_ns - sums[begins] + ns[begins])[piece]
+
+
+def mostly_ones(count: int, others: Sequence[int]) -> Numbers:
+    """So many numbers: 1, but for `others`, each after its place."""
+    ones = np.ones(count, np.int64)
+    places, numbers = np.array(others, np.int64).reshape(-1, 2).T
+    ones[places] = numbers
+    return ones
+
+
+@dataclass
+class Records:
+    """So many records: their numbers, one behind the other, and what is not as long in each.
+
+    turns      when the first step was planned, and when each was taken in and the next was planned
+    ends       when each step ended, if that is told: else it is when it was taken in
+    crossings  of a leap: members that cross into a new block at each tick, over the size of a block
+    ids        requests in each step, and
+    tokens     how many tokens of each, if that is kept
+    preempted  requests preempted, likewise
+    """
+
+    numbers: Sequence[int] | Numbers
+    turns: Sequence[int] | Numbers
+    ends: Sequence[int] | Numbers
+    crossings: Sequence[int] | Numbers
+    ids: Sequence[int] | Numbers
+    tokens: Sequence[int] | Numbers
+    preempted: Sequence[int] | Numbers
+
+
+class StepRows:
+    """Gives rows to `add`, `block` at once, in the order in which steps were taken in, and of replicas.
+
+    listed   whether the requests of each step are kept
+    pending  rows not given yet
+    """
+
+    def __init__(self, add: Callable[[Mapping[str, Any]], None], block: int, listed: bool) -> None:
+        self.pending = 0
+        self._add = add
+        self._block = block
+        self._listed = listed
+        self._held: list[Records] = []
+        self._begun = np.zeros(0, np.int64)  # rows of each record held that were given
+
+    def take(self, records: Records) -> None:
+        """More records, with turns of leaps only. Those of one replica come in the order of their steps."""
+        arrays = [np.asarray(getattr(records, field.name), np.int64) for field in fields(Records)]
+        numbers = arrays[0].reshape(-1, RECORD).T
+        lengths, single = numbers[_STEPS] + numbers[_BEHIND] + 1, numbers[_BLOCK_SIZE] == 0
+        turns = np.empty(lengths.sum(), np.int64)
+        turns[np.repeat(~single, lengths)] = arrays[1]
+        first = _begins(lengths)[single]
+        turns[first], turns[first + 1] = numbers[_AT["plan_ns"], single], numbers[_TAKEN, single]
+        self._held.append(Records(arrays[0], turns, *arrays[2:]))
+        self.pending += int(numbers[_STEPS].sum())
+        self._begun = np.concatenate((self._begun, np.zeros(len(single), np.int64)))
+
+    def give(self, before_ns: int, whole: int, rest: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Rows of steps taken in before then, a multiple of `whole`; what is still needed of `rest`."""
+        held = Records(*(np.concatenate([getattr(part, f.name) for part in self._held]) for f in fields(Records)))
+        numbers = held.numbers = np.reshape(held.numbers, (-1, RECORD)).T.copy()
+        counts = numbers[_STEPS] - self._begun
+        replicas = np.argsort(numbers[0], kind="stable")
+        record = np.repeat(replicas, counts[replicas])
+        ends = np.cumsum(counts[replicas])
+        step = np.arange(len(record)) - np.repeat(ends - counts[replicas] - self._begun[replicas], counts[replicas])
+        turn = _begins(numbers[_STEPS] + numbers[_BEHIND] + 1) + 1 + numbers[_BEHIND]
+        taken_ns = np.asarray(held.turns)[turn[record] + step]
+        order = np.argsort(taken_ns, kind="stable")  # fast: each replica's are sorted
+        due = int(np.searchsorted(taken_ns, before_ns, sorter=order)) // whole * whole
+        record, step = record[order[:due]], step[order[:due]]
+        for begin in range(0, due, self._block):
+            part = slice(begin, begin + self._block)
+            self._add(self._columns(held, record[part], step[part], rest))
+        self._begun += np.bincount(record, minlength=len(self._begun))
+        self.pending -= due
+        return self._keep(held, rest)
+
+    def _columns(self, held: Records, record: Numbers, step: Numbers, rest: list[tuple[Any, ...]]) -> dict[str, Any]:
+        """The columns of a step of each `record`, `step` steps after its first."""
+        numbers = np.asarray(held.numbers)
+        turns = np.asarray(held.turns)
+        columns: dict[str, Any] = {name: numbers[at].take(record) for name, at in _AT.items() if at < NUMBERS}
+        columns["step"] += step
+        rows = columns["decode_rows"]
+        columns["decode_context"] += rows * step
+
+        sizes = numbers[_BLOCK_SIZE]
+        crossed = np.concatenate(([0, 0], np.cumsum(held.crossings)))
+        first = np.where(sizes > 0, _begins(sizes) + 1, 0)[record]
+        rounds, ticks = np.divmod(step + 1, np.where(sizes > 0, sizes, _NO_BLOCKS)[record])
+        columns["used_blocks"] += rounds * rows + crossed[first + ticks] - crossed[first]
+
+        behind = numbers[_BEHIND]
+        turn = _begins(numbers[_STEPS] + behind + 1)[record] + step
+        plan_ns, taken_ns = turns[turn], turns[turn + 1 + behind[record]]
+        columns["plan_ns"] = plan_ns
+        columns["start_ns"] = plan_ns + (numbers[_AT["start_ns"]] - numbers[_AT["plan_ns"]])[record]
+        columns["end_ns"] = taken_ns - (numbers[_TAKEN] - numbers[_AT["end_ns"]])[record]
+        if behind.any():
+            at = np.flatnonzero(behind[record])
+            columns["start_ns"][at] = turns[turn[at] + 1]
+        if len(held.ends):
+            at = np.flatnonzero(numbers[_TOLD][record])
+            ends = _begins(numbers[_STEPS] * numbers[_TOLD])[record[at]] + step[at]
+            columns["end_ns"][at] = np.asarray(held.ends)[ends]
+
+        if self._listed:
+            ids, preempted = numbers[_LISTED], numbers[_AT["preempted"]]
+            columns["row_ids"] = _lists(held.ids, ids, record)
+            columns["row_tokens"] = _lists(held.tokens, ids, record)
+            columns["preempted_ids"] = _lists(held.preempted, preempted, record)
+            columns["stopped_ids"] = _lists([], np.zeros_like(ids), record)
+        place = numbers[_REST][record]
+        if place.any():  # else the other columns are null
+            kept = zip(*(rest[at] for at in place.tolist()), strict=True)
+            columns |= zip(COLUMNS[NUMBERS + LISTS :], kept, strict=True)
+        return columns
+
+    def _keep(self, held: Records, rest: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Drop the records of which all rows were given."""
+        numbers = np.asarray(held.numbers)
+        keep = self._begun < numbers[_STEPS]
+        steps, behind, listed = numbers[_STEPS], numbers[_BEHIND], numbers[_LISTED] * self._listed
+        lengths = {
+            "turns": steps + behind + 1,
+            "ends": steps * numbers[_TOLD],
+            "crossings": numbers[_BLOCK_SIZE],
+            "ids": listed,
+            "tokens": listed,
+            "preempted": numbers[_AT["preempted"]] * self._listed,
+        }
+        left = {name: np.asarray(getattr(held, name))[np.repeat(keep, counts)] for name, counts in lengths.items()}
+        numbers, self._begun = numbers[:, keep], self._begun[keep]
+        used, numbers[_REST] = np.unique(numbers[_REST], return_inverse=True)
+        if len(used) and used[0]:  # 0 stays nothing
+            numbers[_REST] += 1
+        self._held = [Records(numbers.T.ravel(), **left)]
+        return [rest[0], *(rest[at] for at in used.tolist() if at)]
+
+
+def _begins(lengths: Numbers) -> Numbers:
+    """Where each of several pieces of these lengths begins, one behind the other."""
+    return np.cumsum(lengths) - lengths
+
+
+def _lists(values: Sequence[int] | Numbers, lengths: Numbers, record: Numbers) -> pa.ListArray:
+    """For each `record` its piece of `values`, which are pieces of these lengths."""
+    counts = lengths[record]
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    places = np.repeat(_begins(lengths)[record] - offsets[:-1], counts) + np.arange(offsets[-1])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.asarray(values, np.int64)[places]))

@@ -1,0 +1,58 @@
+"""When each output token came: the ends of steps by replica, told to requests when their rows are written."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from serving.request import Request
+from sim.step_rows import listed
+
+
+class Sampled(NamedTuple):
+    """A request that finished: the replica that it was on last, and of those before what its user got, and when."""
+
+    request: Request
+    replica: int
+    sampled_before: int
+    first_token_ns: int | None
+
+
+class TokenTimes:
+    """The ends of all steps, eight bytes each."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, array[int]] = {}
+        self._pieces: dict[int, list[int]] = {}  # of the steps after those: see `sim.step_rows.listed`
+
+    def stepped(self, replica: int, pieces: Sequence[int]) -> None:
+        """Its next steps end then."""
+        self._pieces.setdefault(replica, []).extend(pieces)
+
+    def of(self, requests: Iterable[Sampled | None]) -> pa.ListArray:
+        """Nanoseconds for each request, null for None."""
+        for replica, pieces in self._pieces.items():
+            self._ends.setdefault(replica, array("q")).frombytes(listed(pieces).tobytes())
+            pieces.clear()
+        ends = {replica: np.frombuffer(times, np.int64) for replica, times in self._ends.items()}
+        parts, offsets, nothing = [np.zeros(0, np.int64)], [0], []
+        for each in requests:
+            nothing.append(each is None)
+            left = 0
+            if each is not None:
+                left = each.request.outputs
+                if each.sampled_before:
+                    parts.append(np.full(min(each.sampled_before, left), each.first_token_ns, np.int64))
+                    left -= len(parts[-1])
+                for first, count in each.request.sampled_in:
+                    if left:
+                        parts.append(ends[each.replica][first : first + min(count, left)])
+                        left -= len(parts[-1])
+                left = each.request.outputs - left
+            offsets.append(offsets[-1] + left)
+        mask = pa.array(nothing) if any(nothing) else None
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.concatenate(parts)), mask=mask)
