@@ -15,14 +15,14 @@ from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.repricing import Source
 from planning.settings import with_settings
-from serving.deployments.config import SchedulerConfig
+from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AutoscalerConfig, FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.errors import UserError
 
 Settings = Mapping[str, Any]
 _OF_THE_RUN = ("gpu", "replicas", "router")  # what `compare` takes beside settings of a deployment
-_ALL2ALL, _FAST_LINK = "allgather_reducescatter", "infiniband-ndr"
+_ALL2ALL = "allgather_reducescatter"
 _UTILISATION = 0.9  # of the GPU's memory, from which KV blocks follow where weights or KV change
 
 
@@ -49,8 +49,8 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             yield {"max_num_batched_tokens": max(scheduler.max_num_batched_tokens, scheduler.max_model_len)}
         case "policy vllm":
             yield {"policy": "vllm"}
-        case "routing by load":
-            yield _routed(scenario, "least-tokens")
+        case "routing by load" | "no failures":
+            yield _routed(scenario, "least-tokens") if scenario.routes_by != "least-tokens" else {}
             if deployment.fleet and deployment.fleet.router.settings and not scenario.router:
                 yield {"fleet.router": scenario.routes_by}  # as it is by default
         case "longer sequences":
@@ -94,6 +94,7 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             yield {"tensor_parallel_size": tp // 2, **memory} if memory and tp > 1 else {}
             yield from _less_communication(scenario, memory)
         case "no pipeline bubbles":
+            yield _faster_link(deployment)
             yield {"pipeline_parallel_size": 1, "tensor_parallel_size": tp * pp, **memory}
         case "free launches":
             yield {"enforce_eager": False} if deployment.enforce_eager else {}
@@ -160,10 +161,8 @@ def _less_communication(scenario: PricedScenario, memory: Settings) -> Iterator[
     """A link that keeps up, another exchange of tokens between experts, or engines on their own."""
     plain = {"all2all_backend": _ALL2ALL}
     deployment, node = scenario.deployment, scenario.deployment.inter_node
-    faster = {}
-    if node and deployment.gpus > node.gpus_per_node and node != InterNodeConfig(gpus_per_node=node.gpus_per_node):
-        faster = {"inter_node": {"gpus_per_node": node.gpus_per_node, "link": _FAST_LINK}}
-        yield faster
+    faster = _faster_link(deployment)
+    yield faster
     if deployment.data_parallel_size == 1:
         return
     rdma = {} if node is None or node.rdma else faster
@@ -175,6 +174,17 @@ def _less_communication(scenario: PricedScenario, memory: Settings) -> Iterator[
         alone: Settings = {"data_parallel_size": 1, "enable_expert_parallel": False, "inter_node": None, **plain}
         apart = {name: value for name, value in alone.items() if getattr(deployment, name) != value}
         yield {**apart, **engines, **memory}
+
+
+def _faster_link(deployment: Deployment) -> Settings:
+    """Between nodes, an adapter for each GPU; nothing where they have that, or the engine is within one."""
+    node = deployment.inter_node
+    if node is None or deployment.gpus <= node.gpus_per_node:
+        return {}
+    fast = InterNodeConfig(gpus_per_node=node.gpus_per_node)
+    if node.of_a_device.bytes_per_s >= fast.of_a_device.bytes_per_s and not node.latency_us:
+        return {}
+    return {"inter_node": {"gpus_per_node": node.gpus_per_node, "link": fast.link}}
 
 
 def _sooner(fleet: FleetConfig | None) -> Iterator[Settings]:

@@ -129,6 +129,16 @@ def test_other_fleets_are_tried_of_those_that_prefill_and_those_that_decode() ->
     assert counts == [(2, 2), (2, 3), (1, 4)]
 
 
+@pytest.mark.parametrize(("link", "helps"), [({"link": "ethernet-25", "latency_us": 50}, True), ({}, False)])
+def test_a_faster_link_is_offered_to_engines_that_cross_a_slow_one(link: dict[str, object], helps: bool) -> None:
+    made = {"pipeline_parallel_size": 2, "inter_node": {"gpus_per_node": 1, **link}}
+    calm = replace(runs.calm(), deployment=Deployment.model_validate(made))
+    for cause in ("free communication", "no pipeline bubbles"):
+        assert ({"inter_node": {"gpus_per_node": 1, "link": "infiniband-ndr"}} in changes(calm, cause)) == helps
+    within = replace(calm, deployment=calm.deployment.model_copy(update={"pipeline_parallel_size": 1}))
+    assert not any("inter_node" in settings for settings in changes(within, "free communication"))
+
+
 def test_replicas_come_sooner_by_more_of_them_or_quicker_starts() -> None:
     scaler = {"target": 2, "max_replicas": 6, "cold_start_s": 40}
     fleet = FleetConfig.model_validate({"pools": [{"replicas": 2}], "autoscaler": scaler})
