@@ -1,7 +1,8 @@
 """How often a diagnosis shows the symptom of a planted illness, and names its layer and what lifts it, by kind.
 
 `python -m benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each seed
-is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does.
+is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does. With a third
+argument, `healthy`, the deployments are diagnosed before they are made ill: a problem found is a false alarm.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from tests.planning.planted_illnesses import PLANTED, SEEDS, Illness, diagnosed, kind_of, planted
@@ -42,6 +44,17 @@ def main(seeds: int, first: int) -> None:
     print(f"| all | | {whole} | {told} |")
 
 
+def false_alarms(seeds: int, first: int) -> None:
+    """Count them, by the worst symptom."""
+    found = Counter[str]()
+    for seed in range(first, first + seeds):
+        illness = planted(kind_of(seed), seed)
+        with tempfile.TemporaryDirectory() as folder:
+            calm = diagnosed(replace(illness, ill=illness.healthy), Path(folder) / "run")
+        found["none" if calm.kind is None else calm.symptoms[0].name] += 1
+    print(f"{seeds - found['none']} of {seeds} healthy deployments are called a problem; worst symptoms: {found}")
+
+
 def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
     """Whether each of the FIGURES is right, and what is named first."""
     with tempfile.TemporaryDirectory() as folder:
@@ -54,5 +67,5 @@ def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]]
-    main(*(given + [SEEDS, 0][len(given) :]))
+    given = [int(word) for word in sys.argv[1:3]]
+    (false_alarms if sys.argv[3:] == ["healthy"] else main)(*(given + [SEEDS, 0][len(given) :]))

@@ -13,7 +13,7 @@ from planning.diagnose.lifted_costs import KV_PARTS
 from traces.distribution import Distribution
 from traces.recording_notes import notes_of
 
-LOW_UTILISATION = "low utilisation"
+LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
 _TAIL = 3.0  # p99 over p50 of gaps between tokens
 _MUCH = 0.2  # of the time, for what every engine spends some of
 _SMALL = 16  # requests in a step: fewer leave most FLOPs unused
@@ -160,7 +160,7 @@ DEVICE_LOOKS: dict[str, Look] = {
     "high ITL": _high_itl,
     "time between steps": _slow_host,
     LOW_UTILISATION: _low_utilisation,
-    "small batches": _small_batches,
+    SMALL_BATCHES: _small_batches,
     "communication": _communication,
     "KV reads": _kv_reads,
     "pipeline bubbles": _bubbles,

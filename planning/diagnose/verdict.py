@@ -6,14 +6,14 @@ from typing import Any
 
 from calibration.steps.coverage import shown_share
 from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
-from planning.diagnose.device_symptoms import LOW_UTILISATION
+from planning.diagnose.device_symptoms import LOW_UTILISATION, SMALL_BATCHES
 from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question, shown_ms
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
 from planning.version import __version__
 from serving.metrics import metric
 from traces.saturation import FEWEST
 
-_NO_TROUBLE = (LOW_UTILISATION, GOOD_BENCHMARK, NO_HELP)  # of this run: symptoms that nobody waits for
+_NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # of this run: symptoms that nobody waits for
 _ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
 
 Facts = dict[str, Any]  # fields of a `DiagnosisDocument`, without those that follow
