@@ -1,7 +1,5 @@
 """Latent attention behind an indexer (DeepSeek-V3.2, GLM-5): weights, the cache, and what is computed."""
 
-from dataclasses import fields
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.step_plan import AGGREGATES, StepPlan
 from tests.calibration.step_model_samples import Roofline
 
 SMALL: dict[str, Any] = {
@@ -98,10 +97,10 @@ def test_the_simulator_takes_what_a_step_is_explained_to_take(name: str, past: i
     deployment = Deployment(model=name, tensor_parallel_size=8, scheduler=config)
     cost = OperationCost(find_model(name), deployment, Roofline())
     sizes = uniform_step(8, 2000, 1, 500, past)
-    given = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
-    plan = SimpleNamespace(decode_squares=8 * 2000**2, masked_rows=0, tokens=sizes.tokens, routed_tokens=-1, **given)
+    given = {name: int(getattr(sizes, name)) for name in AGGREGATES}
+    plan = StepPlan.of(decode_squares=8 * 2000**2, **given)
     explained = sum(float(np.asarray(ns)) for ns in cost.parts(sizes).values())
-    assert cost.step_ns(plan) == pytest.approx(explained, rel=0.03)  # type: ignore[arg-type]
+    assert cost.step_ns(plan) == pytest.approx(explained, rel=0.03)
 
 
 @pytest.mark.parametrize(
