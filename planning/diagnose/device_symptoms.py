@@ -69,7 +69,7 @@ def _high_itl(e: Evidence) -> Found | None:
         prompts, decodes = e.step("prefill_rows") > 0, e.step("decode_rows") > 0
         if (prompts & decodes).any() and (~prompts).any():
             with_, without = (float(e.step_ns[of].mean()) / 1e6 for of in (prompts & decodes, ~prompts))
-            mixed = f"; a step takes {with_:,.3g} ms with prompts in it, {without:,.3g} ms without"
+            mixed = f"; a step takes {shown_ms(with_)} ms with prompts in it, {shown_ms(without)} ms without"
     severity = max(0.5, 1 - bound / tpot.p99) if bound else 0.7 * (1 - spread.p50 / spread.p99)
     told = f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}"
     return Found(severity, told, "itl_ms" if gaps.count and not bound else "")
