@@ -148,7 +148,7 @@ def test_graphs_are_faster_where_a_step_is_launches_and_nothing_where_it_is_not(
 
     for rows in (1, 8, 64):
         eager, graph = times("Qwen3-0.6B", plan(rows, 500))
-        assert eager > 1.5 * graph
+        assert eager == PUBLISHED_NS * (28 * 9 + 5) > graph  # 28 dense layers, head and sampling
     eager, graph = times("Llama-3.1-8B", plan(0, 0, 2048))
     assert eager == graph
 
@@ -280,7 +280,8 @@ def test_the_launches_of_a_log_price_every_command_s_steps_without_graphs(
     assert 0.5 < waited / len(ran) < 1
 
     sure = replace(learnt, interval=(1.0, 1.0), launches=replace(learnt.launches, sigma=0.2))
-    assert fit_recordings([*logs.values()], tmp_path / "again").id != learnt.id != alone.id
+    again = fit_recordings([*logs.values()], tmp_path / "again")
+    assert (again.id == learnt.id) == (again.created == learnt.created) and alone.id != learnt.id
     cost = ObservedPrices(StepCost(sure, eager))
     for end, share in zip(cost.ends(), (-1.0, 1.0), strict=True):
         assert end.step_ns(plan(1, 100)) == pytest.approx(LAUNCH_NS * 293 * np.exp(share * 1.645 * 0.2), rel=0.01)
