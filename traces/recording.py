@@ -8,9 +8,9 @@ recording. A server keeps a journal beside them until then (`traces.journal`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,22 +18,18 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError, reason
+from serving.errors import UserError
 from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, recording_columns
+from traces.dataset_writer import DatasetWriter, check_columns, writing
 from traces.journal import FILE as JOURNAL
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
-_ROW_GROUP = {"steps": 65_536}  # rows; of other datasets pages look at groups one by one
-_COMPRESSION = {"steps": "snappy"}  # of numbers that are packed already: a fifth of the time is saved, and 6 % is lost
-_OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large
-_PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
 _READERS = 2  # columns that are decoded at once
 _FORMAT = "1"
 _METADATA = ("deployment", "seed", "version", "hardware", "calibration")
@@ -60,18 +56,18 @@ class RecordingWriter:
     ) -> None:
         self.path = Path(path)
         self._run = {"version": code_version(), **run}
-        _known("runs", self._run)
+        check_columns("runs", self._run)
         self._made_directory, self._lock = claim(self.path, overwrite)
         self._open = True
         metadata = {f"tokentwin.{name}": str(self._run.get(name, "")) for name in _METADATA}
         metadata["tokentwin.recording"] = _FORMAT
         try:
-            with _written(self.path):
+            with writing(self.path):
                 if workload is not None:
                     write_parquet(workload, self._temporary(WORKLOAD))
                 self._temporary(COLUMNS).write_text(columns_text(recording_columns()), encoding="utf-8")
                 self._datasets = {
-                    name: _Dataset(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
+                    name: DatasetWriter(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
                 }
         except BaseException:
             self._remove()
@@ -152,94 +148,6 @@ class RecordingWriter:
         if self._made_directory:
             with suppress(OSError):  # another writer may have begun
                 self.path.rmdir()
-
-
-class _Dataset:
-    """One growing Parquet file: rows become Arrow pieces, pieces become row groups."""
-
-    def __init__(self, name: str, path: Path, metadata: Mapping[str, str], keep: Collection[str] | None) -> None:
-        self.name = name
-        self.end_ns = 0
-        self._schema = arrow_schema(name, {**metadata, "tokentwin.dataset": name})
-        lists = {field.name for field in self._schema if pa.types.is_list(field.type)}
-        self._dropped = lists - set(keep) if keep is not None else set()
-        self._rows: list[Mapping[str, Any]] = []
-        self._pieces: list[pa.Table] = []
-        self._nulls: dict[str, pa.Array] = {}  # made once: most columns of `steps` are null
-        self._pending = self._pending_bytes = 0
-        self._row_group = _ROW_GROUP.get(name, _OTHER_ROW_GROUP)
-        self._path = path
-        numbers = [field.name for field in self._schema if pa.types.is_integer(field.type)]
-        others = [f"{field.name}.list.element" if field.name in lists else field.name for field in self._schema]
-        self._writer = pq.ParquetWriter(
-            path,
-            self._schema,
-            compression=_COMPRESSION.get(name, "zstd"),
-            use_dictionary=[name for name in others if name not in numbers],
-            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most grow from row to row
-        )
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= _PIECE:
-            self._pack()
-
-    def add_columns(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        self._pack()
-        lengths = {len(values) for values in columns.values()}
-        if len(lengths) > 1:
-            raise ValueError(f"columns of {self.name} differ in length: {sorted(lengths)}")
-        if columns:
-            self._append(columns, lengths.pop())
-
-    def close(self) -> None:
-        self._pack()
-        self._write()
-        with _written(self._path.parent):
-            self._writer.close()
-
-    def abandon(self) -> None:
-        """Let the file go: its content no longer matters, its handle does."""
-        self._rows, self._pieces = [], []
-        with suppress(OSError):  # what could not be written cannot be finished either
-            self._writer.close()
-        self._writer.is_open = False  # else it would try once more
-
-    def _pack(self) -> None:
-        if self._rows:
-            given = {name for row in self._rows for name in row}
-            rows, self._rows = self._rows, []
-            self._append({name: [row.get(name) for row in rows] for name in given}, len(rows))
-
-    def _append(self, columns: Mapping[str, Sequence[Any]], count: int) -> None:
-        _known(self.name, columns)
-        given = {
-            field.name: pa.array(columns[field.name], field.type)
-            for field in self._schema
-            if field.name in columns and field.name not in self._dropped
-        }
-        arrays = [given[field.name] if field.name in given else self._null(field, count) for field in self._schema]
-        piece = pa.Table.from_arrays(arrays, schema=self._schema)
-        for name in ("end_ns", "finish_ns"):
-            if name in columns:
-                self.end_ns = max(self.end_ns, pc.max(piece.column(name)).as_py() or 0)
-        self._pieces.append(piece)
-        self._pending += count
-        self._pending_bytes += sum(array.nbytes for array in given.values())
-        if self._pending >= self._row_group or self._pending_bytes >= _GROUP_BYTES:
-            self._write()
-
-    def _null(self, field: pa.Field, count: int) -> pa.Array:
-        known = self._nulls.get(field.name)
-        if known is None or len(known) < count:
-            known = self._nulls[field.name] = pa.nulls(count, field.type)
-        return known[:count]
-
-    def _write(self) -> None:
-        if self._pieces:
-            with _written(self._path.parent):
-                self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=self._row_group)
-            self._pieces, self._pending, self._pending_bytes = [], 0, 0
 
 
 class _Footer(NamedTuple):
@@ -384,20 +292,6 @@ class Recording:
 def _holds_value(chunk: pq.ColumnChunkMetaData) -> bool:
     nulls = chunk.statistics.null_count if chunk.statistics else None
     return nulls is None or nulls < chunk.num_values or chunk.statistics.has_min_max
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError("recording", str(path), f"cannot be written: {reason(error)}") from None
-
-
-def _known(dataset: str, columns: Collection[str]) -> None:
-    unknown = sorted(set(columns) - {c.name for c in DATASETS[dataset]})
-    if unknown:
-        raise KeyError(f"{dataset} has no column {', '.join(unknown)}")
 
 
 def code_version() -> str:
