@@ -1,8 +1,9 @@
 """A plan within seconds, as a range: the cheapest fleet by a small part of each on its part of the traffic.
 
 It is a first answer, and may be wrong; the whole one comes from whole fleets. Replicas behind a router that spreads
-requests evenly are alike, so a few of them tell of all. Where they get more requests than can be simulated at once, an
-ordinary stretch of them gives one end of the range and the busiest the other: bursts decide how large a fleet must be.
+requests evenly are alike, so a few of them tell of all. One end of the range takes steps as predicted, the other as
+slow as the risk asks. Where replicas get more requests than can be simulated at once, the first is of an ordinary
+stretch of them and the second of the busiest: bursts decide how large a fleet must be.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def first_answer(question: Question, engines: Sequence[Engine], limits: Limits) 
 
 def _cheapest(question: Question, engines: Sequence[Engine], limits: Limits, busiest: bool) -> Point | None:
     trial = partial(try_share, enough=_ENOUGH, busiest=busiest)
+    question = question if busiest else replace(question, risk=max(question.risk, 0.5))
     with Workers(question, jobs=1) as workers:
         found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
     offers = (

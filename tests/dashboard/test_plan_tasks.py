@@ -66,8 +66,9 @@ def test_a_first_answer_is_left_on_the_way(answer: dict[str, Any], out: Path) ->
     first = read_json(out / COARSE)
     low, high = first["points"]
     assert low["met"] and low["engine"] in answer["candidates"]
-    likely = answer["recommendation"]["choices"]["as_predicted"]["gpus"]
-    assert likely <= low["gpus"] == high["gpus"] <= answer["recommendation"]["gpus"]  # of so few, a part is the whole
+    recommended = answer["recommendation"]
+    likely = recommended["choices"]["as_predicted"]
+    assert low["replicas"] == likely["replicas"] <= high["replicas"] <= recommended["replicas"]
 
 
 def test_the_curves_go_through_the_answer(answer: dict[str, Any]) -> None:
