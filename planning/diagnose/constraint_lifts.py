@@ -176,8 +176,10 @@ def vllm_policy(scenario: PricedScenario) -> PricedScenario | str:
     """Requests are scheduled as vLLM does, whoever chose otherwise; another engine's policy is no setting."""
     others = {pool.deployment.policy for pool in scenario.all_pools} - {"vllm"}
     engine = scenario.deployment.engine_name.name
-    if not others or engine != "vllm":
-        return f"{', '.join(sorted(others)) or 'vllm'} is the policy of {engine} itself"
+    if not others:
+        return "vllm is the policy"
+    if engine != "vllm":
+        return f"{', '.join(sorted(others))} is the policy of {engine} itself"
     return _remade(scenario, lambda deployment: deployment.model_copy(update={"policy": "vllm"}))
 
 
