@@ -197,13 +197,13 @@ tokentwin claims --write docs/claims.md
 tokentwin claims --only chunked-prefill
 tokentwin claims --engine
 ```
-Articles repeat figures. The first command puts each to the test and writes this page, in about 3 minutes of
+Articles repeat figures. The first command puts each to the test and writes this page, in 2.5 minutes of
 one CPU. All of it is simulated, with step times from kernel tables and measured engines ([cost
 model](cost-model.md)), and with 90 % intervals. A claim *cannot be told* where its interval lies across an end of
 what is expected.
 
 `--engine` adds runs of this machine's real engine, with a small model of random weights, three times each side in
-turn, in 4 minutes more: the median ratio of the pairs, the least and the greatest, and as noise by how much the same
+turn, in 2 minutes more: the median ratio of the pairs, the least and the greatest, and as noise by how much the same
 side differs from run to run.
 
 Each claim is a file of `planning/claims/claims`: a sentence, an experiment, the range it expects, and cases. Give a
