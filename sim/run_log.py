@@ -141,6 +141,7 @@ class RunLog:
         self._block = block
         self._lives: dict[int, _Life] = {}
         self._token_times = TokenTimes()
+        self._token_pieces = self._token_times.pieces
         self._waiting_blocks: dict[int, int] = {}
         self._demand: dict[int, Callable[[int], int]] = {}  # blocks for so many known tokens
         self._tiered: set[int] = set()
@@ -154,6 +155,7 @@ class RunLog:
     def started(self, replica: int, settings: SchedulerConfig) -> None:
         self._demand[replica] = partial(most_held, settings)
         self._waiting_blocks[replica] = 0
+        self._token_pieces[replica] = []
         self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
@@ -191,7 +193,7 @@ class RunLog:
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
-            self._token_times.stepped(replica, (end_ns, 0, 0, 1))
+            self._token_pieces[replica].extend((end_ns, 0, 0, 1))
         if self.keeps_steps:
             ids, tokens = plan.ids_and_tokens() if self.keeps_tokens else (None, None)
             *aggregates, drafts = aggregates_of(plan)
@@ -243,7 +245,7 @@ class RunLog:
         if self.keeps_steps:
             self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica])
         if self.keeps_tokens:
-            self._token_times.stepped(replica, leap.end_pieces(steps))
+            self._token_pieces[replica].extend(leap.end_pieces(steps))
 
     # Requests
 

@@ -27,6 +27,10 @@ rest is. In a leap `start_ns` is the CPU time of each plan, and the other times 
 """
 _TAKEN, _STEPS, _BEHIND, _TOLD, _BLOCK_SIZE, _LISTED, _REST = range(NUMBERS, RECORD)
 _AT = {name: at for at, name in enumerate(COLUMNS)}
+_TIMES = ("plan_ns", "start_ns", "end_ns")
+_AS_IS = {
+    c.name: c.type.to_pandas_dtype() for c in STEPS if _AT.get(c.name, NUMBERS) < NUMBERS and c.name not in _TIMES
+}
 _NO_BLOCKS = 1 << 40  # the block size of a record that crosses into none
 
 Numbers = npt.NDArray[np.int64]
@@ -39,11 +43,13 @@ def listed(pieces: Sequence[int]) -> Numbers:
     """
     base_ns, first_ps, growth_ps, count = np.array(pieces, np.int64).reshape(-1, 4).T
     begins = _begins(count)
-    piece = np.repeat(np.arange(len(count)), count)
-    step = np.arange(len(piece)) - begins[piece]
-    ns = (first_ps[piece] + growth_ps[piece] * step) // 1000
+    ns = np.repeat(growth_ps, count)
+    ns *= np.arange(len(ns))
+    ns += np.repeat(first_ps - growth_ps * begins, count)
+    ns //= 1000
     sums = np.cumsum(ns)
-    return sums + (base_ns - sums[begins] + ns[begins])[piece]
+    sums += np.repeat(base_ns - sums[begins] + ns[begins], count)
+    return sums
 
 
 def mostly_ones(count: int, others: Sequence[int]) -> Numbers:
@@ -128,23 +134,25 @@ class StepRows:
         """The columns of a step of each `record`, `step` steps after its first."""
         numbers = np.asarray(held.numbers)
         turns = np.asarray(held.turns)
-        columns: dict[str, Any] = {name: numbers[at].take(record) for name, at in _AT.items() if at < NUMBERS}
+        columns: dict[str, Any] = {name: numbers[_AT[name]].astype(kind).take(record) for name, kind in _AS_IS.items()}
         columns["step"] += step
         rows = columns["decode_rows"]
         columns["decode_context"] += rows * step
 
         sizes = numbers[_BLOCK_SIZE]
         crossed = np.concatenate(([0, 0], np.cumsum(held.crossings)))
-        first = np.where(sizes > 0, _begins(sizes) + 1, 0)[record]
-        rounds, ticks = np.divmod(step + 1, np.where(sizes > 0, sizes, _NO_BLOCKS)[record])
-        columns["used_blocks"] += rounds * rows + crossed[first + ticks] - crossed[first]
+        first = np.where(sizes > 0, _begins(sizes) + 1, 0)
+        rounds, ticks = np.divmod(step + 1, np.where(sizes > 0, sizes, _NO_BLOCKS).take(record))
+        ticks += first.take(record)
+        columns["used_blocks"] += rounds * rows + crossed.take(ticks) - crossed[first].take(record)
 
         behind = numbers[_BEHIND]
-        turn = _begins(numbers[_STEPS] + behind + 1)[record] + step
-        plan_ns, taken_ns = turns[turn], turns[turn + 1 + behind[record]]
+        begins = _begins(numbers[_STEPS] + behind + 1)
+        turn = begins.take(record) + step
+        plan_ns, taken_ns = turns.take(turn), turns.take((begins + 1 + behind).take(record) + step)
         columns["plan_ns"] = plan_ns
-        columns["start_ns"] = plan_ns + (numbers[_AT["start_ns"]] - numbers[_AT["plan_ns"]])[record]
-        columns["end_ns"] = taken_ns - (numbers[_TAKEN] - numbers[_AT["end_ns"]])[record]
+        columns["start_ns"] = plan_ns + (numbers[_AT["start_ns"]] - numbers[_AT["plan_ns"]]).take(record)
+        columns["end_ns"] = taken_ns - (numbers[_TAKEN] - numbers[_AT["end_ns"]]).take(record)
         if behind.any():
             at = np.flatnonzero(behind[record])
             columns["start_ns"][at] = turns[turn[at] + 1]
@@ -155,11 +163,10 @@ class StepRows:
 
         if self._listed:
             ids, preempted = numbers[_LISTED], numbers[_AT["preempted"]]
-            columns["row_ids"] = _lists(held.ids, ids, record)
-            columns["row_tokens"] = _lists(held.tokens, ids, record)
-            columns["preempted_ids"] = _lists(held.preempted, preempted, record)
-            columns["stopped_ids"] = _lists([], np.zeros_like(ids), record)
-        place = numbers[_REST][record]
+            columns["row_ids"], columns["row_tokens"] = _lists(ids, record, held.ids, np.asarray(held.tokens, np.int32))
+            (columns["preempted_ids"],) = _lists(preempted, record, held.preempted)
+            (columns["stopped_ids"],) = _lists(np.zeros_like(ids), record, held.ids)
+        place = numbers[_REST].take(record)
         if place.any():  # else the other columns are null
             kept = zip(*(rest[at] for at in place.tolist()), strict=True)
             columns |= zip(COLUMNS[NUMBERS + LISTS :], kept, strict=True)
@@ -192,9 +199,11 @@ def _begins(lengths: Numbers) -> Numbers:
     return np.cumsum(lengths) - lengths
 
 
-def _lists(values: Sequence[int] | Numbers, lengths: Numbers, record: Numbers) -> pa.ListArray:
-    """For each `record` its piece of `values`, which are pieces of these lengths."""
-    counts = lengths[record]
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    places = np.repeat(_begins(lengths)[record] - offsets[:-1], counts) + np.arange(offsets[-1])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.asarray(values, np.int64)[places]))
+def _lists(lengths: Numbers, record: Numbers, *values: Sequence[int] | Numbers) -> list[pa.ListArray]:
+    """For each `record` its piece of each of `values`, which are pieces of these lengths."""
+    counts = lengths.take(record)
+    ends = np.cumsum(counts)
+    places = np.repeat(_begins(lengths).take(record) - ends + counts, counts)
+    places += np.arange(len(places))
+    offsets = pa.array(np.append(0, ends).astype(np.int32))
+    return [pa.ListArray.from_arrays(offsets, pa.array(np.asarray(each)[places])) for each in values]

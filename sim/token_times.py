@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,19 +23,18 @@ class Sampled(NamedTuple):
 
 
 class TokenTimes:
-    """The ends of all steps, eight bytes each."""
+    """The ends of all steps, eight bytes each.
+
+    pieces  by replica, when its next steps end, as `sim.step_rows.listed` takes it
+    """
 
     def __init__(self) -> None:
+        self.pieces: dict[int, list[int]] = {}
         self._ends: dict[int, array[int]] = {}
-        self._pieces: dict[int, list[int]] = {}  # of the steps after those: see `sim.step_rows.listed`
-
-    def stepped(self, replica: int, pieces: Sequence[int]) -> None:
-        """Its next steps end then."""
-        self._pieces.setdefault(replica, []).extend(pieces)
 
     def of(self, requests: Iterable[Sampled | None]) -> pa.ListArray:
         """Nanoseconds for each request, null for None."""
-        for replica, pieces in self._pieces.items():
+        for replica, pieces in self.pieces.items():
             self._ends.setdefault(replica, array("q")).frombytes(listed(pieces).tobytes())
             pieces.clear()
         ends = {replica: np.frombuffer(times, np.int64) for replica, times in self._ends.items()}
