@@ -12,13 +12,12 @@ from apiserver.kv_publisher import KvPublisher
 from apiserver.settings import KvEventSettings
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool
-from serving.kv.grouped_pool import GroupedPool
 from sim.fleet import Life
 
 
 def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
     """Have `events` follow a replica's KV pool. Raises UserError if that has no prefix cache."""
-    if not isinstance(pool, BlockPool | GroupedPool) or not pool.caches:
+    if not isinstance(pool, BlockPool) or not pool.caches:
         remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
         raise UserError("kv-events", settings.endpoint, remedy)
     pool.observe(events)

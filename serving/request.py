@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from serving.kv.block_runs import Run
+from serving.kv.block_runs import BlockTable
 from serving.workload import Span, WorkloadRequest
 
 
@@ -39,8 +39,8 @@ class DecodeClock(Protocol):
     lag: int
 
 
-class Request:
-    """Token counts of one request.
+class Request(BlockTable):
+    """Token counts of one request, and its block table: of several, that of the first group with full attention.
 
     computed      tokens whose KV exists, or is scheduled to
     known         prompt tokens plus sampled tokens that have returned
@@ -55,13 +55,13 @@ class Request:
 
     __slots__ = (
         "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted",
-        "arrived", "blocks", "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit",
+        "arrived", "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit",
         "hashed", "held", "id", "joined", "keys", "loading", "max_len", "preemptions", "priority",
-        "prompt_len", "proposed", "reason", "recomputed", "registered",
-        "runs", "sampled_in", "spans", "stale", "status",
+        "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale", "status",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
+        super().__init__()
         self.arrived = arrived
         self.id = arrived.id
         self.priority = arrived.priority
@@ -82,10 +82,7 @@ class Request:
         self.exit_clock = 0  # and when its last token will be scheduled
         self.admitted = -1  # order of admission; later is larger
         self.held = 0  # blocks referenced
-        self.hashed = 0  # of those, full ones that can be reused; and
-        self.registered = 0  # of these, those that a `BlockPool` has registered, in
-        self.runs: list[Run] = []  # these, and what was split off them since
-        self.blocks: list[int] = []  # their physical ids, where the pool keeps identities
+        self.hashed = 0  # of those, full ones that can be reused
         self.spans: list[Span] = []  # what its sequence consists of, made on demand
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
         self.loading = 0  # tokens that will be computed once the load under way has ended

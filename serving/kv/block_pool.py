@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from mypy_extensions import mypyc_attr
-
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.kv.block_runs import FreeQueue, Run
+from serving.kv.block_runs import BlockTable, FreeQueue, Run
 from serving.kv.blocks import NO_HIT, CacheObserver, Hit, blocks_for
 from serving.kv.content import Content, OwnContent
 from serving.kv.prefix_tree import PrefixTree
@@ -25,7 +23,6 @@ from serving.step_plan import by_admission
 _NO_IDS: list[int] = []  # of blocks that have none
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockPool:
     """`config.num_blocks` blocks, of which block 0 is the null block and never handed out.
 
@@ -42,10 +39,10 @@ class BlockPool:
         self.caches = content is not None and config.enable_prefix_caching
         self._caching = config.enable_prefix_caching
         self._tree = PrefixTree(config.block_size, content or OwnContent())
+        self._trees = [self._tree]  # one for each group of layers
         self._queue = FreeQueue()
         self._blank = self.total  # free blocks without content, and
         self._blank_ids: list[int] = []  # theirs, the next to be taken last
-        self._observer: CacheObserver | None = None
         self._named = False
         if named:
             self._name()
@@ -61,7 +58,7 @@ class BlockPool:
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` what can be found from now on; nothing can be found yet."""
         self._name()
-        self._observer = observer
+        self._tree.observer = observer
 
     def lookup(self, request: Request) -> Hit:
         found = self._find(request)
@@ -79,19 +76,26 @@ class BlockPool:
 
     def admit(self, request: Request, hit: Hit) -> None:
         if hit.blocks:
-            for run, end in self._find(request):
-                if end < run.last:
-                    self._tree.split(run, end)
-                if not run.references:
-                    self._queue.remove(run)
-                    self.free -= end - run.first
-                run.references += 1
-                request.runs.append(run)
-                request.blocks += run.ids
+            self._share(request, self._tree, self._find(request))
         request.held = request.hashed = request.registered = hit.blocks
         if self.caches and not self._named:
             self._tree.open[f"out:{request.id}"] = request
             self.version += 1
+
+    def _share(self, table: BlockTable, tree: PrefixTree, found: list[tuple[Run, int]], first: int = 0) -> None:
+        """Reference what was `found` from block `first` on."""
+        for run, end in found:
+            if end > first:
+                if end < run.last:
+                    tree.split(run, end)
+                if run.first < first:
+                    run = tree.split(run, first)
+                if not run.references:
+                    self._queue.remove(run)
+                    self.free -= end - run.first
+                run.references += 1
+                table.runs.append(run)
+                table.blocks += run.ids
 
     def extend(self, request: Request, tokens: int) -> None:
         need = -(-tokens // self.block_size) - request.held
@@ -121,40 +125,35 @@ class BlockPool:
             if count < length and run.node is None:
                 run.last -= count
                 break
-            evicted = self._tree.evict(run, count if count < length else length)
+            tree = self._tree if run.node is None else self._trees[run.node.group]
+            evicted = tree.evict(run, count if count < length else length)
             if count >= length:
                 self._queue.remove(run)
             count -= length if length < count else count
             if self._named:
                 ids += evicted
-                if self._observer is not None:
-                    for id in evicted:
-                        self._observer.removed(id)
         return ids
 
     def register(self, request: Request, tokens: int) -> None:
-        first, full = request.hashed, tokens // self.block_size
-        if full <= first:
+        full = tokens // self.block_size
+        if full <= request.hashed:
             return
         request.hashed = full
         if self.caches:
-            self._tree.register(request, full)
+            self._tree.register(request, request, full)
             self.version += 1
-            if self._observer is not None:
-                self._observer.stored(request, first, full)
 
     def forget(self, request: Request, tokens: int) -> None:
         full = tokens // self.block_size
         if full >= request.hashed:
             return
         request.hashed = full
-        for run in self._held(request):
+        self._forget(request, self._tree, full)
+
+    def _forget(self, table: BlockTable, tree: PrefixTree, full: int) -> None:
+        for run in table.held_runs():
             if run.last > full and run.node is not None:
-                lost = self._tree.split(run, full) if run.first < full else run
-                self._tree.lose(lost)
-                if self._observer is not None:
-                    for id in lost.ids:
-                        self._observer.removed(id)
+                tree.lose(tree.split(run, full) if run.first < full else run)
 
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
         if self._named:
@@ -190,27 +189,31 @@ class BlockPool:
         kept = request.hashed if self._caching else 0
         if kept > request.registered:
             if self.caches or may_return:
-                self._tree.register(request, kept)
+                self._tree.register(request, request, kept)
             else:
                 self._append_unfound(kept - request.registered)
         else:
             kept = request.registered
         self._put_first(request.held - kept, request.blocks[kept:])
         if request.runs:
-            for run in reversed(self._held(request)):
-                run.references -= 1
-                if not run.references:
-                    if run.node is None:
-                        self._put_first(run.last - run.first, run.ids)
-                    else:
-                        self.free += run.last - run.first
-                        self._queue.append(run)
+            self._drop(request.held_runs())
             request.runs.clear()
         request.blocks.clear()
         request.held = request.hashed = request.registered = 0
         if self.caches:
             self._tree.open.pop(f"out:{request.id}", None)
         self.version += 1
+
+    def _drop(self, runs: list[Run]) -> None:
+        """Take back a reference to each of a table's `runs`, the last first."""
+        for run in reversed(runs):
+            run.references -= 1
+            if not run.references:
+                if run.node is None:
+                    self._put_first(run.last - run.first, run.ids)
+                else:
+                    self.free += run.last - run.first
+                    self._queue.append(run)
 
     def _put_first(self, count: int, ids: list[int]) -> None:
         """Free blocks that hold nothing."""
@@ -230,39 +233,39 @@ class BlockPool:
             run.references = 0
             self._queue.append(run)
 
-    def _held(self, request: Request) -> list[Run]:
-        """The runs that hold the registered blocks of `request`, in order."""
-        found: list[Run] = []
-        ends = [run.first for run in request.runs[1:]]
-        for run, end in zip(request.runs, [*ends, request.registered], strict=False):
-            found.append(run)
-            while run.last < end:
-                assert run.rest is not None
-                run = run.rest
-                found.append(run)
-        return found
-
     def check(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless counts equal a recount over the live `requests`."""
         references: Counter[Run] = Counter()
         used = self._beside
         for request in requests:
-            held = self._held(request)
-            ends = [0, *(run.last for run in held)]
-            assert ends == [*(run.first for run in held), request.registered]
-            references.update(held)
             decodes = request.decodes is not None and not self._named
-            used += blocks_for(request.computed, self.block_size) if decodes else request.held
-            used -= request.registered
-            if self._named:
-                assert len(request.blocks) == len(set(request.blocks)) == request.held
-                assert request.blocks[: request.registered] == [id for run in held for id in run.ids]
+            length = blocks_for(request.computed, self.block_size) if decodes else request.held
+            used += self._check_table(request, 0, length, references)
+        self._check_free(used, references)
+
+    def _check_table(self, table: BlockTable, first: int, length: int, references: Counter[Run]) -> int:
+        """Count the references of a table that holds blocks from `first` to `length`; how many are not registered."""
+        held = table.held_runs()
+        ends = [run.last for run in held]
+        assert [run.first for run in held] == [first, *ends][: len(held)]
+        assert table.registered == (ends[-1] if held else first)
+        references.update(held)
+        if self._named:
+            assert len(table.blocks) == length
+            assert table.blocks[: table.registered] == [0] * first + [id for run in held for id in run.ids]
+            assert len({*table.blocks[first:], 0}) == length - first + 1
+        return length - table.registered
+
+    def _check_free(self, used: int, references: Counter[Run]) -> None:
+        """`used` blocks are held beside those of `references`."""
         assert all(run.references == count for run, count in references.items())
         free = self._queue.runs()
         assert not any(run.references for run in free)
         assert self.free == self._blank + sum(run.last - run.first for run in free)
         assert self.total - self.free == used + sum(run.last - run.first for run in references)
-        self._tree.check(run for run in [*free, *references] if run.node is not None)
+        runs = [run for run in [*free, *references] if run.node is not None]
+        for group, tree in enumerate(self._trees):
+            tree.check(run for run in runs if run.node is not None and run.node.group == group)
         if self._named:
             assert self._blank == len(self._blank_ids)
 

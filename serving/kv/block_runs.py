@@ -24,15 +24,17 @@ _NO_END = 1 << 62
 class Node:
     """A sequence from the token at which it parts from its `parent`: `spans`, the last of which has no end.
 
+    group     the number of the group of layers whose blocks these are
     children  nodes that part from this one
     lost      whether it has been forgotten, since nothing was found here or further on
     runs      blocks that are found here, by their first; and
     spares    those with the same content as these, which were registered later, in order of registration
     """
 
-    __slots__ = ("branch", "children", "lost", "parent", "runs", "spans", "spares")
+    __slots__ = ("branch", "children", "group", "lost", "parent", "runs", "spans", "spares")
 
-    def __init__(self, parent: Node | None, branch: Branch, spans: Sequence[Span], at: int) -> None:
+    def __init__(self, group: int, parent: Node | None, branch: Branch, spans: Sequence[Span], at: int) -> None:
+        self.group = group
         self.parent = parent
         self.branch = branch
         name, begin, _ = spans[-1]
@@ -98,6 +100,34 @@ class Run:
         ids = self.ids[: -count - 1 : -1]
         del self.ids[-count:]
         return ids
+
+
+class BlockTable:
+    """Blocks that a request holds in one group of layers.
+
+    blocks      their physical ids, where the pool keeps identities; 0 before a sliding window
+    registered  how many of them the pool has registered, or given back, from the first on; and
+    runs        those it has registered, and what was split off them since
+    """
+
+    __slots__ = ("blocks", "registered", "runs")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.registered = 0
+        self.runs: list[Run] = []
+
+    def held_runs(self) -> list[Run]:
+        """The runs that hold the registered blocks, in order."""
+        found: list[Run] = []
+        ends = [run.first for run in self.runs[1:]]
+        for run, end in zip(self.runs, [*ends, self.registered], strict=False):
+            found.append(run)
+            while run.last < end:
+                assert run.rest is not None
+                run = run.rest
+                found.append(run)
+        return found
 
 
 class FreeQueue:

@@ -7,79 +7,60 @@ block takes its place in the table; queries of steps in flight count as queries 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_groups import most_sliding_tokens
 from serving.errors import UserError
+from serving.kv.block_pool import BlockPool
+from serving.kv.block_runs import BlockTable, Run
 from serving.kv.blocks import NO_HIT, CacheObserver, Hit, KvBlocks, blocks_for
-from serving.kv.content import Content, block_keys
-from serving.kv.prefix_cache import PrefixCache
+from serving.kv.content import Content
+from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
 
 _NULL = 0
 
+Found = list[tuple[Run, int]]  # runs, and up to which block each counts
 
-class GroupedPool:
+
+class GroupedPool(BlockPool):
     """`config.kv_groups` says which groups there are. A request's `held` and `hashed` count entries of each table.
 
     groups  how many there are
-
-    `Request.blocks` is the table of the first group with full attention, or of the first group if there is none.
     """
 
-    counts_only = defers = False
-
     def __init__(self, config: SchedulerConfig, content: Content) -> None:
-        self.block_size = config.block_size
-        self.total = config.num_blocks - 1
-        self.version = 0
-        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, config.num_blocks))
-        self._references = [0] * config.num_blocks
+        super().__init__(config, content, named=True)
         windows = config.kv_groups
         self.groups = len(windows)
+        self._trees = [PrefixTree(config.block_size, content, group) for group in range(self.groups)]
         self._sliding = [group for group, window in enumerate(windows) if window]
         self._full = [group for group, window in enumerate(windows) if not window]
-        self._shown = self._full[0] if self._full else 0
-        self._content = content
-        self._caches: list[PrefixCache] = []
-        if config.enable_prefix_caching:
-            self._caches = [PrefixCache(content) for _ in windows]
+        self._shown = self._full[0] if self._full else 0  # the group whose table the request itself is
+        self._tree = self._trees[self._shown]
         self._past = max(windows) - 1  # tokens before its own that a query sees
         self._tail = blocks_for(self._past, self.block_size)  # blocks at the end of a hit that must be there
         interval = config.prefix_cache_retention_interval
         self._segment = 1 if interval is None else interval // self.block_size
         self._most_sliding_tokens = most_sliding_tokens(config)
-        self._tables: dict[int, list[list[int]]] = {}
+        self._tables: dict[int, list[BlockTable]] = {}
         self._slid: dict[int, int] = {}  # leading entries of sliding tables that are null
         self._junction: dict[int, int] = {}  # where full attention's cached prefix ends, if the hit ends before
         self._unsettled: dict[int, Request] = {}  # what was extended by itself, and may have prefill in flight
-
-    @property
-    def free(self) -> int:
-        return len(self._queue)
-
-    @property
-    def caches(self) -> bool:
-        """Whether prefixes can be found."""
-        return bool(self._caches)
-
-    def settled(self, request: Request) -> bool:
-        return True
 
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` of the first group with full attention. Raises UserError if there is none."""
         if not self._full:
             raise UserError("kv-events", "on", "tells of full attention; every layer of this model has a window")
-        if self._caches:
-            self._caches[self._shown].observer = observer
+        super().observe(observer)
 
     def tables(self, request: Request) -> list[list[int]]:
         """Block ids of `request` by group, 0 where the window has passed."""
-        return self._tables[request.id]
+        return [table.blocks for table in self._tables[request.id]]
 
     # How many blocks
 
@@ -88,34 +69,37 @@ class GroupedPool:
 
         The next step computes those up to `now`; of the rest, sliding layers never hold more than they see at once.
         """
-        return max(self._beside(hit, now, now), self._beside(hit, tokens, min(tokens, self._most_sliding_tokens)))
+        sliding = min(tokens, self._most_sliding_tokens)
+        return max(self._beside_hit(hit, now, now), self._beside_hit(hit, tokens, sliding))
 
-    def _beside(self, hit: Hit, full: int, sliding: int) -> int:
+    def _beside_hit(self, hit: Hit, full: int, sliding: int) -> int:
         more = [max(blocks_for(tokens, self.block_size) - hit.blocks, 0) for tokens in (full, sliding)]
         return len(self._full) * more[0] + len(self._sliding) * more[1] + hit.idle
 
     def lacking(self, request: Request, tokens: int) -> int:
         """Blocks that `extend` would take, without those that it would free."""
-        return self.groups * (blocks_for(tokens, self.block_size) - request.held) - self._leaving(request)
+        more = self.groups * (blocks_for(tokens, self.block_size) - request.held)
+        return more - self._leaving([(request, self._before_window(request))])
 
     def ahead(self, decodes: DecodeSet, steps: int) -> int:
-        left: Counter[int] = Counter()
-        passed = 0  # blocks that these ticks both take and leave behind
-        for member in decodes.members.values():
-            first, last = self._slid[member.id], self._before_window(member, after=steps - 1)
-            for group in self._sliding:
-                left.update(self._tables[member.id][group][first:last])
-                passed += max(last - member.held, 0)
-        freed = sum(self._references[block] == times for block, times in left.items())
-        return self.groups * decodes.crossings(steps) - freed - passed
+        ends = [(member, self._before_window(member, after=steps - 1)) for member in decodes.members.values()]
+        # These ticks both take and leave behind what lies after the blocks that are held now.
+        passed = len(self._sliding) * sum(max(last - member.held, 0) for member, last in ends)
+        return self.groups * decodes.crossings(steps) - self._leaving(ends) - passed
 
-    def _leaving(self, request: Request) -> int:
-        """Blocks that are the request's alone, and that no query to come can see."""
-        first, last = self._slid[request.id], self._before_window(request)
-        if last <= first:
-            return 0
-        tables = self._tables[request.id]
-        return sum(self._references[block] == 1 for group in self._sliding for block in tables[group][first:last])
+    def _leaving(self, ends: Iterable[tuple[Request, int]]) -> int:
+        """Blocks that are free once none of these requests needs what lies before its window, which begins there."""
+        freed = 0
+        shared: dict[Run, list[int]] = {}
+        for request, last in ends:
+            if last > self._slid[request.id]:
+                for group in self._sliding:
+                    table = self._tables[request.id][group]
+                    freed += max(min(last, request.held) - table.registered, 0)
+                    for run in table.held_runs():
+                        if run.first < last:
+                            shared.setdefault(run, []).append(min(last, run.last) - run.first)
+        return freed + sum(min(counts) for run, counts in shared.items() if len(counts) == run.references)
 
     def _before_window(self, request: Request, after: int = 0) -> int:
         """Leading entries of a sliding table that no query sees from the tick on that is `after` the next."""
@@ -124,58 +108,48 @@ class GroupedPool:
     # Lookup and admission
 
     def lookup(self, request: Request) -> Hit:
-        if not self._caches:
+        if not self.caches:
             return NO_HIT
-        keys = self._keys(request)
-        longest = found = self._full_run(keys) if self._full else len(keys)
-        if self._sliding:
-            found = self._end_of_tail(keys, found)
-        self._junction[request.id] = longest if self._full and longest > found else 0
-        tables = self._found(keys, found)
-        return Hit(found, sum(not self._references[block] for table in tables for block in table if block != _NULL))
+        longest = (request.known - 1) // self.block_size
+        found: list[Found] = [[] for _ in self._trees]
+        for group in self._full:
+            found[group] = self._trees[group].find(request, longest)
+            longest = found[group][-1][1] if found[group] else 0
+        for group in self._sliding if longest else ():
+            found[group] = self._trees[group].find(request, longest, gaps=True)
+        end = self._end_of_tail([found[group] for group in self._sliding], longest)
+        self._junction[request.id] = longest if self._full and longest > end else 0
+        if not end:
+            return NO_HIT
+        idle = 0
+        for group, runs in enumerate(found):
+            first = self._first(group, end)
+            idle += sum(max(min(last, end) - max(run.first, first), 0) for run, last in runs if not run.references)
+        return Hit(end, idle)
 
-    def _keys(self, request: Request) -> list[bytes]:
-        most = (request.known - 1) // self.block_size
-        return block_keys(request, most, self._content)[:most]
+    def _end_of_tail(self, sliding: Sequence[Found], end: int) -> int:
+        """The longest hit, at most `end`, whose last `_tail` blocks, or all if it is shorter, are in all of these."""
+        last = -1
+        while last != end:
+            last = end
+            for found in sliding:
+                end = min(end, _before_gap(found, max(last - self._tail, 0), last))
+        return end
 
-    def _full_run(self, keys: list[bytes]) -> int:
-        """How many of the leading `keys` every group with full attention has."""
-        caches = [self._caches[group] for group in self._full]
-        for index, key in enumerate(keys):
-            if not all(cache.first(key) for cache in caches):
-                return index
-        return len(keys)
-
-    def _end_of_tail(self, keys: list[bytes], most: int) -> int:
-        """The longest hit of sliding layers: its last `_tail` blocks, or all if it is shorter, are there."""
-        caches = [self._caches[group] for group in self._sliding]
-        run = 0
-        for index in range(most - 1, -1, -1):
-            run = run + 1 if all(cache.first(keys[index]) for cache in caches) else 0
-            if run == self._tail:
-                return index + run
-        return run
-
-    def _found(self, keys: list[bytes], count: int) -> list[list[int]]:
-        """The blocks of a hit, by group; null where the window of the next query has passed."""
-        slid = max(count * self.block_size - self._past, 0) // self.block_size
-        tables = []
-        for group, cache in enumerate(self._caches):
-            first = slid if group in self._sliding else 0
-            tables.append([_NULL] * first + [cache.first(key) for key in keys[first:count]])
-        return tables
+    def _first(self, group: int, end: int) -> int:
+        """The first block of a hit of `end` blocks that the next query sees."""
+        return max(end - self._tail, 0) if group in self._sliding else 0
 
     def admit(self, request: Request, hit: Hit) -> None:
-        tables = self._found(self._keys(request), hit.blocks) if hit.blocks else [[] for _ in range(self.groups)]
-        for table in tables:
-            for block in table:
-                if block != _NULL:
-                    if not self._references[block]:
-                        del self._queue[block]
-                    self._references[block] += 1
+        tables: list[BlockTable] = [BlockTable() for _ in self._trees]
+        tables[self._shown] = request
+        for group, table in enumerate(tables) if hit.blocks else ():
+            first, tree = self._first(group, hit.blocks), self._trees[group]
+            table.blocks += [_NULL] * first
+            self._share(table, tree, tree.find(request, hit.blocks, gaps=group in self._sliding), first)
+            table.registered = hit.blocks
         self._tables[request.id] = tables
-        self._slid[request.id] = max(hit.blocks * self.block_size - self._past, 0) // self.block_size
-        request.blocks = tables[self._shown]
+        self._slid[request.id] = max(hit.blocks - self._tail, 0)
         request.held = request.hashed = hit.blocks
 
     # While it runs
@@ -186,64 +160,68 @@ class GroupedPool:
         if last <= first:
             return
         for group in self._sliding:
-            table = self._tables[request.id][group]
-            self._free(reversed(table[first:last]))
-            table[first:last] = [_NULL] * (last - first)
+            self._pass(self._tables[request.id][group], self._trees[group], first, last)
         self._slid[request.id] = last
         self.version += 1
+
+    def _pass(self, table: BlockTable, tree: PrefixTree, first: int, last: int) -> None:
+        """Take the blocks of `table` from `first` to `last` from it."""
+        tree.pass_over(table, last)
+        passed: list[Run] = []
+        kept: list[Run] = []
+        for run in table.held_runs():
+            if run.first < last < run.last:
+                kept.append(tree.split(run, last))
+            (passed if run.first < last else kept).append(run)
+        table.runs = kept
+        table.blocks[first:last] = [_NULL] * (last - first)
+        self._drop(passed)
 
     def extend(self, request: Request, tokens: int) -> None:
         self._unsettled[request.id] = request
         self.slide(request)
-        self._take(request, tokens)
+        self._extend(request, tokens)
 
-    def _take(self, request: Request, tokens: int) -> None:
+    def _extend(self, request: Request, tokens: int) -> None:
         need = blocks_for(tokens, self.block_size) - request.held
-        if need <= 0:
-            return
-        for table in self._tables[request.id]:
-            for _ in range(need):
-                block, _ = self._queue.popitem(last=False)
-                self._evict(block)
-                self._references[block] = 1
-                table.append(block)
-        request.held += need
-        self.version += 1  # a hit that has lost its end may need fewer blocks
+        if need > 0:
+            for table in self._tables[request.id]:
+                table.blocks += self._take(need)
+            request.held += need
+            self.version += 1  # a hit that has lost its end may need fewer blocks
 
     def register(self, request: Request, tokens: int) -> None:
         first, full = request.hashed, tokens // self.block_size
-        if not self._caches or full <= first:
+        if not self.caches or full <= first:
             return
-        for group, (cache, table) in enumerate(zip(self._caches, self._tables[request.id], strict=True)):
-            if group == self._shown and self._full:
-                cache.insert(request, first, full)
+        for group, (tree, table) in enumerate(zip(self._trees, self._tables[request.id], strict=True)):
+            if group in self._full:
+                tree.register(request, table, full)
             else:
-                kept = range(first, full) if group in self._full else self._kept(request, first, full)
-                for index in kept:
-                    cache.put(block_keys(request, index + 1, self._content)[index], table[index])
+                for begin, end in self._kept(request, first, full):
+                    tree.pass_over(table, begin)
+                    tree.register(request, table, end)
+                tree.pass_over(table, full)
         request.hashed = full
         self.version += 1
 
-    def _kept(self, request: Request, first: int, last: int) -> Iterable[int]:
+    def _kept(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
         """Which blocks from `first` to `last` of a sliding table can be found, by `prefix_cache_retention_interval`.
 
         Always those at the end of its prompt, and of a prefix that full attention had in common with others.
         """
         segment, tail = self._segment, self._tail
         if 0 < segment <= tail:
-            return range(first, last)
-        ends = ((request.prompt_len - 1) // self.block_size, self._junction.get(request.id, 0))
-        return [
-            index
-            for index in range(first, last)
-            if (segment and index % segment >= segment - tail) or any(end - tail <= index < end for end in ends)
-        ]
+            return [(first, last)]
+        ends = [(request.prompt_len - 1) // self.block_size, self._junction.get(request.id, 0)]
+        if segment:
+            ends += range((first // segment + 1) * segment, last + tail, segment)
+        return [(max(end - tail, first), min(end, last)) for end in sorted(ends) if end - tail < last and end > first]
 
     def forget(self, request: Request, tokens: int) -> None:
         full = tokens // self.block_size
-        for table in self._tables[request.id]:
-            for block in table[full : request.hashed]:
-                self._evict(block)
+        for tree, table in zip(self._trees, self._tables[request.id], strict=True):
+            self._forget(table, tree, full)
         request.hashed = min(request.hashed, full)
 
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
@@ -252,20 +230,14 @@ class GroupedPool:
             slides = decodes.crossing(after - lag - self._past)
             if not lag:  # the tick before may have been planned behind one more
                 slides = slides | decodes.crossing(after - 1 - self._past)
+            if not (starts or fills or slides or self._unsettled):
+                continue
             for request in sorted((starts | fills | slides | self._settle(decodes, lag)).values(), key=by_admission):
                 self.slide(request, after)
                 if request.id in starts:
-                    self._take(request, request.computed + after + 1)
+                    self._extend(request, request.computed + after + 1)
                 if request.id in fills:
                     self.register(request, request.computed + after + 1 - lag)
-        decodes.lag = lag
-
-    def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        self.take_for(decodes, 1, lag)
-
-    def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        for request in sorted(decodes.crossing(after=-lag).values(), key=by_admission):
-            self.register(request, request.computed - lag)
         decodes.lag = lag
 
     def _settle(self, decodes: DecodeSet, lag: int) -> dict[int, Request]:
@@ -278,40 +250,34 @@ class GroupedPool:
 
     def release(self, request: Request, may_return: bool = False) -> None:
         for table in self._tables.pop(request.id, ()):
-            self._free(block for block in reversed(table) if block != _NULL)
+            self._put_first(request.held - table.registered, table.blocks[table.registered :])
+            self._drop(table.held_runs())
         for state in (self._slid, self._junction, self._unsettled):
             state.pop(request.id, None)
-        request.blocks = []
-        request.held = request.hashed = 0
+        request.runs, request.blocks = [], []
+        request.held = request.hashed = request.registered = 0
         self.version += 1
 
-    def _free(self, blocks: Iterable[int]) -> None:
-        """Drop a reference to each; with none left, what can be found is evicted last, in this order."""
-        for block in blocks:
-            self._references[block] -= 1
-            if not self._references[block]:
-                self._queue[block] = None
-                if not any(cache.holds(block) for cache in self._caches):
-                    self._queue.move_to_end(block, last=False)
-
-    def _evict(self, block: int) -> None:
-        for cache in self._caches:
-            cache.evict(block)
-
     def check(self, requests: Iterable[Request]) -> None:
-        counted = [0] * len(self._references)
+        references: Counter[Run] = Counter()
+        used = 0
         for request in requests:
             for group, table in enumerate(self._tables.get(request.id, ())):
                 slid = self._slid[request.id] if group in self._sliding else 0
-                assert len(table) == request.held
-                assert not any(table[:slid])
-                assert all(table[slid:])
-                for block in table[slid:]:
-                    counted[block] += 1
-        assert counted == self._references
-        assert {b for b in range(1, len(counted)) if not counted[b]} == set(self._queue)
-        for cache in self._caches:
-            cache.check()
+                used += self._check_table(table, slid, request.held, references)
+        self._check_free(used, references)
+
+
+def _before_gap(found: Found, first: int, last: int) -> int:
+    """Where the last gap of `found` begins that reaches between `first` and `last`; `last` if there is none."""
+    at = last
+    for run, end in reversed(found):
+        if at <= first:
+            break
+        if end < at:
+            return end
+        at = min(at, run.first)
+    return last if at <= first else 0
 
 
 def block_tables(pool: KvBlocks) -> Callable[[Request], Sequence[Sequence[int]]]:

@@ -7,29 +7,38 @@ registered first is found, and the others take its place when it is evicted.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 
-from serving.kv.block_runs import Branch, Node, Run
+from serving.kv.block_runs import BlockTable, Branch, Node, Run
+from serving.kv.blocks import CacheObserver
 from serving.kv.content import Spans
 from serving.request import Request
 from serving.workload import Name, Span
 
 
 class PrefixTree:
-    """Which runs of blocks hold which content. Whether they are referenced is the pool's business.
+    """Which runs of blocks hold which content in one `group` of layers. Whether they are referenced is the pool's
+    business.
 
-    open  requests of which more blocks may be full than are registered, by the name of their output
+    open      requests of which more blocks may be full than are registered, by the name of their output
+    observer  told of what can be found, if anybody
     """
 
-    def __init__(self, block_size: int, content: Spans) -> None:
+    def __init__(self, block_size: int, content: Spans, group: int = 0) -> None:
         self.open: dict[Name, Request] = {}
+        self.observer: CacheObserver | None = None
+        self._group = group
         self._size = block_size
         self._content = content
         self._ahead = content.ahead
         self._nodes: dict[Branch, Node] = {}
 
-    def find(self, request: Request, most: int) -> list[tuple[Run, int]]:
-        """Runs that hold the leading blocks of `request`, at most `most` blocks, and up to which block each counts."""
+    def find(self, request: Request, most: int, gaps: bool = False) -> list[tuple[Run, int]]:
+        """Runs that hold the leading blocks of `request`, at most `most` blocks, and up to which block each counts.
+
+        With `gaps` those after blocks that cannot be found, too.
+        """
         found: list[tuple[Run, int]] = []
         spans = self._content.spans(request)
         self._catch_up(request, spans)
@@ -45,11 +54,11 @@ class PrefixTree:
             if last > most:
                 last = most
             for run in node.runs:
-                if at >= last or run.first != at:
+                if run.first >= last or (run.first != at and not gaps):
                     break
                 at = run.last if run.last < last else last
                 found.append((run, at))
-            if at < last:
+            if at < last and not gaps:
                 break
         return found
 
@@ -62,12 +71,27 @@ class PrefixTree:
             self.open.get(name, request) is request for name, _, end in spans if end > at * self._size
         )
 
-    def register(self, request: Request, full: int) -> None:
-        """The first `full` blocks of `request`, which holds them, can be found from now on."""
-        if full > request.registered:
+    def register(self, request: Request, table: BlockTable, full: int) -> None:
+        """The first `full` blocks of `table`, by which `request` holds them, can be found from now on."""
+        first = table.registered
+        if full > first:
             spans = self._content.spans(request)
             self._catch_up(request, spans)
-            self._register(request, spans, full)
+            self._register(table, spans, full)
+            if self.observer is not None:
+                self.observer.stored(request, first, full)
+
+    def pass_over(self, table: BlockTable, until: int) -> None:
+        """The blocks of `table` before `until` that are not registered cannot be found."""
+        first = table.registered
+        if until > first:
+            tail = table.runs[-1] if table.runs else None
+            if tail is not None and tail.node is None and tail.references == 1 and tail.last == first:
+                tail.last = until
+                tail.ids += table.blocks[first:until]
+            else:
+                table.runs.append(Run(None, first, until, table.blocks[first:until]))
+            table.registered = until
 
     def _catch_up(self, request: Request, spans: Sequence[Span]) -> None:
         """What others have filled of a sequence is registered before anything is done for `request`.
@@ -81,9 +105,9 @@ class PrefixTree:
                 if full > other.registered:
                     self._register(other, self._content.spans(other), full)
 
-    def _register(self, request: Request, spans: Sequence[Span], full: int) -> None:
-        at = request.registered
-        tail = request.runs[-1] if at else None
+    def _register(self, table: BlockTable, spans: Sequence[Span], full: int) -> None:
+        at = table.registered
+        tail = table.runs[-1] if table.runs else None
         while tail is not None and tail.last < at:
             tail = tail.rest
         end = span = 0
@@ -96,27 +120,30 @@ class PrefixTree:
             if last > full:
                 last = full
             if last > at:
-                tail = self._add(request, node, tail, at, last)
+                tail = self._add(table, node, tail, at, last)
                 at = last
-        request.registered = full
+        table.registered = full
 
     def _node(self, parent: Node | None, branch: Branch, spans: Sequence[Span], span: int) -> Node:
         node = self._nodes.get(branch)
         if node is None:
-            node = self._nodes[branch] = Node(parent, branch, spans, span)
+            node = self._nodes[branch] = Node(self._group, parent, branch, spans, span)
             if parent is not None:
                 parent.children += 1
         return node
 
-    def _add(self, request: Request, node: Node, tail: Run | None, first: int, last: int) -> Run | None:
-        """`request` has filled blocks of `node`; the run that ends with them, `tail` where that could grow."""
-        runs, blocks = node.runs, request.blocks
-        end = runs[-1].last if runs else first
-        if first < end:
-            until = end if end < last else last
+    def _add(self, table: BlockTable, node: Node, tail: Run | None, first: int, last: int) -> Run | None:
+        """Blocks of `table` hold what those of `node` do; the run that ends with them, `tail` where that could grow."""
+        runs, blocks = node.runs, table.blocks
+        while runs and first < last and first < runs[-1].last:  # others hold the same, or what comes after it
+            end = _found_to(runs, first)
+            until = min(end if end > first else next(run.first for run in runs if run.first > first), last)
             tail = Run(node, first, until, blocks[first:until])
-            node.spares.append(tail)
-            request.runs.append(tail)
+            if end > first:
+                node.spares.append(tail)
+            else:
+                insort(runs, tail, key=_first)
+            table.runs.append(tail)
             first = until
         if first < last:
             if tail is not None and runs and runs[-1] is tail and tail.references == 1:
@@ -125,7 +152,7 @@ class PrefixTree:
             else:
                 tail = Run(node, first, last, blocks[first:last])
                 runs.append(tail)
-                request.runs.append(tail)
+                table.runs.append(tail)
         return tail
 
     def split(self, run: Run, at: int) -> Run:
@@ -152,6 +179,9 @@ class PrefixTree:
                 self._promote(node, run.last, end)
             if not node.runs:
                 self._prune(node)
+            if self.observer is not None:
+                for id in ids:
+                    self.observer.removed(id)
         return ids
 
     def lose(self, run: Run) -> None:
@@ -164,6 +194,9 @@ class PrefixTree:
                 self._promote(node, run.first, run.last)
             self._prune(node)
             run.node = None
+            if self.observer is not None:
+                for id in run.ids:
+                    self.observer.removed(id)
 
     def _promote(self, node: Node, first: int, last: int) -> None:
         """Of the spares that hold these blocks, those registered first are found from now on."""
@@ -206,3 +239,11 @@ class PrefixTree:
 
 def _first(run: Run) -> int:
     return run.first
+
+
+def _found_to(runs: Sequence[Run], at: int) -> int:
+    """Up to which block all are in `runs`, which are in order, from block `at` on."""
+    for run in runs:
+        if run.first <= at < run.last:
+            at = run.last
+    return at

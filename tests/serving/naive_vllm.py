@@ -12,7 +12,8 @@ class Livelock(Exception):
 
 
 class Live:
-    """One request. `blocks` are physical ids, `hashed` how many of them are registered."""
+    """One request. `tables` are physical ids by group, of which `hashed` each are registered, or never will be;
+    `junction` is where full attention found blocks to, if further than the hit."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.id = spec["id"]
@@ -23,8 +24,8 @@ class Live:
         self.max_len = self.prompt_len + spec["output_len"]
         self.tokens = prompt + [(f"out:{self.id}", j) for j in range(spec["output_len"])]
         self.known = self.prompt_len
-        self.computed = self.placeholders = self.in_flight = self.stale = self.hashed = 0
-        self.blocks: list[int] = []
+        self.computed = self.placeholders = self.in_flight = self.stale = self.hashed = self.junction = 0
+        self.tables: list[list[int]] = []
         self.keys: list[int] = []
         self.hit: int | None = None
         self.first: int | None = None
@@ -32,13 +33,20 @@ class Live:
 
 
 class Blocks:
-    """Block 0 is the null block; `queue` is the free queue, its head first."""
+    """A table of blocks for each group of layers; 0 is the null block, before a window. `queue` is the free queue."""
 
-    def __init__(self, count: int, size: int, caching: bool) -> None:
-        self.size, self.caching = size, caching
-        self.queue = list(range(1, count))
-        self.references = [0] * count
-        self.key_of: dict[int, int] = {}
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.size, self.caching = config["block_size"], config.get("enable_prefix_caching", True)
+        self.windows = config.get("kv_groups") or [0]
+        self.past = max(*self.windows, 1) - 1  # tokens before its own that a query sees
+        self.tail = -(-self.past // self.size)
+        interval = config.get("prefix_cache_retention_interval", 0)
+        self.segment = 1 if interval is None else interval // self.size
+        in_flight = config["max_num_batched_tokens"] * (2 if config.get("async_scheduling") else 1)
+        self.most_seen = -(-min(self.past + in_flight, config["max_model_len"]) // self.size) + 1
+        self.queue = list(range(1, config["num_blocks"]))
+        self.references = [0] * config["num_blocks"]
+        self.key_of: dict[int, tuple[int, int]] = {}  # block -> group and key
         self.registered: list[int] = []  # in order of registration
         self.names: dict[tuple[Any, ...], int] = {}  # (key of the block before, tokens) -> key
 
@@ -49,48 +57,81 @@ class Blocks:
             keys.append(self.names.setdefault((keys[-1] if keys else None, *tokens), len(self.names)))
         return keys[index]
 
-    def find(self, request: Live) -> list[int]:
-        found: list[int] = []
-        while self.caching and len(found) < (request.known - 1) // self.size:
-            key = self.key(request, len(found))
-            block = next((b for b in self.registered if self.key_of[b] == key), None)
-            if block is None:
+    def first(self, group: int, key: int) -> int:
+        return next((b for b in self.registered if self.key_of[b] == (group, key)), 0)
+
+    def find(self, request: Live) -> list[list[int]]:
+        """The tables of the longest hit: whole in full attention, its last `tail` blocks behind windows."""
+        found: list[list[int]] = [[] for _ in self.windows]
+        most = (request.known - 1) // self.size if self.caching else 0
+        blocks = [[self.first(group, self.key(request, i)) for i in range(most)] for group in range(len(found))]
+        longest = min((([*blocks[g], 0]).index(0) for g, window in enumerate(self.windows) if not window), default=most)
+        for end in range(longest, 0, -1):
+            firsts = [max(end - self.tail, 0) if window else 0 for window in self.windows]
+            if all(all(table[first:end]) for first, table in zip(firsts, blocks, strict=True)):
+                found = [[0] * first + table[first:end] for first, table in zip(firsts, blocks, strict=True)]
                 break
-            found.append(block)
+        request.junction = longest if 0 in self.windows and longest > len(found[0]) else 0
         return found
 
+    def lacks(self, found: list[list[int]], tokens: int, now: int, spare: int) -> bool:
+        """Whether blocks are lacking for a waiting request of `tokens` tokens, `now` of them in the next step."""
+        idle = sum(block != 0 and self.references[block] == 0 for table in found for block in table)
+        for length, seen in ((now, now), (tokens, min(tokens, self.most_seen * self.size))):
+            blocks = [-(-(seen if window else length) // self.size) for window in self.windows]
+            if sum(max(count - len(found[0]), 0) for count in blocks) + idle + spare > len(self.queue):
+                return True
+        return False
+
+    def take(self, request: Live, found: list[list[int]]) -> None:
+        for block in (block for table in found for block in table if block):
+            if self.references[block] == 0:
+                self.queue.remove(block)
+            self.references[block] += 1
+        request.tables, request.hashed = found, len(found[0])
+
     def hold(self, request: Live, tokens: int) -> bool:
-        """Blocks for `tokens` tokens, or False and nothing taken."""
-        need = -(-tokens // self.size) - len(request.blocks)
-        if need > len(self.queue):
+        """Blocks for `tokens` tokens, or False and nothing taken; those before the window are freed all the same."""
+        passed = max(request.computed - request.in_flight - self.past, 0) // self.size
+        for table in (table for table, window in zip(request.tables, self.windows, strict=True) if window):
+            self.drop(table[:passed])
+            table[:passed] = [0] * len(table[:passed])
+        need = -(-tokens // self.size) - len(request.tables[0])
+        if need * len(request.tables) > len(self.queue):
             return False
-        for _ in range(need):
-            block = self.queue.pop(0)
-            if block in self.key_of:
-                del self.key_of[block]
-                self.registered.remove(block)
-            self.references[block] = 1
-            request.blocks.append(block)
+        for table in request.tables:
+            for _ in range(need):
+                block = self.queue.pop(0)
+                if block in self.key_of:
+                    del self.key_of[block]
+                    self.registered.remove(block)
+                self.references[block] = 1
+                table.append(block)
         return True
 
     def register(self, request: Live, tokens: int) -> None:
         while self.caching and (request.hashed + 1) * self.size <= tokens:
-            block = request.blocks[request.hashed]
-            self.key_of[block] = self.key(request, request.hashed)
-            self.registered.append(block)
+            index = request.hashed
+            ends = ((request.prompt_len - 1) // self.size, request.junction)
+            kept = any(end - self.tail <= index < end for end in ends)
+            kept |= self.segment > 0 and (index % self.segment >= self.segment - self.tail)
+            for group, (window, table) in enumerate(zip(self.windows, request.tables, strict=True)):
+                if kept or not window:
+                    self.key_of[table[index]] = (group, self.key(request, index))
+                    self.registered.append(table[index])
             request.hashed += 1
 
     def free(self, request: Live) -> None:
-        front = []
-        for block in reversed(request.blocks):
-            self.references[block] -= 1
-            if self.references[block] == 0:
-                if block in self.key_of:
-                    self.queue.append(block)
-                else:
-                    front.append(block)
-        self.queue[:0] = front
-        request.blocks, request.hashed = [], 0
+        for table in request.tables:
+            self.drop(table)
+        request.tables, request.hashed = [[] for _ in self.windows], 0
+
+    def drop(self, table: list[int]) -> None:
+        for block in reversed(table):
+            if block:
+                self.references[block] -= 1
+                if self.references[block] == 0:
+                    self.queue.insert(len(self.queue) if block in self.key_of else 0, block)
 
 
 class NaiveVllm:
@@ -105,7 +146,7 @@ class NaiveVllm:
         self.by_priority = config.get("policy", "fcfs") == "priority"
         self.spare = int(config.get("watermark", 0.0) * config["num_blocks"])
         self.size = config["block_size"]
-        self.blocks = Blocks(config["num_blocks"], self.size, config.get("enable_prefix_caching", True))
+        self.blocks = Blocks(config)
         self.waiting: list[Live] = []
         self.running: list[Live] = []
 
@@ -192,7 +233,7 @@ class NaiveVllm:
                 at += 1
                 continue
             found = self.blocks.find(request)
-            hit = len(found) * self.size
+            hit = len(found[0]) * self.size
             n = request.known - hit
             if threshold > 0:
                 n = min(n, threshold)
@@ -200,17 +241,10 @@ class NaiveVllm:
                 break
             n = min(n, budget)
             spare = self.spare if self.running else 0
-            idle = sum(self.blocks.references[b] == 0 for b in found)
-            gates = [hit + n] + ([request.known] if self.reserve else [])
-            if any(-(-t // self.size) - len(found) + idle + spare > len(self.blocks.queue) for t in gates):
+            if self.blocks.lacks(found, request.known if self.reserve else hit + n, hit + n, spare):
                 break
             self.waiting.pop(at)
-            for block in found:
-                if self.blocks.references[block] == 0:
-                    self.blocks.queue.remove(block)
-                self.blocks.references[block] += 1
-            request.blocks = list(found)
-            request.hashed = len(found)
+            self.blocks.take(request, found)
             request.computed = hit
             if request.hit is None:
                 request.hit = hit

@@ -1,6 +1,7 @@
 """What a simulation costs, in Python calls, which unlike seconds are the same on every machine."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,14 +21,18 @@ REQUESTS = [
 ]
 
 
-def calls(block_size: int, steps: bool = False) -> int:
+def calls(block_size: int, steps: bool = False, windows: tuple[int, ...] = (), output_len: int = 300) -> int:
     """Calls of Python functions; twice as many tokens as fit are asked for, so that blocks are evicted."""
     limits = SchedulerConfig(
-        max_num_batched_tokens=8192, max_model_len=16_384, block_size=block_size, num_blocks=160_000 // block_size
+        max_num_batched_tokens=8192,
+        max_model_len=16_384,
+        block_size=block_size,
+        num_blocks=(len(windows) or 1) * 160_000 // block_size,
+        kv_groups=windows,
     )
     cost = TokenCost(6_000_000, 18_000, 450)
     cluster = Cluster(Deployment(scheduler=limits), cost, TableSink(), steps=steps, leaps=True)
-    return counted(cluster, REQUESTS)
+    return counted(cluster, [replace(request, output_len=output_len) for request in REQUESTS])
 
 
 def calls_of_fleet(replicas: int) -> float:
@@ -62,6 +67,13 @@ def test_a_prompt_costs_its_segments_and_not_its_blocks() -> None:
     small, large = calls(4), calls(64)
     assert small < 1.1 * large
     assert large < 400 * COUNT
+
+
+def test_a_prompt_behind_windows_costs_its_segments_too() -> None:
+    calls(16, windows=(512, 0))
+    small, large = (calls(size, windows=(512, 0), output_len=1) for size in (4, 64))
+    assert small < 1.1 * large
+    assert large < 320 * COUNT
 
 
 def test_keeping_every_step_costs_at_most_a_fifth_more_calls() -> None:

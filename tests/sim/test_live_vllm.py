@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from sim.conformance import conform
-from tests.serving.test_policy_naive import random_recording
+from tests.serving.test_policy_naive import random_recording, with_windows
 
 PYTHON = os.environ.get("TOKENTWIN_VLLM_PYTHON", "")
 SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "60"))
 
 
 def scenario(seed: int) -> dict[str, Any]:
-    """A scenario of the naive program's, with drafts and sliding windows at times, which that program does not know."""
+    """A scenario of the naive program's, with sliding windows at times, and drafts, which that does not know."""
     chance = Random(seed)
     found = random_recording(chance, chance.choice(["fcfs", "priority"]), chance.random() < 0.5, sharing=True)
     config = found["config"]
@@ -34,9 +34,7 @@ def scenario(seed: int) -> dict[str, Any]:
         config["max_num_batched_tokens"] += (tokens + 1) * config["max_num_seqs"]
         config["num_blocks"] += 2 * tokens  # we reject at once what only enough accepted drafts would bring to an end
     if chance.random() < 0.3 and config.get("speculative", {}).get("method") != "draft_model":
-        window = chance.randint(2, 3 * config["block_size"] + 2)
-        config["kv_groups"] = [window] * chance.choice([1, 3]) + [0] * chance.randint(0, 1)
-        config["num_blocks"] = 1 + (config["num_blocks"] - 1) * len(config["kv_groups"])
+        config |= with_windows(config, chance)
     return {"name": f"seed {seed}", **found}
 
 
