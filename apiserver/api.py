@@ -23,9 +23,9 @@ from apiserver.kv_transfer import KvTransferParams
 from apiserver.messages import About, Add
 from apiserver.protocol import ChatRequest, CompletionRequest, StreamOptions, TokenizeRequest
 from apiserver.refusal import Refusal, answer_to, invalid
-from planning.version import __version__
 from realengine.detokenizer import Detokenizer
 from serving.errors import UserError
+from serving.version import __version__
 
 _LOG = logging.getLogger("tokentwin")
 _PLACE: web.AppKey[int | None] = web.AppKey("place")

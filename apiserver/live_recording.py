@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.journal import FILE as JOURNAL
 from traces.journal import Journal, entries
 from traces.parquet import WorkloadWriter
 from traces.recording import RecordingWriter
+from traces.recording_claim import JOURNAL
 from traces.schema import DATASETS
 
 _LOG = logging.getLogger("tokentwin")

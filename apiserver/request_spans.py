@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from apiserver.backend import Backend
 from apiserver.messages import Add, finish_reason
-from planning.version import __version__
+from serving.version import __version__
 
 # What a request goes through, and the column of the time at which it ends. They follow one another without a gap.
 PHASES = {

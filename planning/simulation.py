@@ -19,6 +19,7 @@ from calibration.validation.bands import bands
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
+from serving.deployments.gpu_spec import gpus
 from serving.document import Answer
 from sim.simulate import simulate_to
 from traces.recording import Recording
@@ -83,7 +84,7 @@ def recorded(
         overwrite=overwrite,
     )
     recording = Recording.load(out)
-    metrics, around = RunMetrics.of(recording), None
+    metrics, around = RunMetrics.of(recording, peak=gpus().get(scenario.gpu or "")), None
     if band:
         others = []
         for at, end in enumerate(scenario.ends()):
@@ -98,10 +99,7 @@ def recorded(
     if around:
         notes["bands"] = around
     add_notes(out, notes)
-    recording = Recording.load(out)
-    return SimulatedRun(
-        recording, RunMetrics.of(recording), around, notes["standing"]
-    )  # MFU is of the GPU in the notes
+    return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
 
 
 def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:

@@ -22,7 +22,6 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
-from traces.reader import read_workload
 from traces.reshape import at_rate, reshaped
 from traces.synth import SynthSpec, read_spec
 
@@ -75,6 +74,8 @@ class Offered(Request):
         cannot be read, and where a `window_s` holds nothing to plan for.
         """
         if isinstance(self.traffic, str):
+            from traces.reader import read_workload
+
             made = read_workload(self.traffic)
         elif isinstance(self.traffic, tuple):
             made = mixed([_reseeded(spec, draw) for spec in self.traffic])

@@ -7,7 +7,7 @@ function needs is imported when it is called.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from planning.version import __version__
+from serving.version import __version__
 from tokentwin.api import calibrate, compare, diagnose, plan, read_recording, simulate, sweep, validate
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ is wrong with an input is a `serving.errors.UserError`: one line with field, val
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -236,7 +235,9 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     if traffic is None or isinstance(traffic, Mapping):
         yield traffic
         return
-    with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="tokentwin-") as folder:
         path = str(traffic)
         if isinstance(traffic, Workload):
             from traces.parquet import write_parquet
@@ -248,7 +249,9 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
 
 def _directory(out: str | Path | None, name: str) -> Path:
     """`out`, or one called `name` in a new temporary directory."""
-    return Path(tempfile.mkdtemp(prefix="tokentwin-")) / name if out is None else Path(out)
+    from tempfile import mkdtemp
+
+    return Path(mkdtemp(prefix="tokentwin-")) / name if out is None else Path(out)
 
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def cli() -> None:
 def main() -> None:
     """The console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to find them, all installed packages are read
     # Imports leave no garbage, and what is there at the end goes with the process: looking takes a fifth of a command.
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)

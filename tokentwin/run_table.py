@@ -28,7 +28,7 @@ def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, *
             json.dumps({"distributions": distributions, **metrics.scalars(), "requests": metrics.statuses(), **more})
         )
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for shown in run_report(metrics, bands, console.width):
         console.print(shown)
 

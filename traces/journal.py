@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-FILE = "journal"
 _HEAD = 4  # bytes of an entry's length
 _PIECE = 1 << 20
 

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.errors import UserError
+from serving.version import __version__
 from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, recording_columns
 from traces.dataset_writer import DatasetWriter, check_columns, writing
-from traces.journal import FILE as JOURNAL
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
-from traces.recording_claim import WORKLOAD, claim
+from traces.recording_claim import JOURNAL, WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
 _READERS = 2  # columns that are decoded at once
@@ -55,7 +54,7 @@ class RecordingWriter:
         overwrite: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._run = {"version": code_version(), **run}
+        self._run = {"version": __version__, **run}
         check_columns("runs", self._run)
         self._made_directory, self._lock = claim(self.path, overwrite)
         self._open = True
@@ -208,16 +207,20 @@ class Recording:
         schema = arrow_schema(dataset)
         kept = range(about.num_row_groups) if groups is None else groups
 
-        def column(name: str) -> pa.ChunkedArray:
+        def arrays(names: Sequence[str]) -> list[pa.ChunkedArray]:
             # Row groups are small: read by one thread, past the machinery for many files, they take a third of the
-            # time, and column by column half of that, since a column that grows alone is moved less.
+            # time.
             file = pq.ParquetFile(self._file(dataset), metadata=about, pre_buffer=False)
-            return file.read_row_groups(kept, [name], use_threads=False).column(0)
+            found = file.read_row_groups(kept, names, use_threads=False)
+            return [found.column(name) for name in names]
 
         read = [name for name in wanted if name in stored.names]
+        # Of many groups column by column takes half of that, since a column that grows alone is moved less.
+        parts = [read] if len(kept) == 1 else [[name] for name in read]
         try:
             with ThreadPoolExecutor(_READERS) as readers:
-                columns = list(readers.map(column, read))
+                found = readers.map(arrays, parts) if len(parts) > 1 else map(arrays, parts)
+                columns = [array for part in found for array in part]
         except (pa.ArrowException, OSError) as error:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
         table = pa.table(columns, schema=pa.schema([stored.field(name) for name in read], stored.metadata))
@@ -292,11 +295,3 @@ class Recording:
 def _holds_value(chunk: pq.ColumnChunkMetaData) -> bool:
     nulls = chunk.statistics.null_count if chunk.statistics else None
     return nulls is None or nulls < chunk.num_values or chunk.statistics.has_min_max
-
-
-def code_version() -> str:
-    """Of the installed package; `unknown` when it runs from nowhere."""
-    try:
-        return version("tokentwin")
-    except PackageNotFoundError:
-        return "unknown"

@@ -7,10 +7,10 @@ from pathlib import Path
 from serving.directory_lock import LOCK, DirectoryLock
 from serving.errors import UserError, reason
 from traces.column_dictionary import FILE as COLUMNS
-from traces.journal import FILE as JOURNAL
 from traces.schema import DATASETS
 
 WORKLOAD = "workload.parquet"
+JOURNAL = "journal"
 
 
 def claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:

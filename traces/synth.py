@@ -24,7 +24,6 @@ from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from serving.yaml_file import read_yaml
 from traces.arrivals import LATEST_NS, Arrivals, Closed
 from traces.lengths import Empirical, Lengths
-from traces.reader import read_workload
 
 _CHUNK = 8192
 
@@ -126,6 +125,8 @@ def synthesise(spec: SynthSpec) -> Workload:
 
 def _sizes(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Prompt and output lengths of a trace."""
+    from traces.reader import read_workload
+
     pairs = [(request.prompt_len, request.output_len) for request in read_workload(path).requests]
     prompts, outputs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     if not len(prompts):

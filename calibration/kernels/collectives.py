@@ -24,7 +24,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +35,7 @@ from calibration.kernels.times import Coverage, Estimate, floor_ns
 from calibration.operations import Collective, Exchange
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
-COLLECTIVES = Path(str(files("calibration.kernels").joinpath("gpus", "collectives.json")))
+COLLECTIVES = Path(__file__).with_name("gpus") / "collectives.json"
 
 Algorithm = Literal["one_shot", "ring", "switch"]
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.inter_node import InterNodeConfig
 from serving.errors import UserError
 
-EXCHANGES = Path(str(files("calibration.kernels").joinpath("gpus", "exchanges.json")))
+EXCHANGES = Path(__file__).with_name("gpus") / "exchanges.json"
 SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the table of several nodes
 _HIDDEN, _TOPK = (2048, 7168), (1, 10)
 _OTHERS_SIGMA = 0.4  # of a GPU without a table: an estimate

@@ -111,8 +111,8 @@ class Curve:
 
 def kernel(one: Array, other: Array, scales: Array) -> Array:
     """Resemblance of shapes, 1 where they are equal: `[a, features], [b, features] -> [a, b]`."""
-    difference = (one[:, None, :] - other[None, :, :]) / scales
-    return np.exp(-np.sqrt((difference**2).sum(axis=-1)))
+    differences = ((a[:, None] - b) / scale for a, b, scale in zip(one.T, other.T, scales, strict=True))
+    return np.exp(-np.sqrt(sum(difference**2 for difference in differences)))
 
 
 def corners(knots: Array, at: Any) -> tuple[NDArray[np.int64], Array]:

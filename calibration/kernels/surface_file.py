@@ -75,7 +75,7 @@ def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
     table, metadata = _read(path)
     if metadata["gpu"] != gpu.name:
         raise UserError("kernel surfaces", str(path), f"is for {metadata['gpu']}, not for {gpu.name}")
-    keys = np.array(table["kernel"].to_pylist())
+    keys = table["kernel"].to_numpy()
     shapes, ratios = table["shape"].combine_chunks(), table["log_ratio"].combine_chunks()
     fits = {}
     for key, known in metadata["kernels"].items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def is_whole(kernels: KernelSurfaces) -> bool:
 
 def bundled(name: str) -> Path:
     """Where the fit of a GPU lies, or would lie."""
-    return Path(str(files("calibration.kernels").joinpath("gpus", f"{name}.parquet")))
+    return Path(__file__).with_name("gpus") / f"{name}.parquet"
 
 
 def bundled_names() -> list[str]:

@@ -51,6 +51,11 @@ class StepCoverage(NamedTuple):
         """The `Coverage` of the step: validated where measured steps cover it, and nowhere else."""
         return np.where(self.covered, Coverage.VALIDATED, np.maximum(self.kernels, Coverage.INTERPOLATED))
 
+    def worst_alone(self) -> StepCoverage:
+        """That of the first of the steps known worst."""
+        at = [int(self.coverage.argmax())]
+        return self._replace(**{name: of[at] for name, of in self._asdict().items() if name != "names"})
+
 
 def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
     """How well the steps of `sizes` (arrays of one shape) are known."""
@@ -112,7 +117,11 @@ def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Co
     """How far to trust steps that none of these (of plain numbers) falls short of, and the part that made it so."""
     if not corners:
         return Coverage.UNKNOWN, "no step was priced"
-    found = step_coverage(cost, stacked(corners))
+    return standing(cost, step_coverage(cost, stacked(corners)))
+
+
+def standing(cost: OperationCost, found: StepCoverage) -> tuple[Coverage, str]:
+    """How far to trust the worst known of the steps, and the part that made it so."""
     if found.covered.all():
         return Coverage.VALIDATED, f"measured steps cover it ({cost.correction.source})"
     if cost.untaught:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
-from calibration.steps.coverage import NEGLIGIBLE_STEPS, interval_of, mark_of, provenance_of, stacked, step_coverage
+from calibration.steps.coverage import NEGLIGIBLE_STEPS, interval_of, mark_of, stacked, standing, step_coverage
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import REACH, StepInterval, factor_at, widened
 from calibration.steps.measured_domain import beyond
@@ -113,6 +113,7 @@ class ObservedOperations(_Observed):
     def __init__(self, pure: OperationCost) -> None:
         super().__init__(pure)
         self.known_interval: StepInterval | None = None  # of steps priced elsewhere, instead of those priced here
+        self._judged: tuple[list[StepSizes], StepInterval] | None = None  # corners, and what is known of such steps
         self._longest: dict[int, float] = {}  # context, by decode rows
         self._decode_steps: Counter[int] = Counter()  # by decode rows
         self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents of prompts, tokens of each, past of each
@@ -131,7 +132,10 @@ class ObservedOperations(_Observed):
         if self.known_interval is not None:
             return self.known_interval
         self._count_noted()
-        return interval_of(self.pure, self._corners())
+        corners = self._corners()
+        if self._judged is None or corners != self._judged[0]:
+            self._judged = corners, interval_of(self.pure, corners)
+        return self._judged[1]
 
     def provenance(self) -> tuple[Coverage, str]:
         """As far as the worst known step, and the part that made it so.
@@ -142,12 +146,13 @@ class ObservedOperations(_Observed):
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:
-            return provenance_of(self.pure, [])
-        counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
-        coverage = step_coverage(self.pure, stacked(steps)).coverage
-        mark, reason = provenance_of(self.pure, [steps[int(coverage.argmax())]])
+            return Coverage.UNKNOWN, "no step was priced"
+        found = step_coverage(self.pure, stacked(steps))
+        mark, reason = standing(self.pure, found.worst_alone())
         if mark < Coverage.EXTRAPOLATED:
             return mark, reason
+        coverage = found.coverage
+        counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
         share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
         return mark_of(coverage, counts), f"{100 * share:.1f} % of the steps extrapolated: {reason}"
 

@@ -44,6 +44,8 @@ _SHARED = ("experts", "dispatch", "combine")  # operations over the tokens of al
 _AT_ONCE = 64  # numbers of rows whose curves are made together
 _MOST_SCALED = 8  # whose tables, about 1 MB each, are kept
 
+Tables = dict[object, dict[str, NDArray[np.float64]]]
+
 
 @dataclass(frozen=True)
 class HostTimes:
@@ -80,6 +82,7 @@ class OperationCost:
     known_interval  how far off all steps of 9 of 10 runs are, where kernels were measured
     untaught    what of it no measured run taught; empty where all that matters was
     stages      what prices each stage of a pipeline, in order; empty without one
+    tables      uncorrected parts of what it tabulates, if others that differ in factors alone share theirs
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class OperationCost:
         host: HostTimes | None = None,
         interval: StepInterval = SURE,
         untaught: str = "",
+        tables: Tables | None = None,
     ) -> None:
         self.model, self.deployment, self.kernels = model, deployment, kernels
         self.correction = correction or Correction()
@@ -107,17 +111,19 @@ class OperationCost:
         self._most_logits = self._most_rows * (1 + self._drafts)
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
         self._scaled: dict[tuple[float, float, float | None], OperationCost] = {}
+        self._tables: Tables = {} if tables is None else tables
         self._curves: dict[int, DecodeRows] = {}
         self._prompts = _PromptGrid(self)
         self._eager = deployment.enforce_eager
-        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1))  # what cannot be priced is refused before a run
+        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # what has no price is refused at once
         self.stages = self._stages()
 
     def _stages(self) -> list[OperationCost]:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_prices"}  # sums of the tables beside it
+        kept = {name: value for name, value in vars(self).items() if name != "_prices"}  # sums of the tables beside it
+        return kept | {"_tables": {}}
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
@@ -128,9 +134,16 @@ class OperationCost:
             found["drafting"] = self._drafting.ns(sizes, sum(found.values()))
         return found
 
-    def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        """The same without the drafting that ends the step, and without waiting for the host."""
-        raw = step_parts(self.model, self.deployment, self.kernels, sizes, self.correction.by_type)
+    def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
+        """The same without the drafting that ends the step, and without waiting for the host.
+
+        What kernels take in the sizes of a `table` is kept.
+        """
+        raw = self._tables.get(table)
+        if raw is None:
+            raw = step_parts(self.model, self.deployment, self.kernels, sizes, self.correction.by_type)
+            if table is not None:
+                self._tables[table] = raw
         return self.correction.apply(raw, sizes)
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
@@ -168,7 +181,8 @@ class OperationCost:
             if len(self._scaled) == _MOST_SCALED:
                 del self._scaled[next(iter(self._scaled))]
             made = self.correction.scaled(decode, prompts), self.host.scaled(decode, launching)
-            alike = type(self)(self.model, self.deployment, self.kernels, *made, untaught=self.untaught)
+            tables = None if self.correction.wider else self._tables  # factors decide which type is the cheapest
+            alike = type(self)(self.model, self.deployment, self.kernels, *made, untaught=self.untaught, tables=tables)
             self._scaled[factors] = alike
         return self._scaled[factors]
 
@@ -220,7 +234,7 @@ class OperationCost:
     @cached_property
     def _dense_ps(self) -> list[int]:
         # Rows without context and prompts: attention is left out below, it has tables of its own.
-        return _picoseconds(self._token_parts(StepSizes(prefill_tokens=self._run_tokens)))
+        return _picoseconds(self._token_parts("tokens", StepSizes(prefill_tokens=self._run_tokens)))
 
     @cached_property
     def _shared_ps(self) -> list[int]:
@@ -243,16 +257,16 @@ class OperationCost:
             run[: len(buckets)] = np.minimum(buckets, max(self._most_tokens, 1))
         return run.astype(np.float64)
 
-    def _token_parts(self, sizes: StepSizes) -> NDArray[np.float64]:
+    def _token_parts(self, table: str, sizes: StepSizes) -> NDArray[np.float64]:
         left_out = (*_DECODE_PARTS, *_PROMPT_PARTS, "imbalance", _ADDED)
-        found = self.own_parts(sizes)
+        found = self.own_parts(sizes, table)
         return sum((ns for name, ns in found.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
 
     @cached_property
     def _sampled_ps(self) -> list[int]:
         rows = np.arange(self._most_logits + 1, dtype=np.float64)
-        with_head = self._token_parts(StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows))
-        return _picoseconds(with_head)
+        sizes = StepSizes(prefill_tokens=np.zeros_like(rows), sampled_rows=rows)
+        return _picoseconds(self._token_parts("logits", sizes))
 
     @cached_property
     def _prices(self) -> StepPrices:
@@ -290,7 +304,7 @@ class OperationCost:
             decode_spread=np.ones(contexts.shape),
             draft_tokens=np.broadcast_to(rows * self._drafts, contexts.shape).astype(np.float64),
         )
-        parts = self.own_parts(sizes)
+        parts = self.own_parts(sizes, many)
         attention = np.maximum.accumulate(parts["decode attention"], axis=1)
         for at, count in enumerate(many):
             values = [round(1000 * ns) + count * self._added["decode row"] for ns in attention[at].tolist()]
@@ -338,6 +352,6 @@ class _PromptGrid:
             prefill_context=rows * behind,
             prefill_pairs=rows * (n * behind + n * (n + 1) / 2),
         )
-        found = self._cost.own_parts(sizes)
+        found = self._cost.own_parts(sizes, (prompts, lengths, pasts))
         ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS if part in found], axis=0)
         self._corners.update(zip(corners, np.log(ps).tolist(), strict=True))

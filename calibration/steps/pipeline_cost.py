@@ -82,8 +82,8 @@ class PipelineCost(OperationCost):
 class _EarlyStage(OperationCost):
     """A stage before the last: nothing is sampled on it."""
 
-    def own_parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        return super().own_parts(_unsampled(sizes))
+    def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
+        return super().own_parts(_unsampled(sizes), table)
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
         return super().waiting_ns(_unsampled(sizes), device_ns)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -160,7 +159,7 @@ def load_claims(directory: str | Path | None = None, only: tuple[str, ...] = ())
 
     Raises UserError for a file that is not a claim, and for a name in `only` that none has.
     """
-    folder = Path(directory) if directory is not None else Path(str(files("planning.claims") / "claims"))
+    folder = Path(directory) if directory is not None else Path(__file__).with_name("claims")
     paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     if not paths:
         raise UserError("claims", str(folder), "holds no YAML file; see docs/claims.md")

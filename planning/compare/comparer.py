@@ -29,10 +29,10 @@ from planning.plan.candidates import long_enough
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.request import Timing
-from planning.version import __version__
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
+from serving.version import __version__
 from serving.workload import Workload
 from traces.recording import Recording
 

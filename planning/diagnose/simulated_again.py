@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from planning.diagnose.document import DiagnosisDocument
-from traces.recording import Recording, code_version
+from serving.version import __version__
+from traces.recording import Recording
 from traces.recording_notes import notes_of
 
 _FAR = 0.25  # of the p99 of a real run: beyond, counterfactuals are about another one
@@ -59,6 +60,6 @@ def _why(recording: Recording, calibration: str) -> str:
     run = recording.run
     if run["calibration"] != calibration:
         return f"its steps were timed by {run['calibration'] or 'nothing that is known'}, here by {calibration}"
-    if run["version"] != code_version():
-        return f"tokentwin {run['version']} made it, and this is {code_version()}"
+    if run["version"] != __version__:
+        return f"tokentwin {run['version']} made it, and this is {__version__}"
     return "its router, policy or cost model was another"

@@ -9,8 +9,8 @@ from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
 from planning.diagnose.device_symptoms import LOW_UTILISATION, SMALL_BATCHES
 from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question, shown_ms
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
-from planning.version import __version__
 from serving.metrics import metric
+from serving.version import __version__
 from traces.saturation import FEWEST
 
 _NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # of this run: symptoms that nobody waits for

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from planning.jobs.files import read_json, write_json
-from planning.version import __version__
 from serving.python_process import module_command, module_environment
+from serving.version import __version__
 
 Seen = TypeVar("Seen")
 State = Literal["absent", "queued", "running", "done", "failed", "cancelled"]

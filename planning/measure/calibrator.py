@@ -31,12 +31,12 @@ from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
 from planning.measure.real_engine import load_engine, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
-from planning.version import __version__
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.front_door import FILE as FRONT_DOOR
 from serving.front_door import FrontDoor
+from serving.version import __version__
 from serving.workload import Workload
 from traces.recording import Recording
 

@@ -35,9 +35,9 @@ from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
 from planning.progress import Tell, quiet
 from planning.traffic import mean_rate
-from planning.version import __version__
 from planning.workers import Workers
 from serving.deployments.config import Deployment
+from serving.version import __version__
 
 _BINS = 30
 _AROUND, _LOAD = 0.45, 0.2  # of the work of the curves, theirs: the first is simulated at both ends of the interval

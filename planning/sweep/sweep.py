@@ -18,7 +18,7 @@ from planning.sweep.one_run import Measure, RunResult
 from planning.sweep.points import Point, canonical, input_digests, points
 from planning.sweep.settings import SweepSettings
 from serving.errors import UserError
-from traces.recording import code_version
+from serving.version import __version__
 
 _FORMAT = 2
 
@@ -81,7 +81,7 @@ class Sweep:
         """What all rows of a dataset have in common."""
         return {
             "format": _FORMAT,
-            "version": code_version(),
+            "version": __version__,
             "base": self.settings.base,
             "varied": {path: field.name for path, field in parameter_fields(self.schema).items()},
             "columns": {field.name: str(field.type) for field in self.schema},
@@ -94,7 +94,7 @@ class Sweep:
 
     def _row(self, result: RunResult) -> dict[str, Any]:
         point = result.point
-        origin = {"run_id": point.id, "config": canonical(point.config), "version": code_version()}
+        origin = {"run_id": point.id, "config": canonical(point.config), "version": __version__}
         return {**parameter_values(point, self.schema), **origin, **result.values}
 
     def _result(self, dataset: SweepDataset, made: int) -> Swept:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, Experts, Gemm, StepSizes
+from calibration.kernels.times import Estimate, floor_ns
+from calibration.operations import Collective, Experts, Gemm, Operation, StepSizes
 from calibration.step_operations import step_operations
-from calibration.steps.correction import FACTORS, Correction, fit_correction
+from calibration.steps.correction import FACTORS, WEIGHTS, Correction, fit_correction
 from calibration.steps.features import regimes
 from calibration.steps.iteration_log import read_iteration_log
 from calibration.steps.operation_cost import HostTimes, OperationCost
@@ -191,6 +191,29 @@ def test_the_tables_give_what_the_parts_sum_to(decodes, chunks, model):
     cost = OperationCost(model, deployment(enforce_eager=True), Roofline(), correction)
     exact = sum(cost.parts(sizes_of(decodes, chunks)).values()).item()
     assert cost.step_ns(plan_of(decodes, chunks)) == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize("wider", [{}, {"bfloat16": dict.fromkeys(WEIGHTS, 0.9)}], ids=["one type", "two types"])
+def test_scaled_costs_share_what_kernels_take_unless_factors_choose_the_type(wider) -> None:
+    asked, timed = [], Roofline()
+
+    class Counted:
+        gpu = timed.gpu
+
+        def time(self, operation: Operation) -> Estimate:
+            asked.append(operation)
+            return timed.time(operation)
+
+    correction, of_fp8 = Correction(wider=wider), deployment(quantization="fp8")
+    cost = OperationCost(LLAMA, of_fp8, Counted(), correction)
+    plans = [plan_of([100, 900], []), plan_of([50], [(300, 100)])]
+    known = [cost.step_ns(plan) for plan in plans]
+    scaled, before = cost.scaled(0.7, 1.6), len(asked)
+    found = [scaled.step_ns(plan) for plan in plans]
+    assert (len(asked) == before) == (not wider)
+    anew = OperationCost(LLAMA, of_fp8, timed, correction.scaled(0.7, 1.6))
+    assert found == [anew.step_ns(plan) for plan in plans]
+    assert [cost.step_ns(plan) for plan in plans] == known
 
 
 def test_graphs_pad_decode_steps_to_their_bucket() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.costs import calibration_in
 from planning.deployments import read_deployment, refuse_engine_flags
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
@@ -51,6 +50,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.predict import predicted_cost
     from calibration.steps.token_life import token_life
+    from planning.costs import calibration_in
     from serving.deployments.config import Deployment
     from serving.errors import UserError
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,7 +167,7 @@ def load_cases(folder: Path | None = None, refused: dict[str, UserError] | None 
     A wrong file goes to `refused`, under its name, and the others are read. Raises UserError for a folder without case
     files, and without `refused` for a wrong one.
     """
-    where = Path(str(files("calibration.validation.external.cases"))) if folder is None else folder
+    where = Path(__file__).with_name("cases") if folder is None else folder
     paths = sorted(where.glob("*.yaml"))
     if not paths:
         raise UserError("cases", str(where), "has no case files (*.yaml)")
