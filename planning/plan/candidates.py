@@ -135,7 +135,7 @@ def candidate_engines(
 
     What neither the scheduler section of `base` nor a variation states is as `vllm serve` has it on that GPU.
     `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
-    and when no combination of settings is allowed.
+    and when no combination of settings is allowed: memory that is too small is an answer, a split that is none is not.
     """
     for name in prices:
         if name not in gpus:
@@ -159,7 +159,10 @@ def candidate_engines(
         try:
             fitting.append(_with_kv(engine, gpu))
         except UserError as error:
+            refused.append(error)
             ruled_out.append(RuledOut(engine.name, str(error)))
+    if not fitting and all(error.field != "gpu" for error in refused):
+        raise refused[0]
     return fitting, ruled_out
 
 

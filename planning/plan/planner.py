@@ -50,7 +50,7 @@ def plan(
     requests = sum(1 for _ in workload.requests)
     question = Question(workload, requests, objectives, pricing, request.router, request.risk)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
-    if first is not None:
+    if first is not None and engines:
         tell("a first answer", 0.0)
         first(first_answer(question, engines, limits))
     question = replace(question, draws=tuple(other_draws(request, workload)))

@@ -75,7 +75,13 @@ def test_infeasible_has_an_exit_status_of_its_own(shape: Path) -> None:
 def test_infeasible_when_the_model_fits_nowhere(shape: Path) -> None:
     result = plan(shape, "--slo", EASY, "--gpu", "L4", "--model", "Llama-3.1-70B")
     assert result.exit_code == 4
-    assert "GiB of weights" in result.stdout
+    assert "GiB of weights" in result.stdout and not result.stderr
+
+
+def test_a_size_that_splits_no_head_evenly_is_left_out_and_said_to_be(shape: Path) -> None:
+    result = plan(shape, "--slo", EASY, "--gpu", "H100", "--tp", "1,3")
+    assert result.exit_code == 0
+    assert "not feasible: TP3 H100: tensor_parallel_size: 3: must split" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -84,6 +90,7 @@ def test_infeasible_when_the_model_fits_nowhere(shape: Path) -> None:
         (("--gpu", "H100", "--slo", "speed p99<=3"), "speed"),
         (("--slo", EASY), "gpu: is missing"),
         (("--gpu", "H100", "--slo", EASY, "--tp", "two"), "tp: 'two'"),
+        (("--gpu", "H100", "--slo", EASY, "--tp", "3,5"), "tensor_parallel_size: 3: must split Llama-3.1-8B's 32 heads"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100"), "price: 'H100'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=nan"), "price"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=2,H100=3"), "price: 'H100=3': is the second price of H100"),
