@@ -90,7 +90,7 @@ def test_a_size_that_splits_no_head_evenly_is_left_out_and_said_to_be(shape: Pat
         (("--gpu", "H100", "--slo", "speed p99<=3"), "speed"),
         (("--slo", EASY), "gpu: is missing"),
         (("--gpu", "H100", "--slo", EASY, "--tp", "two"), "tp: 'two'"),
-        (("--gpu", "H100", "--slo", EASY, "--tp", "3,5"), "tensor_parallel_size: 3: must split Llama-3.1-8B's 32 heads"),
+        (("--gpu", "H100", "--slo", EASY, "--tp", "3,5"), "tensor_parallel_size: 3: must split Llama"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100"), "price: 'H100'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=nan"), "price"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=2,H100=3"), "price: 'H100=3': is the second price of H100"),
