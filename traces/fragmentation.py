@@ -11,6 +11,8 @@ import numpy as np
 from serving.deployments.config import SchedulerConfig
 from traces.numeric_columns import Floats
 
+_PIECE = 1 << 16  # requests at a time: temporaries of a million would be cleared for longer than they are used
+
 
 def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> float | None:
     """The share of token-time that is reserved and empty, of one run's requests.
@@ -20,8 +22,17 @@ def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> fl
     """
     if config.kv_groups or config.state_blocks:
         return None
-    columns = np.stack(list(of.values()))
-    prompts, outputs, scheduled, first, last = columns[:, np.isfinite(columns).all(axis=0)]
+    used = reserved = 0.0
+    for first in range(0, len(of["prompt_tokens"]), _PIECE):
+        columns = np.stack([column[first : first + _PIECE] for column in of.values()])
+        found = _token_time(columns[:, np.isfinite(columns).all(axis=0)], config)
+        used, reserved = used + found[0], reserved + found[1]
+    return 1.0 - used / reserved if reserved > 0 else None
+
+
+def _token_time(columns: Floats, config: SchedulerConfig) -> tuple[float, float]:
+    """What requests used and what was reserved for them, in tokens times nanoseconds."""
+    prompts, outputs, scheduled, first, last = columns
     prefill, decode = first - scheduled, last - first
     used = prompts / 2 * prefill + (prompts + (outputs - 1) / 2) * decode
     if config.kv_reservation == "paged":
@@ -31,4 +42,4 @@ def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> fl
         if config.kv_reservation == "max_tokens":
             tokens = np.minimum(tokens, prompts + np.maximum(outputs, config.kv_reserved_max_tokens))
         reserved = np.ceil(tokens / config.block_size) * config.block_size * (prefill + decode)
-    return 1.0 - float(used.sum() / reserved.sum()) if reserved.sum() > 0 else None
+    return float(used.sum()), float(reserved.sum())

@@ -29,6 +29,10 @@ from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import JOURNAL, WORKLOAD, claim
 from traces.schema import DATASETS, arrow_schema
 
+# For a large column Arrow's own allocator takes huge pages that nobody has touched yet. The system clears them for
+# longer than the column takes to decode.
+pa.set_memory_pool(pa.system_memory_pool())
+
 _READERS = 2  # columns that are decoded at once
 _FORMAT = "1"
 _METADATA = ("deployment", "seed", "version", "hardware", "calibration")

@@ -26,7 +26,7 @@ from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
 from traces.fairness import jain_index
 from traces.fragmentation import internal_fragmentation
-from traces.numeric_columns import Floats, gaps_ms, has_value, known, known_or_zero, numbers, over, ratio, weighted_mean
+from traces.numeric_columns import Floats, gaps_ms, has_value, known, known_or_zero, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
@@ -173,15 +173,15 @@ class RunMetrics:
 
     # Steps
 
-    def step_mean(self, name: str) -> float | None:
-        """A step metric's mean, each step weighing as long as it took."""
+    def at_steps(self, rows: NDArray[np.int64]) -> StepMetrics:
+        """The metrics of some steps, by their rows in the steps table, but for MFU and MBU."""
+        return self._steps.at(rows)
+
+    def step_mean(self, name: str, weigh: bool = True) -> float | None:
+        """A step metric's mean, each step weighing as long as it took, or else the same."""
         if name not in STEP_METRICS:
             raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
-        values, weights = self.values(name), self.values("step_ms")
-        filled = ~(np.isnan(values) | np.isnan(weights))
-        if not filled.all():
-            values, weights = values[filled], weights[filled]
-        return weighted_mean(values, weights) if len(values) else None
+        return self._steps.mean(name, weigh)
 
     # The run
 
@@ -247,9 +247,9 @@ class RunMetrics:
             "usd_per_hour": usd_per_hour,
             **{f"usd_per_mtok_{of}": over(usd_per_hour, rate and rate * 3600 / 1e6) for of, rate in rates.items()},
             "kv_usage": self.step_mean("kv_usage"),
-            "kv_usage_peak": self._peak("kv_usage"),
+            "kv_usage_peak": self._steps.peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
-            "kv_pressure_peak": self._peak("kv_pressure"),
+            "kv_pressure_peak": self._steps.peak("kv_pressure"),
             "kv_internal_fragmentation": self.internal_fragmentation(),
             "kv_external_fragmentation": self._steps.external_fragmentation(),
             "prefix_hit_rate": self.prefix_hit_rate(),
@@ -328,10 +328,6 @@ class RunMetrics:
         hits = self._requests.column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
         found = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
         return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in found.sort_by("tier").to_pylist()}
-
-    def _peak(self, name: str) -> float | None:
-        values = self.values(name)
-        return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
     @cached_property
     def outstanding(self) -> tuple[Floats, Floats]:

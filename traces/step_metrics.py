@@ -43,7 +43,7 @@ class StepMetrics:
     def __init__(
         self,
         steps: pa.Table | None,
-        num_blocks: int | None,
+        num_blocks: float | None,
         work: StepWork | None = None,
         recording: Recording | None = None,
     ) -> None:
@@ -73,6 +73,35 @@ class StepMetrics:
                 return self._used[name].shares
             case _:
                 return of(name).astype(np.float64, copy=False)
+
+    def at(self, rows: NDArray[np.int64]) -> StepMetrics:
+        """The metrics of these steps alone, but for their work."""
+        return StepMetrics(None if self._steps is None else self._steps.take(pa.array(rows)), self._num_blocks)
+
+    def mean(self, name: str, weigh: bool = True) -> float | None:
+        """Of the steps that have a value, each weighing as long as it took, if that is told; None without any."""
+        count, sums = 0, np.zeros(3)
+        for values, step_ms in self._by_pieces(name):
+            filled = ~(np.isnan(values) | np.isnan(step_ms))
+            if not filled.all():
+                values, step_ms = values[filled], step_ms[filled]
+            count += len(values)
+            sums += values.sum(), (values * step_ms).sum(), step_ms.sum()
+        if not count:
+            return None
+        return float(sums[1] / sums[2] if weigh and sums[2] > 0 else sums[0] / count)
+
+    def peak(self, name: str) -> float | None:
+        """The highest value of any step."""
+        peaks = [float(found.max()) for values, _ in self._by_pieces(name) if len(found := known(values))]
+        return max(peaks, default=None)
+
+    def _by_pieces(self, name: str) -> Iterator[tuple[Floats, Floats]]:
+        """Values of a metric and of `step_ms`, of some steps at a time: those of millions would fill the memory."""
+        steps = pa.table({}) if self._steps is None else self._steps
+        for first in range(0, steps.num_rows, _PIECE):
+            piece, alone = slice(first, first + _PIECE), StepMetrics(steps.slice(first, _PIECE), self._num_blocks)
+            yield self.values(name)[piece] if name in ("mfu", "mbu") else alone.values(name), self._step_ms[piece]
 
     def used_s(self, name: str) -> float | None:
         """The seconds that all GPUs would take for all steps at their peak: of FLOPs (`mfu`) or memory (`mbu`).

@@ -168,10 +168,12 @@ def lifecycles(
 ) -> dict[str, go.Figure]:
     """The figure of each of the four cards: `values` are gaps between tokens, the metric `gaps`."""
     of = metrics.values
+    shown_steps = np.concatenate([_thin_where(prefill == 0, _DOTS), _thin_where(prefill > 0, _DOTS)])
+    few, some = metrics.at_steps(shown_steps).values, metrics.at_steps(thin(len(prefill), _SAMPLE)).values
     return {
         "Token": histogram(values, gaps, colour),
-        "Compute": step_times(of("batch_tokens"), of("step_ms"), prefill, colour),
-        "Memory": memory_shares(of("kv_usage"), of("kv_pressure"), of("step_ms"), colour),
+        "Compute": step_times(few("batch_tokens"), few("step_ms"), prefill[shown_steps], colour),
+        "Memory": memory_shares(some("kv_usage"), some("kv_pressure"), some("step_ms"), colour),
         "Request": phases(of("queue_ms"), of("prefill_ms"), of("decode_ms"), colour),
     }
 

@@ -47,7 +47,7 @@ class HeldSteps:
         fell, rose = [np.empty(0, dtype=np.int64)], [self._order[:0]]
         some = slice(None, None, max(steps.num_rows // _SAMPLE, 1))
         usual_ns = float(np.median(end[some] - self._start[some])) if steps.num_rows else 0.0
-        for before, after in _successors(self._order, replica):
+        for before, after in _successors(self._order, replica, self._start):
             if len(fell) == 1:
                 rose.append(before[:1])  # the very first step follows none
             idle = np.ones(len(before), dtype=bool)
@@ -177,12 +177,20 @@ class HeldSteps:
         return min(times), max(times)
 
 
-def _successors(order: Array, replica: Array) -> Iterator[tuple[Array, Array]]:
+def _successors(order: Array, replica: Array, start: Array) -> Iterator[tuple[Array, Array]]:
     """Rows with those that follow them when each replica's are together, in order; the last row has none after it."""
-    small = len(replica) and replica.max() <= np.iinfo(np.int16).max  # in 16 bits, numpy sorts by counting
-    own = order[np.argsort(replica[order].astype(np.int16) if small else replica[order], kind="stable")]
-    for at in range(0, len(own), _PIECE):
-        yield own[at : at + _PIECE], own[at + 1 : at + _PIECE + 1]
+    if len(replica) and replica.max() <= np.iinfo(np.int16).max:
+        replica = replica.astype(np.int16)  # so numpy sorts by counting
+    own = np.argsort(replica, kind="stable")  # as a simulator writes them, each replica's are in order already
+    if any(((replica[a] == replica[b[: len(a)]]) & (start[a] < start[b[: len(a)]])).any() for b, a in _pairs(own)):
+        own = order[np.argsort(replica[order], kind="stable")]
+    return _pairs(own)
+
+
+def _pairs(rows: Array) -> Iterator[tuple[Array, Array]]:
+    """Each of `rows` and the one after it, which the last has not, some at a time."""
+    for at in range(0, len(rows), _PIECE):
+        yield rows[at : at + _PIECE], rows[at + 1 : at + _PIECE + 1]
 
 
 def _batch(steps: pa.Table) -> list[str]:

@@ -63,7 +63,7 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
         "Compute": [
             ("step p50", steps.p50, "step_ms"),
             ("step p99", steps.p99, "step_ms"),
-            ("tokens/step", metrics.distribution("batch_tokens").mean, "batch_tokens"),
+            ("tokens/step", metrics.step_mean("batch_tokens", weigh=False), "batch_tokens"),
             ("busy (%)", percent(s["busy"]), "busy"),
             *((f"{metric(name).label} (%)", percent(s[name]), name) for name in ("mfu", "mbu") if s[name] is not None),
         ],
