@@ -12,22 +12,23 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup core wheel demo check test test-pure test-long lint types format clean
 
+# The hot modules of the simulator are compiled from the same source, if there is a C compiler and they have changed. It
+# says which core you got. What has been changed since runs in pure Python.
 setup: $(STAMP)
+	$(BIN)/python compile_core.py || true
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[engine,server,dashboard,dev]'
-	$(BIN)/python compile_core.py || true
 	touch $(STAMP)
 
-# The hot modules of the simulator compiled from the same source, if there is a C compiler. It says which core you got.
-# Changed sources run in pure Python until `make core` is run again.
-core: setup
+core: $(STAMP)
 	$(BIN)/python compile_core.py
 
-# For this Python and platform if there is a compiled core; else (`make clean`) for any.
-wheel: setup
+# For this Python and platform if there is a compiled core; else for any.
+wheel: core
+	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 demo: setup
@@ -53,21 +54,21 @@ test: lint types core
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
 # What the compiled core must not change, without it: its modules are plain Python, too.
-test-pure: setup
+test-pure: $(STAMP)
 	TOKENTWIN_PURE=1 $(PYTEST) --dist worksteal --fast
 	TOKENTWIN_PURE=1 $(PYTEST) -m pure
 
-test-long: setup
+test-long: $(STAMP)
 	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or statistical or deep"
 
-lint: setup
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: $(STAMP)
 	$(BIN)/mypy
 
-format: setup
+format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -1,7 +1,7 @@
 """The compiled core: the hot modules of `serving` and `sim`, made by mypyc from the same source (`compile_core.py`).
 
 Python imports them from `serving/_compiled` if they were made by this very Python from the very sources that are here,
-and TOKENTWIN_PURE is not 1. Else it imports the sources, as if there were no compiled core.
+and TOKENTWIN_PURE is not set, or 0. Else it imports the sources, as if there were no compiled core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 SUFFIX = EXTENSION_SUFFIXES[0]  # names the Python and the platform
 COMPILED = ROOT / "serving" / "_compiled"
 DIGEST = "sources.txt"  # the file that holds the digest of what was compiled
-COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is 1"
+COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is set"
 
 
 def sources_digest() -> str:
@@ -49,7 +49,7 @@ class _Finder:
 
 
 def _use() -> str:
-    if os.environ.get("TOKENTWIN_PURE") == "1":
+    if os.environ.get("TOKENTWIN_PURE", "0") not in ("", "0"):
         return BY_CHOICE
     try:
         made_of = (COMPILED / DIGEST).read_text()

@@ -17,9 +17,10 @@ def test_only_a_core_of_these_sources_is_used(tmp_path: Path, monkeypatch: pytes
     (tmp_path / DIGEST).write_text("of others")
     assert "other sources" in compiled_core._use() and not finders
     (tmp_path / DIGEST).write_text(sources_digest())
-    monkeypatch.setenv("TOKENTWIN_PURE", "1")
-    assert compiled_core._use() == BY_CHOICE and not finders
-    monkeypatch.setenv("TOKENTWIN_PURE", "0")
+    for said in ("1", "true"):
+        monkeypatch.setenv("TOKENTWIN_PURE", said)
+        assert compiled_core._use() == BY_CHOICE and not finders
+    monkeypatch.setenv("TOKENTWIN_PURE", "")
     (module := tmp_path / "serving" / f"request{SUFFIX}").parent.mkdir()
     module.touch()
     assert compiled_core._use() == COMPILED_CORE

@@ -1,4 +1,4 @@
-"""What a simulation costs, in Python calls, which unlike seconds are the same on every machine."""
+"""What a simulation costs, in calls, which unlike seconds are the same on every machine."""
 
 import sys
 from dataclasses import replace
@@ -22,7 +22,7 @@ REQUESTS = [
 
 
 def calls(block_size: int, steps: bool = False, windows: tuple[int, ...] = (), output_len: int = 300) -> int:
-    """Calls of Python functions; twice as many tokens as fit are asked for, so that blocks are evicted."""
+    """Calls of Python and C functions; twice as many tokens as fit are asked for, so that blocks are evicted."""
     limits = SchedulerConfig(
         max_num_batched_tokens=8192,
         max_model_len=16_384,
@@ -52,7 +52,7 @@ def counted(cluster: Cluster, requests: list[WorkloadRequest]) -> int:
 
     def count(frame, event, argument):
         nonlocal calls
-        calls += event == "call"
+        calls += event in ("call", "c_call")
 
     sys.setprofile(count)
     try:
@@ -66,14 +66,14 @@ def test_a_prompt_costs_its_segments_and_not_its_blocks() -> None:
     calls(16)  # what is imported on first use does not count
     small, large = calls(4), calls(64)
     assert small < 1.1 * large
-    assert large < 400 * COUNT
+    assert large < 610 * COUNT
 
 
 def test_a_prompt_behind_windows_costs_its_segments_too() -> None:
     calls(16, windows=(512, 0))
     small, large = (calls(size, windows=(512, 0), output_len=1) for size in (4, 64))
     assert small < 1.1 * large
-    assert large < 320 * COUNT
+    assert large < 530 * COUNT
 
 
 def test_keeping_every_step_costs_at_most_a_fifth_more_calls() -> None:
@@ -85,4 +85,4 @@ def test_a_request_costs_the_same_in_a_fleet_of_any_size() -> None:
     calls_of_fleet(1)
     small, large = calls_of_fleet(1), calls_of_fleet(20)
     assert large < 1.1 * small
-    assert small < 380
+    assert small < 550
