@@ -28,6 +28,7 @@ from traces.schema import REQUESTS, arrow_schema
 
 BLOCK = 16_384  # rows handed to the sink at once, if not told otherwise
 _AT_ONCE = 256  # rows that become columns while a processor's cache holds them
+_TOKENS_WIDE = 8  # a request whose token times are kept is so many rows: fresh memory takes longer than what fills it
 _NOWHERE = -1  # the replica of a request that is on none
 _FINISHED = Status.FINISHED.value
 
@@ -138,7 +139,7 @@ class RunLog:
         self.queued = 0
         self.observers: list[Observer] = []
         self._sink = sink
-        self._block = block
+        self._requests_at_once = max(block // _TOKENS_WIDE, 1) if tokens else block
         self._lives: dict[int, _Life] = {}
         self._token_times = TokenTimes()
         self._token_pieces = self._token_times.pieces
@@ -355,7 +356,7 @@ class RunLog:
                 life.swapped_in_tokens,
             )
         )
-        if len(self._request_rows) >= self._block:
+        if len(self._request_rows) >= self._requests_at_once:
             self._flush_requests()
         for observer in self.observers:
             observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
