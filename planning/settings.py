@@ -26,23 +26,26 @@ def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
         raise UserError(f"{option} {name}", text, str(error)) from None
 
 
-def named_values(option: str, pairs: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of each name, of `NAME=VALUE,VALUE` pairs. Raises UserError for a name that comes twice."""
-    values: dict[str, list[Any]] = {}
+def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[str, Any]:
+    """What `named_value` gives of all pairs, by name. Raises UserError for a name that comes twice."""
+    values: dict[str, Any] = {}
     for pair in pairs:
-        name, listed = named_value(option, pair, many=True)
+        name, value = named_value(option, pair, many)
         if name in values:
-            raise UserError(option, pair, "must name each setting once, with different values")
-        values[name] = listed
+            raise UserError(option, pair, "must name each setting once" + (", with different values" if many else ""))
+        values[name] = value
     return values
 
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
-    """`base` with each setting in its place. Raises UserError that names the setting that is wrong."""
+    """`base` with each setting in its place. Raises UserError that names the setting that is wrong, or set twice."""
     data = base.model_dump(mode="json")
+    known: dict[tuple[str, ...], str] = {}
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
         *way, last = ("scheduler", path) if bare else path.split(".")
+        if (other := known.setdefault((*way, last), path)) != path:
+            raise UserError(path, value, f"is set twice, also as {other}; leave one of them out")
         node = data
         for name in way:
             node[name] = {} if node.get(name) is None else node[name]

@@ -24,6 +24,7 @@ _REMEDIES = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "list_type": "must be a list",
+    "tuple_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "finite_number": "must be a finite number",

@@ -249,7 +249,7 @@ def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
 
     Any other text than the words of a setting may name a file, or code.
     """
-    found = named_values("vary", [part.strip() for part in more.split(";") if part.strip()])
+    found = named_values("vary", [part.strip() for part in more.split(";") if part.strip()], many=True)
     for name, values in found.items():
         if name in vary:
             raise UserError("vary", name, "is set above; clear one of the two")

@@ -69,6 +69,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     calibration, learnt = request.calibration, None
     if calibration is not None:
         if not (Path(calibration) / FILE).exists():
+            base_deployment(calibration)  # what is no calibration is refused as such
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
                 remedy = "is of one engine, which fixes the model, the GPU, its size and split; leave those out"
                 raise UserError("calibration", calibration, remedy)

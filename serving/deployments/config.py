@@ -6,7 +6,7 @@ defaults are vLLM's where vLLM has the setting. The same file describes a run fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -342,7 +342,7 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
         return made
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join([where, *map(str, first["loc"])])
+        field = ".".join([where, *_way_in(data, first["loc"])])
         if first["type"] == "missing":
             raise UserError(field, None, "is missing; add it") from None
         wanted = remedy(first)
@@ -352,6 +352,16 @@ def parse(model: type[Model], data: Any, where: str) -> Model:
             wanted = f"is not a setting; did you mean {near[0]}?" if near else "is not a setting; leave it out"
         given = first["input"]
         raise UserError(field, None if isinstance(given, dict) else given, wanted) from None
+
+
+def _way_in(data: Any, way: Sequence[int | str]) -> Iterator[str]:
+    """The names and numbers in `data` on `way`, on which pydantic also names the member of a union that it tried."""
+    node = data
+    for part in way:
+        if isinstance(part, int) or not isinstance(node, int | float | str | list | tuple):
+            yield str(part)
+            inner = (isinstance(node, dict) and part in node) or isinstance(node, list | tuple)
+            node = node[part] if inner else None
 
 
 def _refuse_truths(data: Any, made: Any, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import ATTENTION
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
@@ -104,5 +104,5 @@ def _from_file(path: Path) -> ModelSpec:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError("model", str(path), f"cannot be read as JSON: {error}") from None
+        raise UserError("model", str(path), f"cannot be read as JSON: {reason(error)}") from None
     return spec_from_hf_config(data, path.resolve().parent.name or "model")

@@ -155,12 +155,17 @@ def test_slos_are_what_the_command_line_takes(tmp_path: Path, started: list[Job]
 
 
 def test_any_risk_and_any_ratio_of_engines_can_be_asked_for(tmp_path: Path, started: list[Job]) -> None:
-    settings = asked(plan(tmp_path, hold="97.5", splits="search,7:3", tp="3"), started)
+    settings = asked(plan(tmp_path, hold="97.5", splits="search,7:3", tp="1,3"), started)
     assert (settings["risk"], settings["splits"]) == (0.025, ["search", "7:3"])
-    assert settings["tensor_parallel_sizes"] == [3]
+    assert settings["tensor_parallel_sizes"] == [1, 3]
     said = dict(pairwise(shlex.split(plan_command(settings)[0])))
-    assert (said["--risk"], said["--split"], said["--tp"]) == ("0.025", "search,7:3", "3")
-    for link in ({"splits": "nine"}, {"tp": "x"}, {"tp": ",".join(map(str, range(1, 65))), "splits": _RATIOS}):
+    assert (said["--risk"], said["--split"], said["--tp"]) == ("0.025", "search,7:3", "1,3")
+    for link in (
+        {"splits": "nine"},
+        {"tp": "x"},
+        {"tp": "3"},
+        {"tp": ",".join(map(str, range(1, 65))), "splits": _RATIOS},
+    ):
         assert one_line(plan(tmp_path, **link))
 
 

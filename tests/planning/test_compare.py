@@ -490,6 +490,7 @@ def test_a_ranking_of_nothing_is_a_sentence_and_no_table() -> None:
         ),
         (["--trace", "{spec}", "--b", "policy=sjf"], "give --calibration, or --gpu"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy"], "NAME=VALUE"),
+        (["--trace", "{spec}", "--a", "gpu=H100", "--a", "gpu=H200"], "--a: 'gpu=H200': must name each setting once"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "polcy=fair"], "polcy"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "policy=nice"], "nice"),
         (["--trace", "{spec}", "--gpu", "H100", "--a", "model.x=1"], "is a single value"),

@@ -92,6 +92,7 @@ def test_what_cannot_run_is_a_point_with_an_error_unless_all_are(folder: Path) -
         ({"grid": {"workload.seed": [1]}, "seeds": 2}, "seeds and workload.seed set the same value"),
         ({"grid": {"workload.arrivals.rate.x": [1]}}, "single value"),
         ({"grid": {"replicas": []}}, "must not be empty"),
+        ({"grid": {"replicas": 2}}, "grid.replicas: 2: must be a list"),
         ({"grids": {}}, "is not a setting"),
         ({"partition": ["gpu"]}, "partition gpu must be a path"),
         ({"sobol": {"points": 6, "ranges": {RATE: {"low": 1, "high": 2}}}}, "power of two"),
@@ -102,6 +103,7 @@ def test_what_cannot_run_is_a_point_with_an_error_unless_all_are(folder: Path) -
         ({"seeds": 10**9}, "runs: '1,000,000,000': must be at most 50,000; split the sweep"),
         ({"sobol": {"points": 2**15, "ranges": {RATE: {"low": 1, "high": 2}}}, "seeds": [1, 2]}, "runs: '65,536'"),
         ({"seeds": []}, "seeds: .*give at least one"),
+        ({"seeds": 0}, "seeds: 0: must be at least 1"),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, settings: dict[str, Any], message: str) -> None:

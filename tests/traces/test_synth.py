@@ -198,7 +198,7 @@ def test_a_closed_loop_arrives_at_once():
         ({"requests": 0}, r"spec\.requests: 0:"),
         ({"requests": None}, "exactly one of requests and duration_s"),
         ({"duration_s": 5}, "exactly one of requests and duration_s"),
-        ({"prompt": 0}, r"spec\.prompt\.fixed\.tokens: 0:"),
+        ({"prompt": 0}, r"spec\.prompt: 0: must be at least 1"),
         ({"prompt": {"kind": "normal"}}, "'normal'"),
         ({"prompt": {"kind": "exponential", "mean": float("nan")}}, "nan"),
         ({"prompt": {"kind": "uniform", "low": 9, "high": 3}}, "low 9 must not be above high 3"),

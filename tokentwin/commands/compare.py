@@ -134,9 +134,9 @@ def compare(
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     """What a side has of its own, of a file and of `NAME=VALUE` pairs, values in YAML."""
     from planning.deployments import stated_deployment
-    from planning.settings import named_value
+    from planning.settings import named_values
 
-    own = dict(named_value(name, pair) for pair in pairs)
+    own = named_values(name, pairs)
     run = {name: own.pop(name) for name in _OF_THE_RUN if name in own}
     return {**run, "settings": own, "deployment": stated_deployment(file) if file else None}
 

@@ -53,8 +53,8 @@ def plan(jobs: int | None, told: Told, **given: Any) -> None:
 
     spare_pandas()
     for name in ("gpus", "tensor_parallel_sizes", "policies", "splits"):
-        given[name] = listed(given[name]) or None
-    given["vary"] = named_values("vary", given["vary"])
+        given[name] = listed(given[name]) if given[name] else None
+    given["vary"] = named_values("vary", given["vary"], many=True)
     given["prices"] = named_prices(given["prices"])
     if given["deployment"] is not None:
         given["deployment"] = load_deployment(given["deployment"])
