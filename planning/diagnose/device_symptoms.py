@@ -14,6 +14,7 @@ from traces.distribution import Distribution
 from traces.recording_notes import notes_of
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
+UNBOUNDED = "high ITL", "itl_ms"  # that symptom, and the latency it shows in if no SLO bounds it
 _TAIL = 3.0  # p99 over p50 of gaps between tokens
 _MUCH = 0.2  # of the time, for what every engine spends some of
 _SMALL = 16  # requests in a step: fewer leave most FLOPs unused
@@ -72,7 +73,7 @@ def _high_itl(e: Evidence) -> Found | None:
             mixed = f"; a step takes {shown_ms(with_)} ms with prompts in it, {shown_ms(without)} ms without"
     severity = max(0.5, 1 - bound / tpot.p99) if bound else 0.7 * (1 - spread.p50 / spread.p99)
     told = f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}"
-    return Found(severity, told, "itl_ms" if gaps.count and not bound else "")
+    return Found(severity, told, UNBOUNDED[1] if gaps.count and not bound else "")
 
 
 def _slow_host(e: Evidence) -> Found | None:
@@ -157,7 +158,7 @@ DEVICE_LOOKS: dict[str, Look] = {
     "prompts take the device": _prompts,
     "prompts cut small": _cut_small,
     "rejected drafts": _rejected_drafts,
-    "high ITL": _high_itl,
+    UNBOUNDED[0]: _high_itl,
     "time between steps": _slow_host,
     LOW_UTILISATION: _low_utilisation,
     SMALL_BATCHES: _small_batches,

@@ -6,7 +6,7 @@ from typing import Any
 
 from calibration.steps.coverage import shown_share
 from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
-from planning.diagnose.device_symptoms import LOW_UTILISATION, SMALL_BATCHES
+from planning.diagnose.device_symptoms import LOW_UTILISATION, SMALL_BATCHES, UNBOUNDED
 from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question, shown_ms
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
 from serving.metrics import metric
@@ -14,6 +14,8 @@ from serving.version import __version__
 from traces.saturation import FEWEST
 
 _NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # of this run: symptoms that nobody waits for
+_WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # of healthy runs, too
+_TRADE = 0.25  # of a latency: a setting that lengthens one by so much is a choice, and the other no mistake
 _ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
 
 Facts = dict[str, Any]  # fields of a `DiagnosisDocument`, without those that follow
@@ -36,8 +38,17 @@ def concluded(facts: Facts) -> DiagnosisDocument:
 
 
 def troubled(known: DiagnosisDocument) -> bool:
-    """Whether something is wrong: enough requests to tell, and a symptom that somebody waits for."""
-    return known.requests >= FEWEST and any(symptom.name not in _NO_TROUBLE for symptom in known.symptoms)
+    """Whether something is wrong: enough requests to tell, and a symptom that somebody waits for.
+
+    What the time goes into, and gaps between tokens without a bound, are wrong if a setting alone would mend them.
+    """
+    if known.requests < FEWEST:
+        return False
+    trouble = [symptom for symptom in known.symptoms if symptom.name not in _NO_TROUBLE]
+    first = next(iter(known.tried), None)
+    if first is not None and first.kind == "policy" and min(map(first.gain, first.bought)) > -_TRADE:
+        return bool(trouble)
+    return any(symptom.name not in _WORK and (symptom.name, symptom.metric) != UNBOUNDED for symptom in trouble)
 
 
 def _twin_error(known: DiagnosisDocument) -> float | None:

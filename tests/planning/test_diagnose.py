@@ -334,6 +334,18 @@ def test_idleness_alone_is_no_problem(tmp_path: Path) -> None:
     assert found.verdict.startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
 
 
+def test_uneven_gaps_are_a_problem_if_a_setting_mends_them_or_an_slo_bounds_them(tmp_path: Path) -> None:
+    found = diagnosed(runs.long_prompts_block(), tmp_path / "run", judged="itl_ms")
+    gaps = [symptom for symptom in found.symptoms if symptom.name == "high ITL"]
+    alone = found.model_copy(update={"symptoms": gaps})
+    costly = [tried.model_copy(update={"bought": tried.bought | {"ttft_ms": -0.3}}) for tried in found.counterfactuals]
+    traded = alone.model_copy(update={"counterfactuals": costly})
+    bounded = traded.model_copy(
+        update={"symptoms": [symptom.model_copy(update={"metric": "tpot_ms"}) for symptom in gaps]}
+    )
+    assert gaps and [troubled(known) for known in (alone, traded, bounded)] == [True, False, True]
+
+
 # Lifted costs
 
 
