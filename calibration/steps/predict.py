@@ -21,6 +21,7 @@ from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.weight_types import check_heads
 
 
 def predicted_cost(
@@ -32,8 +33,11 @@ def predicted_cost(
     """The cost model of `deployment` on `gpu`, by `calibration` or, blind, by what is bundled; with `launches`, where
     they were measured.
 
-    Raises UserError for a GPU or a model that is not known, and for a calibration of another GPU or model.
+    Raises UserError for a GPU or a model that is not known, for heads that cannot be split, and for a calibration of
+    another GPU or model.
     """
+    model = find_model(deployment.model)
+    check_heads(model, deployment.tensor_parallel_size)
     known = blind(gpu, deployment)
     if calibration is not None:
         then = calibration.learnt_as
@@ -42,7 +46,7 @@ def predicted_cost(
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
     if launches.ns is not None and launches is not PUBLISHED:
         known = replace(known, host=replace(known.host, launches=launches))
-    return known.cost(find_model(deployment.model), deployment, kernels(gpu))
+    return known.cost(model, deployment, kernels(gpu))
 
 
 def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:

@@ -17,7 +17,7 @@ from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_hel
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
-from serving.deployments.weight_types import check_experts, check_linear_heads, stored, weights_dtype
+from serving.deployments.weight_types import check_experts, check_heads, check_linear_heads, stored, weights_dtype
 from serving.errors import UserError
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
@@ -117,9 +117,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     Raises UserError where heads or layers cannot be split.
     """
     tp = deployment.tensor_parallel_size
-    if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
-        remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
-        raise UserError("tensor_parallel_size", tp, remedy)
+    check_heads(model, tp)
     check_experts(model, deployment)
     check_linear_heads(model, tp)
     deployment = with_states(model, deployment)

@@ -74,6 +74,13 @@ def check_experts(model: ModelSpec, deployment: Deployment) -> None:
         raise UserError("quantization", "mxfp4", remedy)
 
 
+def check_heads(model: ModelSpec, tp: int) -> None:
+    """Raise UserError where heads cannot be split over `tp` devices; KV heads may be repeated."""
+    if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
+        remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
+        raise UserError("tensor_parallel_size", tp, remedy)
+
+
 def check_linear_heads(model: ModelSpec, tp: int) -> None:
     """Raise UserError where heads with a constant state cannot be split over `tp` devices."""
     heads = model.linear.linear_num_key_heads if model.linear is not None else tp

@@ -16,6 +16,7 @@ from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
 FLAGS = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--max-model-len", "2048"]
+BLOCKS = ["--num-blocks", "500"]  # of which no memory is asked
 
 
 def run(*arguments: object) -> Result:
@@ -50,6 +51,11 @@ def test_explain_shows_operations_that_sum_to_the_step() -> None:
         (["explain", "--rows", "0"], "empty step"),
         (["explain", "--gpu", "H900"], "H900"),
         (["explain", "--model", "nonesuch"], "nonesuch"),
+        (["explain", "--tensor-parallel-size", "3"], "must split Llama-3.1-8B's 32 heads"),
+        (
+            ["simulate", "{trace}", "--gpu", "H100", *FLAGS, *BLOCKS, "--tensor-parallel-size", "3", "-o", "{out}"],
+            "split",
+        ),
         (["simulate", "{trace}", "-o", "{out}"], "give --calibration, or --gpu"),
         (["calibrate", "-o", "{out}", "--from-iterations", "{log}"], "gpu"),
         (["calibrate", "-o", "{out}", "--gpu", "H100"], "from-iterations"),
