@@ -197,7 +197,7 @@ class StepEnd(Message):
     generated: int
     sampled: list[int]
     admitted: list[Admitted]
-    drafts: list[tuple[int, int]]
+    drafts: tuple[tuple[int, int], ...]
 
 
 class Drain(Message):

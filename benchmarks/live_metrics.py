@@ -42,7 +42,7 @@ def main() -> None:
             admitted = [Admitted(one.id, 1000, 160, 0) for one in batch if one.left == one.all]
             began_ns = process_time_ns()
             ids = [one.id for one in batch]
-            metrics.step(StepEnd(replica, now_ns, len(batch), 0, 0, 0.5, len(batch), len(batch), ids, admitted, []))
+            metrics.step(StepEnd(replica, now_ns, len(batch), 0, 0, 0.5, len(batch), len(batch), ids, admitted, ()))
             spent_ns += process_time_ns() - began_ns
             for at, one in enumerate(batch):
                 one.left -= 1

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Protocol
+from typing import Final, Protocol
 
 from serving.request import Request
+
+_NEVER: Final = 1 << 60
 
 
 class MembershipListener(Protocol):
@@ -43,7 +45,8 @@ class DecodeSet:
         self.newest = -1
         self.listener: MembershipListener | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
-        self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id)
+        self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id), and
+        self._next_exit = _NEVER  # the first clock of these
 
     def __len__(self) -> int:
         return len(self.members)
@@ -62,6 +65,7 @@ class DecodeSet:
         request.joined = self.clock
         request.exit_clock = self.clock + left
         heappush(self._exits, (request.exit_clock, request.admitted, request.id))
+        self._next_exit = min(self._next_exit, request.exit_clock)
         request.decodes = self
         if self.listener is not None:
             self.listener.joined(request)
@@ -73,6 +77,8 @@ class DecodeSet:
         returned = max(self.committed - request.joined, 0)
         del self.members[request.id]
         del self._phases[(computed - self.clock) % self.block_size][request.id]
+        if request.exit_clock == self._next_exit:  # before its last
+            self._await_exit()
         self.context -= computed
         self.squares -= computed * computed
         request.decodes = None
@@ -91,7 +97,7 @@ class DecodeSet:
         self.clock = clock = self.clock + 1
         self.squares += 2 * self.context + rows
         self.context += rows
-        if not rows or self._exits[0][0] > clock:  # nearly always
+        if self._next_exit > clock:  # nearly always
             return []
         return [self.members[id] for id in self._pop_exits()]
 
@@ -136,13 +142,13 @@ class DecodeSet:
 
     def steps_to_exit(self) -> int:
         """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""
-        exits, members = self._exits, self.members
-        while True:
-            clock, admitted, id = exits[0]
-            member = members.get(id)
-            if member is not None and member.exit_clock == clock and member.admitted == admitted:
-                return clock - self.clock
-            heappop(exits)
+        return self._next_exit - self.clock
+
+    def _await_exit(self) -> None:
+        """Entries of members that left early stay in the heap until they surface."""
+        while self._exits and not self._is_live(self._exits[0]):
+            heappop(self._exits)
+        self._next_exit = self._exits[0][0] if self._exits else _NEVER
 
     def _pop_exits(self) -> list[int]:
         due: list[int] = []
@@ -151,10 +157,10 @@ class DecodeSet:
             # A member that left and came back has two equal entries, next to each other.
             if self._is_live(entry) and due[-1:] != [entry[2]]:
                 due.append(entry[2])
+        self._await_exit()
         return due
 
     def _is_live(self, entry: tuple[int, int, int]) -> bool:
-        """Entries of members that left early stay in the heap until they surface."""
         member = self.members.get(entry[2])
         return member is not None and member.exit_clock == entry[0] and member.admitted == entry[1]
 
@@ -166,6 +172,7 @@ class DecodeSet:
             for member in bucket.values():
                 assert (member.computed - self.clock) % self.block_size == phase
         assert sum(map(len, self._phases)) == len(self.members)
+        assert self._next_exit == min((m.exit_clock for m in self.members.values()), default=_NEVER)
         for member in self.members.values():
             member.check()
             assert member.known + member.placeholders == member.computed + 1

@@ -102,14 +102,14 @@ class StepPlan:
         self.lag = lag
         self.clock = 0  # the decode set's, after this plan
         self.listed: list[Row] = []
-        self.departed: list[Row] = []
-        self.preempted: list[Request] = []
-        self.admitted: list[Request] = []
+        self.departed: tuple[Row, ...] = ()
+        self.preempted: tuple[Request, ...] = ()
+        self.admitted: tuple[Request, ...] = ()
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
         self.draft_tokens = self.draft_pairs = self.accepted_tokens = self.masked_rows = 0
         self.routed_tokens = -1
-        self.verified: list[tuple[int, int]] = []
+        self.verified: tuple[tuple[int, int], ...] = ()
         self.padding: tuple[Padding, ...] = ()
 
     @property
@@ -165,7 +165,7 @@ class StepPlan:
     def add_departed(self, request: Request) -> None:
         """`request`, which had its row in the decode set, has left that now."""
         start = request.computed - (self.decodes.clock - self.clock) - 1
-        self.departed.append(Row(request, start, 1, True))
+        self.departed += (Row(request, start, 1, True),)
 
     def _count(self, row: Row, sign: int) -> None:
         request, start, tokens, samples, drafts = row
@@ -191,7 +191,7 @@ class StepPlan:
 
     def rows_outside_decodes(self) -> list[Row]:
         """Every row that the decode set does not hold by now."""
-        return self.listed + self.departed if self.departed else self.listed
+        return [*self.listed, *self.departed] if self.departed else self.listed
 
     def sampled_for_nobody(self) -> int:
         """Rows that sample for requests that were withdrawn since, or ended by more accepted drafts."""

@@ -128,7 +128,7 @@ class Rank(Replica):
         plan, _ = self._launched.pop()
         self._launched.append((plan, end_ns))
         self._last_end_ns = end_ns
-        plan.admitted = [request for request in plan.admitted if not request.ended]
+        plan.admitted = tuple(request for request in plan.admitted if not request.ended)
         worked_ns = None if self._pipeline is None else stages_ns
         self._log.planned(self.index, self.scheduler, plan, self._planned_ns, start_ns, end_ns, worked_ns)
         if self.on_planned is not None:

@@ -55,7 +55,7 @@ class Drafts:
         request.drafts += 1
         request.draft_tokens += drafts
         request.accepted_tokens += accepted
-        plan.verified.append((drafts, accepted))
+        plan.verified += ((drafts, accepted),)
         kept = min(accepted, request.max_len - request.known - 1)
         plan.accepted_tokens += kept
         for _ in range(kept):

@@ -229,7 +229,7 @@ class VllmScheduler(Residents):
         request.preempted()
         self.pool.release(request, may_return=True)
         self.waiting.put_back(request)
-        plan.preempted.append(request)
+        plan.preempted += (request,)
         return row.tokens + self.draft_slots if row else 0
 
     # Its parts: waiting requests
@@ -318,7 +318,7 @@ class VllmScheduler(Residents):
         self._admissions += 1
         self.running[request.id] = request
         self.unsteady[request.id] = request
-        plan.admitted.append(request)
+        plan.admitted += (request,)
         if loading is not None:
             loading.ready.pop(request.id, None)
             loading.external.admitted(request)
@@ -338,7 +338,7 @@ class VllmScheduler(Residents):
             return []
         ended = []
         for request, _, tokens, samples, drafts in rows:
-            if self.requests.get(request.id) is not request:  # it has ended
+            if request.ended:
                 continue
             fresh = not request.stale
             accepted = 0

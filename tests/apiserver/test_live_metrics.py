@@ -389,11 +389,11 @@ def test_counts_never_fall_and_replicas_that_ended_disappear():
 def test_a_row_may_come_before_its_last_step():
     metrics = LiveMetrics("a-model", LONGEST)
     metrics.expects(0, 0)
-    metrics.step(StepEnd(0, 5 * MS, 1, 0, 0, 0.1, 8, 1, [0], [Admitted(0, 8, 0, 0)], []))
+    metrics.step(StepEnd(0, 5 * MS, 1, 0, 0, 0.1, 8, 1, [0], [Admitted(0, 8, 0, 0)], ()))
     row = {"request_id": 0, "replica": 0, "status": "finished", "reason": "", "prompt_tokens": 8, "output_tokens": 2}
     row |= {"prefix_hit_tokens": 0, "arrival_ns": 0, "scheduled_ns": 0, "first_token_ns": 5 * MS, "finish_ns": 9 * MS}
     metrics.request(row | {"preemptions": 0}, Add(0, [], 2, 0))
-    metrics.step(StepEnd(0, 9 * MS, 0, 0, 0, 0.0, 1, 1, [0], [], []))
+    metrics.step(StepEnd(0, 9 * MS, 0, 0, 0, 0.0, 1, 1, [0], [], ()))
     scraped = Scraped(metrics.text([one_replica()], records=False))
     assert scraped["inter_token_latency_seconds_sum"] == pytest.approx(0.004)
     assert not metrics._lives
