@@ -95,7 +95,7 @@ def main() -> None:
     for name in options.pages.split(","):
         rows = [row for row in found if row["page"] == name]
         table.add_row(name, *(f"{median(row[measured] for row in rows):.2f}" for measured in MEASURED))
-    Console().print(table)
+    Console(width=120).print(table)
     print(json.dumps({"load": os.getloadavg(), "opened": found}))
 
 

@@ -81,7 +81,7 @@ def main() -> None:
     for row in found:
         times = (f"{row[name]:.2f}" for name in ("wall_s", "user_s", "system_s"))
         table.add_row(row["page"], row["visit"], *times)
-    Console().print(table)
+    Console(width=120).print(table)
     peak_mb = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     print(json.dumps({"target_s": TARGET_S, "peak_rss_mb": peak_mb, "opened": found}))
 

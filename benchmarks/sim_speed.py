@@ -117,7 +117,7 @@ def main() -> None:
     table = Table(*results[0])
     for result in results:
         table.add_row(*map(str, result.values()))
-    Console().print(table)
+    Console(width=120).print(table)
     print(json.dumps(results))
 
 

@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 from serving.contract import Contract
 from serving.cost_model import CostModel
 from serving.deployments.kv_groups import kv_tokens
-from serving.kv.contiguous_pool import longest_free
+from serving.kv.block_pool import BlockPool
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
@@ -81,7 +81,7 @@ class Replica:
         self._depth = 2 if policy.limits.async_scheduling else stages
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         pool = self.scheduler.pool  # if paged and not told of every block, those of each step of a leap are known
-        counts = getattr(pool, "defers", False) and longest_free(pool) is None
+        counts = isinstance(pool, BlockPool) and not pool.observed
         self._leaps = stages == 1 and log.leaps and (counts or not log.keeps_steps)
         self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
         self._last_end_ns = 0  # when the last launched step ends

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from serving.kv.block_pool import BlockPool
 from serving.scheduler import Scheduler
 from sim.leap import Leap
 from sim.step_rows import COLUMNS, LISTS, NUMBERS, Records, StepRows, listed, mostly_ones
@@ -109,7 +110,8 @@ class StepLog:
             self._under_way[replica].append((*last, waiting_blocks, 0, 1, *lists, *_NOTHING))
         if not steps:
             return
-        crossings = decodes.crossing_by_tick()
+        assert isinstance(pool, BlockPool)  # else no replica leaps where steps are kept
+        crossings = pool.ahead_by_tick(decodes, steps + 1)
         self._numbers += (replica, step, 0, leap.cpu_ns, 0, 0, 0, 0, 0, rows, decodes.context, rows, running, waiting)
         self._numbers += (
             used,

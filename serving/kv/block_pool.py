@@ -66,6 +66,11 @@ class BlockPool:
             return NO_HIT
         return Hit(found[-1][1], sum(end - run.first for run, end in found if not run.references))
 
+    @property
+    def observed(self) -> bool:
+        """Whether somebody is told of every block."""
+        return self._tree.observer is not None
+
     def settled(self, request: Request) -> bool:
         return self._named or self._tree.settled(request, (request.known - 1) // self.block_size)
 
@@ -178,6 +183,10 @@ class BlockPool:
 
     def ahead(self, decodes: DecodeSet, steps: int) -> int:
         return decodes.crossings(steps)
+
+    def ahead_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
+        """By how much `free` will shrink at each of `steps` ticks or more; after the last it begins anew."""
+        return decodes.crossing_by_tick()
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         if self._named:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
@@ -87,6 +88,25 @@ class GroupedPool(BlockPool):
         passed = len(self._sliding) * sum(max(last - member.held, 0) for member, last in ends)
         return self.groups * decodes.crossings(steps) - self._leaving(ends) - passed
 
+    def ahead_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
+        ends = {member: self._before_window(member, after=steps - 1) for member in decodes.members.values()}
+        if any(run.references > 1 for member, last in ends.items() for run in self._runs_before(last, member)):
+            totals = [0, *(self.ahead(decodes, ticks) for ticks in range(1, steps + 1))]
+            return [total - before for before, total in pairwise(totals)]
+        by_tick = [self.groups * len(decodes.crossing(tick)) for tick in range(steps)]
+        for member, last in ends.items():
+            at = self._before_window(member)
+            by_tick[0] -= len(self._sliding) * (at - self._slid[member.id])
+            seen = member.computed - member.in_flight - self._past
+            for block in range(at + 1, last + 1):
+                by_tick[block * self.block_size - seen] -= len(self._sliding)
+        return by_tick
+
+    def _runs_before(self, last: int, request: Request) -> list[Run]:
+        """Runs of its sliding tables that begin before block `last`."""
+        tables = self._tables[request.id]
+        return [run for group in self._sliding for run in tables[group].held_runs() if run.first < last]
+
     def _leaving(self, ends: Iterable[tuple[Request, int]]) -> int:
         """Blocks that are free once none of these requests needs what lies before its window, which begins there."""
         freed = 0
@@ -94,11 +114,9 @@ class GroupedPool(BlockPool):
         for request, last in ends:
             if last > self._slid[request.id]:
                 for group in self._sliding:
-                    table = self._tables[request.id][group]
-                    freed += max(min(last, request.held) - table.registered, 0)
-                    for run in table.held_runs():
-                        if run.first < last:
-                            shared.setdefault(run, []).append(min(last, run.last) - run.first)
+                    freed += max(min(last, request.held) - self._tables[request.id][group].registered, 0)
+                for run in self._runs_before(last, request):
+                    shared.setdefault(run, []).append(min(last, run.last) - run.first)
         return freed + sum(min(counts) for run, counts in shared.items() if len(counts) == run.references)
 
     def _before_window(self, request: Request, after: int = 0) -> int:
