@@ -7,10 +7,10 @@ function needs is imported when it is called.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from serving.version import __version__
 from tokentwin.api import calibrate, compare, diagnose, plan, read_recording, simulate, sweep, validate
 
 if TYPE_CHECKING:
+    from serving.version import __version__
     from serving.deployments.config import Deployment
     from serving.workload import Workload
 
@@ -27,11 +27,15 @@ __all__ = [
     "sweep",
     "validate",
 ]
-_LATE = {"Deployment": "serving.deployments.config", "Workload": "serving.workload"}
+_LATE = {
+    "Deployment": "serving.deployments.config",
+    "Workload": "serving.workload",
+    "__version__": "serving.version",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The two classes, imported when first named: they bring pydantic."""
+    """Imported when first named: the classes bring pydantic, and `python -m` has to find our packages first."""
     if name in _LATE:
         return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
