@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tokentwin.api import calibrate, compare, diagnose, plan, read_recording, simulate, sweep, validate
 
 if TYPE_CHECKING:
-    from serving.version import __version__
     from serving.deployments.config import Deployment
+    from serving.version import __version__
     from serving.workload import Workload
 
 __all__ = [
