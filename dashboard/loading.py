@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -19,6 +19,10 @@ from traces.run_metrics import RunMetrics
 # Of a longer run, the gaps between tokens are those of so many requests at the beginning of so many row groups: a few
 # million of them, where all would take half a minute.
 _GROUPS, _OF_EACH = 12, 2048
+_DRAWN = (  # of the steps, what both the metrics and the timeline of a run need
+    "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
+    "waiting_blocks",
+)  # fmt: skip
 
 
 class _KeptRecording(Recording):
@@ -40,6 +44,12 @@ class _KeptRecording(Recording):
         self._kept.update({(dataset, name): found[name] for name in small})
         return pa.table(found)
 
+    def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        if any((dataset, name) not in self._kept for name in columns):
+            return super().pieces(dataset, columns, rows)
+        table = self.table(dataset, columns)
+        return (table.slice(at, rows) for at in range(0, table.num_rows, rows))
+
 
 def _written(directory: Path) -> tuple[str, int]:
     return str(directory), stamp(directory) if directory.is_dir() else 0
@@ -56,8 +66,10 @@ BY_FILES: dict[str | type[Any], Callable[[Any], Any]] = {
 def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
     """A recording and its metrics. Raises UserError when it is damaged."""
     recording = _KeptRecording(directory)
+    recording.table("steps", [*_DRAWN, *recording.filled("steps", ["draft_tokens"])])
     metrics = RunMetrics.of(recording)
-    metrics.values("e2e_ms")
+    for name in ("e2e_ms", "mfu", "mbu"):  # the page draws these two: they are kept, and made once
+        metrics.values(name)
     return recording, metrics
 
 

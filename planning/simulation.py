@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +84,12 @@ def recorded(
         front_door=scenario.front_door,
         overwrite=overwrite,
     )
+    gc.collect()  # a fleet's parts know one another; what they held is given back
+    pa.default_memory_pool().release_unused()
     recording = Recording.load(out)
     metrics, around = RunMetrics.of(recording, peak=gpus().get(scenario.gpu or "")), None
     if band:
-        others = []
-        for at, end in enumerate(scenario.ends()):
-            tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
-            others.append(RunMetrics(end.requests()))
-        around = bands(metrics, *others)
+        around = bands(metrics, _at_both_ends(scenario, tell))
     notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
     if scenario.front_door is not None:
         notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
@@ -100,6 +99,12 @@ def recorded(
         notes["bands"] = around
     add_notes(out, notes)
     return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
+
+
+def _at_both_ends(scenario: PricedScenario, tell: Tell) -> Iterator[RunMetrics]:
+    for at, end in enumerate(scenario.ends()):
+        tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
+        yield RunMetrics(end.requests())
 
 
 def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:

@@ -8,7 +8,7 @@ recording. A server keeps a journal beside them until then (`traces.journal`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -208,7 +208,6 @@ class Recording:
         """
         wanted = [c.name for c in DATASETS[dataset]] if columns is None else list(columns)
         about, stored = self._footer(dataset)
-        schema = arrow_schema(dataset)
         kept = range(about.num_row_groups) if groups is None else groups
 
         def arrays(names: Sequence[str]) -> list[pa.ChunkedArray]:
@@ -228,11 +227,33 @@ class Recording:
         except (pa.ArrowException, OSError) as error:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
         table = pa.table(columns, schema=pa.schema([stored.field(name) for name in read], stored.metadata))
-        rows = sum(about.row_group(at).num_rows for at in kept)
-        for name in wanted:
-            if name not in stored.names:
-                table = table.append_column(schema.field(name), pa.nulls(rows, schema.field(name).type))
-        return table.select(wanted)
+        return _with_all(table, wanted, dataset, sum(about.row_group(at).num_rows for at in kept))
+
+    def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Some columns of a dataset, so many rows at a time: of a run of any length only these are in memory."""
+        about, stored = self._footer(dataset)
+        read = [name for name in columns if name in stored.names]
+        try:
+            file = pq.ParquetFile(self._file(dataset), metadata=about, pre_buffer=False)
+            for batch in file.iter_batches(rows, columns=read, use_threads=False):
+                yield _with_all(pa.table(batch), columns, dataset, batch.num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
+
+    def rows(self, dataset: str) -> int:
+        """How many rows a dataset has."""
+        return int(self._footer(dataset).about.num_rows)
+
+    def most_items(self, dataset: str, column: str) -> int:
+        """No fewer than all lists of a column hold, by the file's statistics."""
+        about, _ = self._footer(dataset)
+        leaf = self._leaves(dataset).index(column)
+        return sum(about.row_group(at).column(leaf).num_values for at in range(about.num_row_groups))
+
+    def _leaves(self, dataset: str) -> list[str]:
+        """To which column each of a file's own belongs; a list of structs has several."""
+        about, _ = self._footer(dataset)
+        return [about.schema.column(at).path.split(".")[0] for at in range(about.num_columns)]
 
     def group_rows(self, dataset: str) -> list[int]:
         """How many rows each row group of a dataset has."""
@@ -242,7 +263,7 @@ class Recording:
     def filled(self, dataset: str, columns: Sequence[str]) -> list[str]:
         """Those of `columns` that have a value in some row, by the file's statistics; a list of none is no value."""
         about, stored = self._footer(dataset)
-        leaves = [about.schema.column(at).path.split(".")[0] for at in range(about.num_columns)]
+        leaves = self._leaves(dataset)
         groups = [about.row_group(at) for at in range(about.num_row_groups)]
         return [
             name
@@ -294,6 +315,15 @@ class Recording:
                 remedy = f"must be {field.name}: {field.type}; record the run again"
                 raise UserError(f"{path}: {stored.name}", str(stored.type), remedy)
         return _Footer(about, schema)
+
+
+def _with_all(table: pa.Table, wanted: Sequence[str], dataset: str, rows: int) -> pa.Table:
+    """The columns that are `wanted`; those that an older recording lacks are null."""
+    for name in wanted:
+        if name not in table.column_names:
+            field = arrow_schema(dataset).field(name)
+            table = table.append_column(field, pa.nulls(rows, field.type))
+    return table.select(wanted)
 
 
 def _holds_value(chunk: pq.ColumnChunkMetaData) -> bool:

@@ -1,7 +1,8 @@
 """The metrics of a recorded run, computed once and the same way whichever clock wrote the recording.
 
-Works on the Arrow tables of a recording with numpy only: no Python loop over requests, tokens or steps, so a
-million requests take about a second. Names and definitions are those of the registry (`serving.metrics`).
+Works on Arrow columns with numpy only: no Python loop over requests, tokens or steps, so a million requests take about
+a second. A recording's columns are read when they are needed, and few of them are kept. Names and definitions are those
+of the registry (`serving.metrics`).
 
 Percentiles are exact order statistics by nearest rank, never interpolated. Latencies are those of finished
 requests; everything else stays in the denominator of SLO attainment.
@@ -26,12 +27,14 @@ from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
 from traces.fairness import jain_index
 from traces.fragmentation import internal_fragmentation
-from traces.numeric_columns import Floats, gaps_ms, has_value, known, known_or_zero, numbers, over, ratio
+from traces.held_tables import Datasets, HeldTables
+from traces.numeric_columns import Floats, gaps_ms, known, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
+from traces.schema import DATASETS
 from traces.slo import check_slo
-from traces.step_metrics import COLUMNS, RARE_COLUMNS, STEP_METRICS, StepMetrics
+from traces.step_metrics import STEP_METRICS, StepMetrics
 from traces.step_work import StepWork
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
@@ -49,40 +52,38 @@ _SPANS = {  # between which times of a request a metric lies
     "detokenise_ms": ("finish_ns", "last_text_ns"),
     "stream_ms": ("last_text_ns", "last_sent_ns"),
 }
-_REQUEST_COLUMNS = [
-    "tenant", "status", "prompt_tokens", "output_tokens", "arrival_ns", "send_ns", "scheduled_ns", "first_token_ns",
-    "finish_ns", "prefix_hit_tokens", "preemptions", "preempted_ns", "recomputed_tokens", "tier_hit_tokens",
-    "swapped_in_tokens", "transfer_ns", "end_ns", "drafts", "draft_tokens", "accepted_tokens",
-]  # fmt: skip
-_SERVED_COLUMNS = ["received_ns", "last_text_ns", "last_sent_ns", "client_ns"]  # of most runs null throughout
+_PIECE = 1 << 12  # requests whose token times are read at once
+_AT_ONCE = 1 << 16  # a recording of no more requests and steps is read at once, which is faster
+_READ = {
+    name: [column.name for column in columns if column.name not in ("row_ids", "row_tokens")]
+    for name, columns in DATASETS.items()
+    if name != "runs"
+}
 
 
 class RunMetrics:
-    """The metrics of one run.
+    """The metrics of one run: of its dataset `requests` and, if they were kept, `steps`; or of a recording.
 
     `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all. `gpus` is how many
-    were provisioned, `work` what their steps compute; times of tokens that the tables lack are read from `recording`.
-    What cannot be told is None (scalars) or empty (distributions).
+    were provisioned, `work` what their steps compute. What cannot be told is None (scalars) or empty (distributions).
     """
 
     def __init__(
         self,
-        requests: pa.Table,
+        requests: pa.Table | Recording,
         steps: pa.Table | None = None,
         run: Mapping[str, Any] | None = None,
         slo: Mapping[str, float] | None = None,
         gpus: int | None = None,
         work: StepWork | None = None,
-        recording: Recording | None = None,
     ) -> None:
-        self._requests = requests
+        tables = {"requests": requests, **({} if steps is None else {"steps": steps})}
+        self._datasets: Datasets = requests if isinstance(requests, Recording) else HeldTables(**tables)
         self._run = dict(run or {})
-        self._steps = StepMetrics(steps, self._run.get("num_blocks"), work, recording)
+        self._steps = StepMetrics(self._datasets, self._run.get("num_blocks"), work)
         self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
         self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
-        self._recording = recording
-        self._tiered = has_value(requests, "tier_hit_tokens")
         self.slo = check_slo(slo or {})
         self._columns: dict[str, Floats] = {}
         self._numbers: dict[str, Floats] = {}
@@ -92,14 +93,12 @@ class RunMetrics:
     def of(
         cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
     ) -> RunMetrics:
-        """The metrics of a recording; list columns are read only if a metric needs them.
-
-        `peak` is what MFU and MBU are of, if it is not the catalogued GPU that the run names.
-        """
-        columns = [*_REQUEST_COLUMNS, *recording.filled("requests", _SERVED_COLUMNS)]
-        requests = recording.table("requests", columns)
-        steps = recording.table("steps", [*COLUMNS, *recording.filled("steps", RARE_COLUMNS)])
-        return cls(requests, steps, recording.run, slo, None, StepWork.of(recording.run, peak), recording)
+        """The metrics of a recording; `peak` is what MFU and MBU are of, if not the GPU that the run names."""
+        run, work = recording.run, StepWork.of(recording.run, peak)
+        if any(recording.rows(dataset) > _AT_ONCE for dataset in _READ):
+            return cls(recording, None, run, slo, None, work)
+        requests, steps = (recording.table(name, recording.filled(name, columns)) for name, columns in _READ.items())
+        return cls(requests, steps, run, slo, None, work)
 
     # Requests
 
@@ -109,7 +108,14 @@ class RunMetrics:
         return self._with_status("finished")
 
     def _with_status(self, status: str) -> NDArray[np.bool_]:
-        return np.asarray(pc.fill_null(pc.equal(self._requests.column("status"), status), False))
+        return np.asarray(pc.fill_null(pc.equal(self._column("status"), status), False))
+
+    @property
+    def _count(self) -> int:
+        return self._datasets.rows("requests")
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        return self._datasets.table("requests", [name]).column(0)
 
     def values(self, name: str) -> Floats:
         """A metric's values: one for each request, gap or step, NaN where it has none.
@@ -122,19 +128,24 @@ class RunMetrics:
             remedy = f"is not a known distribution; choose one of {', '.join(DISTRIBUTIONS)}"
             raise UserError("distribution", name, remedy)
         if name not in self._columns:
-            if name in REQUEST_METRICS:
-                values = np.where(self.finished, self._request_values(name), np.nan)
-            elif name == "itl_ms":
-                values = self._gaps()
-            else:
-                values = self._steps.values(name)
-            self._columns[name] = values
+            self._columns[name] = self._steps.values(name) if name in STEP_METRICS else self._made(name)
         return self._columns[name]
 
+    def _made(self, name: str) -> Floats:
+        """Values in memory of their own."""
+        return self._gaps() if name == "itl_ms" else np.where(self.finished, self._request_values(name), np.nan)
+
     def distribution(self, name: str) -> Distribution:
-        """Mean, std, min, max, count and nearest-rank percentiles of a metric; step metrics count each step once."""
+        """Mean, std, min, max, count and nearest-rank percentiles of a metric; step metrics count each step once.
+
+        Values that nobody has asked for are not kept.
+        """
+        if name in STEP_METRICS:
+            return self._steps.summary(name, self._columns.get(name)).distribution
         if name not in self._distributions:
-            self._distributions[name] = Distribution.of(self.values(name))
+            kept = name in self._columns or name not in DISTRIBUTIONS
+            made = self.values(name) if kept else self._made(name)
+            self._distributions[name] = Distribution.of(made, spent=not kept)
         return self._distributions[name]
 
     def distributions(self) -> dict[str, Distribution]:
@@ -151,25 +162,32 @@ class RunMetrics:
             case "tpot_inclusive_ms":
                 return ratio(self._request_values("e2e_ms"), ns("output_tokens"))
             case "tok_s_user":
-                return ratio(1000.0, self.values("tpot_ms"))
+                return ratio(1000.0, self._request_values("tpot_ms"))
             case _:  # preempted_ms, transfer_ms, client_ms
-                return ns(f"{name.removesuffix('_ms')}_ns") / 1e6
+                return self._numbers_of(f"{name.removesuffix('_ms')}_ns") / 1e6
 
     def _gaps(self) -> Floats:
         """Every gap between consecutive tokens of finished requests, in milliseconds."""
-        if "token_times_ns" in self._requests.column_names:
-            times = self._requests.column("token_times_ns")
-        elif self._recording is not None:
-            times = self._recording.table("requests", ["token_times_ns"]).column(0)
-        else:
+        if not self._datasets.filled("requests", ["token_times_ns"]):
             return np.empty(0)
-        return gaps_ms(times.filter(pa.array(self.finished)).drop_null())
+        gaps, row, at = np.empty(self._datasets.most_items("requests", "token_times_ns")), 0, 0
+        for piece in self._datasets.pieces("requests", ["token_times_ns"], _PIECE):
+            finished = pa.array(self.finished[row : row + piece.num_rows])
+            found = gaps_ms(piece.column(0).filter(finished).drop_null())
+            gaps[at : at + len(found)] = found
+            row, at = row + piece.num_rows, at + len(found)
+        return gaps[:at]
 
     def _request(self, name: str) -> Floats:
         if name not in self._numbers:
-            there = name not in _SERVED_COLUMNS or name in self._requests.column_names
-            self._numbers[name] = numbers(self._requests, name) if there else np.full(self._requests.num_rows, np.nan)
+            self._numbers[name] = self._numbers_of(name)
         return self._numbers[name]
+
+    def _numbers_of(self, name: str) -> Floats:
+        """The same of a column that is needed but once."""
+        if not self._datasets.filled("requests", [name]):
+            return np.full(self._count, np.nan)
+        return numbers(self._datasets.table("requests", [name]), name)
 
     # Steps
 
@@ -181,7 +199,12 @@ class RunMetrics:
         """A step metric's mean, each step weighing as long as it took, or else the same."""
         if name not in STEP_METRICS:
             raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
-        return self._steps.mean(name, weigh)
+        summary = self._steps.summary(name, self._columns.get(name))
+        return summary.by_time if weigh or summary.by_time is None else summary.distribution.mean
+
+    def _step_peak(self, name: str) -> float | None:
+        found = self.distribution(name)
+        return found.max if found.count else None
 
     # The run
 
@@ -221,7 +244,7 @@ class RunMetrics:
         prompts, outputs = self._request("prompt_tokens"), self._request("output_tokens")
         prompt_tokens, output_tokens = float(np.nansum(prompts[done])), float(np.nansum(outputs[done]))
         good = int(self.meets_slo().sum()) if self.slo else None
-        count = self._requests.num_rows
+        count = self._count
         tokens = {"out": output_tokens, "in": prompt_tokens, "total": prompt_tokens + output_tokens}
         rates = {of: over(count, seconds) for of, count in tokens.items()}
         usd_per_hour = over(self._cost_usd, self._duration_ns / 3.6e12)
@@ -247,9 +270,9 @@ class RunMetrics:
             "usd_per_hour": usd_per_hour,
             **{f"usd_per_mtok_{of}": over(usd_per_hour, rate and rate * 3600 / 1e6) for of, rate in rates.items()},
             "kv_usage": self.step_mean("kv_usage"),
-            "kv_usage_peak": self._steps.peak("kv_usage"),
+            "kv_usage_peak": self._step_peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
-            "kv_pressure_peak": self._steps.peak("kv_pressure"),
+            "kv_pressure_peak": self._step_peak("kv_pressure"),
             "kv_internal_fragmentation": self.internal_fragmentation(),
             "kv_external_fragmentation": self._steps.external_fragmentation(),
             "prefix_hit_rate": self.prefix_hit_rate(),
@@ -263,25 +286,29 @@ class RunMetrics:
 
     def _sum(self, name: str) -> int | None:
         """Over all requests; None where there are some and nothing is known of any."""
-        values = self._request(name)
+        values = self._numbers_of(name)
         return None if len(values) and np.isnan(values).all() else int(np.nansum(values))
+
+    @cached_property
+    def _tiered(self) -> bool:
+        return bool(self._datasets.filled("requests", ["tier_hit_tokens"]))
 
     def jain_fairness(self) -> float | None:
         """Jain's index of the tenants' service up to the last arrival."""
-        if "tenant" not in self._requests.column_names or not self._requests.num_rows:
+        if not self._count:
             return None
         served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
         tokens = np.where(served, self._request("prompt_tokens") + self._request("output_tokens"), 0.0)
-        return jain_index(pc.fill_null(self._requests.column("tenant"), ""), tokens)
+        return jain_index(pc.fill_null(self._column("tenant"), ""), tokens)
 
     def statuses(self) -> dict[str, int]:
         """How many requests ended in each status."""
-        counts = pc.value_counts(self._requests.column("status")).to_pylist()
+        counts = pc.value_counts(self._column("status")).to_pylist()
         return {str(c["values"]): c["counts"] for c in sorted(counts, key=lambda c: -c["counts"])}
 
     def busy(self) -> float | None:
         """Share of the measurement window in which a step is under way, averaged over the replicas."""
-        if not len(self.values("step_ms")) or self.window_s is None:
+        if not self._steps.count or self.window_s is None:
             return None
         return float(known(self._steps.under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
 
@@ -308,12 +335,13 @@ class RunMetrics:
 
     def prefix_hit_rate(self) -> float | None:
         """Hit tokens over the prompt tokens of every request that was admitted."""
-        return over(float(np.nansum(self._request("prefix_hit_tokens")[self._admitted])), self.looked_up_tokens)
+        hits = self._numbers_of("prefix_hit_tokens")[self._admitted]
+        return over(float(np.nansum(hits)), self.looked_up_tokens)
 
     def speculation(self) -> dict[str, Any]:
         """What drafts were good for, None where no draft token was verified; every request counts, finished or not."""
         drafts, proposed, accepted = (
-            int(known_or_zero(self._requests, name).sum()) for name in ("drafts", "draft_tokens", "accepted_tokens")
+            int(np.nansum(self._numbers_of(name))) for name in ("drafts", "draft_tokens", "accepted_tokens")
         )
         return {
             "acceptance_length": 1 + accepted / drafts if drafts else None,
@@ -325,7 +353,7 @@ class RunMetrics:
         """Tokens loaded from each KV tier over the prompt tokens of every request that was admitted; none, no tiers."""
         if not self._tiered:
             return {}
-        hits = self._requests.column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
+        hits = self._column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
         found = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
         return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in found.sort_by("tier").to_pylist()}
 
@@ -344,8 +372,7 @@ class RunMetrics:
     def _stays(self) -> tuple[Floats, Floats]:
         """When each request came and left, NaN where that is not known."""
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
-        if "end_ns" in self._requests.column_names:
-            ends = np.where(np.isnan(ends), self._request("end_ns"), ends)
+        ends = np.where(np.isnan(ends), self._numbers_of("end_ns"), ends)
         if self.window_ns is not None:
             last = float(self.window_ns[1])
             ends = np.where(

@@ -1,11 +1,12 @@
-"""The metrics of the steps of a recorded run: one value a step, in the order of the dataset `steps`."""
+"""The metrics of the steps of a recorded run: one value a step, in the order of the dataset `steps`.
+
+Steps are many, so columns are read a piece at a time, and no more than two numbers of each step are in memory.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,133 +14,133 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from traces.numeric_columns import Floats, has_value, known, known_or_zero, ratio, stored, weighted_mean
-from traces.recording import Recording
-from traces.step_work import COLUMNS as WORK_COLUMNS
-from traces.step_work import StepWork
+from traces.distribution import Distribution
+from traces.held_tables import Datasets, HeldTables
+from traces.numeric_columns import Floats, known, known_or_zero, ratio, stored, weighted_mean
+from traces.step_work import BYTES_OF, FLOPS_OF, StepWork
 
 STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure", "mfu", "mbu")
-COLUMNS = [
-    "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
-    "waiting_blocks",
-]  # fmt: skip
-RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # of most runs null throughout
-_PIECE = 1 << 18  # steps whose work is computed at once: touching memory for millions takes longer than the sums
+_COLUMNS = {  # what each follows from
+    "step_ms": ["start_ns", "end_ns"],
+    "batch_tokens": ["prefill_tokens", "decode_rows", "draft_tokens"],
+    "running": ["running"],
+    "waiting": ["waiting"],
+    "kv_usage": ["used_blocks"],
+    "kv_pressure": ["used_blocks", "waiting_blocks"],
+    "mfu": FLOPS_OF,
+    "mbu": BYTES_OF,
+}
+_RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # of most runs null throughout
+_PIECE = 1 << 18  # steps at a time: touching memory for millions takes longer than the sums
 
 
-class _Used(NamedTuple):
-    """Of what the GPUs could do at most, the share that each step used, and the seconds of it that all steps did."""
+class StepSummary(NamedTuple):
+    """A metric's distribution over the steps, and its mean with each weighing as long as it took; None without any."""
 
-    shares: Floats
-    seconds: float | None
+    distribution: Distribution
+    by_time: float | None
 
 
 class StepMetrics:
-    """Of the table `steps`, with `COLUMNS` and whichever of `RARE_COLUMNS`; without a table, of no step.
+    """Of the dataset `steps`. Without `work`, MFU and MBU are not known."""
 
-    Without `work`, MFU and MBU are not known. What that follows from is read from `recording`, or is in the table.
-    """
-
-    def __init__(
-        self,
-        steps: pa.Table | None,
-        num_blocks: float | None,
-        work: StepWork | None = None,
-        recording: Recording | None = None,
-    ) -> None:
-        self._steps = steps
+    def __init__(self, run: Datasets, num_blocks: float | None, work: StepWork | None = None) -> None:
+        self._run = run
         self._work = work
-        self._recording = recording
         self._num_blocks = float(num_blocks or math.nan)
+        self._summaries: dict[str, StepSummary] = {}
+        self._seconds: dict[str, float | None] = {}
+
+    @property
+    def count(self) -> int:
+        return self._run.rows("steps")
+
+    @cached_property
+    def _rare(self) -> list[str]:
+        return self._run.filled("steps", _RARE_COLUMNS)
 
     def values(self, name: str) -> Floats:
         """The values of one of STEP_METRICS; NaN where a step has none."""
-        if self._steps is None:
-            return np.empty(0)
-        of = self._column
+        if name == "step_ms":
+            return self._step_ms
+        return self._used(name) if name in ("mfu", "mbu") else self._made(name)
+
+    def _made(self, name: str) -> Floats:
+        values, at = np.empty(self.count), 0
+        for piece in self._run.pieces("steps", self._columns(name), _PIECE):
+            values[at : at + piece.num_rows] = self._of(name, piece)
+            at += piece.num_rows
+        return values
+
+    def _columns(self, *metrics: str) -> list[str]:
+        names = dict.fromkeys(name for metric in metrics for name in _COLUMNS[metric])
+        return [name for name in names if name not in _RARE_COLUMNS or name in self._rare]
+
+    def _of(self, name: str, steps: pa.Table) -> NDArray[Any]:
         match name:
             case "step_ms":
-                return self._step_ms
+                return np.subtract(stored(steps, "end_ns"), stored(steps, "start_ns"), dtype=np.float64) / 1e6
             case "batch_tokens":
-                tokens = np.add(of("prefill_tokens"), of("decode_rows"), dtype=np.float64)
-                tokens += known_or_zero(self._steps, "draft_tokens")
-                return tokens
+                tokens = np.add(stored(steps, "prefill_tokens"), stored(steps, "decode_rows"), dtype=np.float64)
+                return tokens + known_or_zero(steps, "draft_tokens")
             case "kv_usage":
-                return of("used_blocks") / self._num_blocks
+                return stored(steps, "used_blocks") / self._num_blocks
             case "kv_pressure":
-                demanded = np.add(of("used_blocks"), of("waiting_blocks"), dtype=np.float64)
-                return np.divide(demanded, self._num_blocks, out=demanded)
-            case "mfu" | "mbu":
-                return self._used[name].shares
+                demanded = np.add(stored(steps, "used_blocks"), stored(steps, "waiting_blocks"), dtype=np.float64)
+                return demanded / self._num_blocks
             case _:
-                return of(name).astype(np.float64, copy=False)
+                return stored(steps, name)
 
     def at(self, rows: NDArray[np.int64]) -> StepMetrics:
         """The metrics of these steps alone, but for their work."""
-        return StepMetrics(None if self._steps is None else self._steps.take(pa.array(rows)), self._num_blocks)
+        steps = self._run.table("steps", self._columns(*STEP_METRICS[:-2])).take(pa.array(rows))
+        return StepMetrics(HeldTables(steps=steps), self._num_blocks)
 
-    def mean(self, name: str, weigh: bool = True) -> float | None:
-        """Of the steps that have a value, each weighing as long as it took, if that is told; None without any."""
-        count, sums = 0, np.zeros(3)
-        for values, step_ms in self._by_pieces(name):
-            filled = ~(np.isnan(values) | np.isnan(step_ms))
-            if not filled.all():
-                values, step_ms = values[filled], step_ms[filled]
-            count += len(values)
-            sums += values.sum(), (values * step_ms).sum(), step_ms.sum()
-        if not count:
-            return None
-        return float(sums[1] / sums[2] if weigh and sums[2] > 0 else sums[0] / count)
-
-    def peak(self, name: str) -> float | None:
-        """The highest value of any step."""
-        peaks = [float(found.max()) for values, _ in self._by_pieces(name) if len(found := known(values))]
-        return max(peaks, default=None)
-
-    def _by_pieces(self, name: str) -> Iterator[tuple[Floats, Floats]]:
-        """Values of a metric and of `step_ms`, of some steps at a time: those of millions would fill the memory."""
-        steps = pa.table({}) if self._steps is None else self._steps
-        for first in range(0, steps.num_rows, _PIECE):
-            piece, alone = slice(first, first + _PIECE), StepMetrics(steps.slice(first, _PIECE), self._num_blocks)
-            yield self.values(name)[piece] if name in ("mfu", "mbu") else alone.values(name), self._step_ms[piece]
+    def summary(self, name: str, values: Floats | None = None) -> StepSummary:
+        """Of one of STEP_METRICS; `values` are its, where they are at hand."""
+        if name not in self._summaries:
+            spent = values is None and name != "step_ms"
+            made = self.values(name) if values is None else values
+            count, sums = 0, np.zeros(3)
+            for first in range(0, len(made), _PIECE):
+                part, step_ms = made[first : first + _PIECE], self._step_ms[first : first + _PIECE]
+                if math.isnan(weighed := float((part * step_ms).sum())):
+                    filled = ~(np.isnan(part) | np.isnan(step_ms))
+                    part, step_ms = part[filled], step_ms[filled]
+                    weighed = float((part * step_ms).sum())
+                count += len(part)
+                sums += part.sum(), weighed, step_ms.sum()
+            by_time = float(sums[1] / sums[2] if sums[2] > 0 else sums[0] / count) if count else None
+            self._summaries[name] = StepSummary(Distribution.of(made, spent), by_time)
+        return self._summaries[name]
 
     def used_s(self, name: str) -> float | None:
         """The seconds that all GPUs would take for all steps at their peak: of FLOPs (`mfu`) or memory (`mbu`).
 
         None where the work or the peak is not known.
         """
-        return self._used[name].seconds
+        if name not in self._seconds:
+            self.summary(name)
+        return self._seconds[name]
 
-    @cached_property
-    def _used(self) -> dict[str, _Used]:
-        shares = np.full((2, 0 if self._steps is None else self._steps.num_rows), math.nan)
-        seconds: list[float | None] = [None, None]
-        at, work = 0, self._work
-        for piece in self._pieces() if work is not None else ():
+    def _used(self, name: str) -> Floats:
+        """Of what the GPUs could do at most, the share that each step used."""
+        shares, at, work = np.full(self.count, math.nan), 0, self._work
+        seconds = None
+        for piece in self._run.pieces("steps", self._columns(name), _PIECE) if work is not None else ():
             assert work is not None
-            under_way_s = self.under_way_ms[at : at + piece.num_rows] / 1e3
-            flops_s, moved_s = work.flops(piece) / work.flop_per_s, work.moved_bytes(piece) / work.bytes_per_s
-            for kind, used_s in enumerate((flops_s, moved_s)):
-                shares[kind, at : at + piece.num_rows] = ratio(used_s, under_way_s)
-                if len(told := known(used_s)):
-                    seconds[kind] = (seconds[kind] or 0.0) + float(told.sum())
+            flops = name == "mfu"
+            used_s = work.flops(piece) / work.flop_per_s if flops else work.moved_bytes(piece) / work.bytes_per_s
+            shares[at : at + piece.num_rows] = ratio(used_s, self.under_way_ms[at : at + piece.num_rows] / 1e3)
             at += piece.num_rows
-        return {name: _Used(*of) for name, *of in zip(("mfu", "mbu"), shares, seconds, strict=True)}
-
-    def _pieces(self) -> Iterator[pa.Table]:
-        """What the work of the steps follows from, of some of them at a time."""
-        if self._recording is not None:
-            rows = self._recording.group_rows("steps")
-            before = [0, *accumulate(rows)]
-            for _, groups in groupby(range(len(rows)), key=lambda group: before[group] // _PIECE):
-                yield self._recording.table("steps", WORK_COLUMNS, list(groups))
-        elif self._steps is not None:
-            yield from (self._steps.slice(at, _PIECE) for at in range(0, self._steps.num_rows, _PIECE))
+            if len(told := known(used_s)):
+                seconds = (seconds or 0.0) + float(told.sum())
+        self._seconds[name] = seconds
+        return shares
 
     @cached_property
     def _step_ms(self) -> Floats:
-        taken = np.subtract(self._column("end_ns"), self._column("start_ns"), dtype=np.float64)
-        return np.divide(taken, 1e6, out=taken)
+        return self._made("step_ms")
 
     @cached_property
     def under_way_ms(self) -> Floats:
@@ -147,8 +148,8 @@ class StepMetrics:
 
         Steps of a replica start and end in order; only in a pipeline do they overlap.
         """
-        if self._stages_ns is None:
-            return self.values("step_ms")
+        if "stages_ns" not in self._rare:
+            return self._step_ms
         start, end, replica = (self._column(name) for name in ("start_ns", "end_ns", "replica"))
         order = np.lexsort((start, replica))
         follows = np.diff(replica[order], prepend=np.nan) == 0
@@ -159,27 +160,21 @@ class StepMetrics:
 
     def pipeline_bubble(self) -> float | None:
         """Idle share of stage time while a step is under way (Huang et al., "GPipe", 2019); None without stages."""
-        if self._stages_ns is None:
+        if "stages_ns" not in self._rare:
             return None
-        stages = pc.cast(pc.list_value_length(self._stages_ns), pa.float64()).to_numpy()
-        worked = pc.sum(pc.list_flatten(self._stages_ns)).as_py()
+        stages_ns = self._run.table("steps", ["stages_ns"]).column(0)
+        stages = pc.cast(pc.list_value_length(stages_ns), pa.float64()).to_numpy()
+        worked = pc.sum(pc.list_flatten(stages_ns)).as_py()
         return 1.0 - worked / 1e6 / float(np.nansum(stages * self.under_way_ms))
 
     def external_fragmentation(self) -> float | None:
         """1 - longest free run / free blocks, each step weighing as long as it took; None where KV is paged."""
-        if self._steps is None or not has_value(self._steps, "longest_free_blocks"):
+        if "longest_free_blocks" not in self._rare:
             return None
         free = self._num_blocks - self._column("used_blocks")
         scattered = free - self._column("longest_free_blocks")
         shares = np.divide(scattered, free, out=np.zeros(len(free)), where=free > 0)
         return weighted_mean(shares, self._step_ms)
 
-    @property
-    def _stages_ns(self) -> pa.ChunkedArray | None:
-        """Each step's time on each stage; None where no step was on several."""
-        if self._steps is None or not has_value(self._steps, "stages_ns"):
-            return None
-        return self._steps.column("stages_ns")
-
     def _column(self, name: str) -> NDArray[Any]:
-        return stored(self._steps, name)
+        return stored(self._run.table("steps", [name]), name)

@@ -29,10 +29,8 @@ from serving.errors import UserError
 from traces.numeric_columns import Floats, known_or_zero, numbers
 from traces.recording_notes import notes_of
 
-COLUMNS = [
-    "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context",
-    "sampled_rows", "draft_tokens",
-]  # fmt: skip
+FLOPS_OF = ["prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "sampled_rows", "draft_tokens"]
+BYTES_OF = ["prefill_rows", "prefill_tokens", "prefill_context", "decode_rows", "decode_context", "draft_tokens"]
 _OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # the real engine's, for what the catalogue knows
 
 

@@ -160,15 +160,11 @@ class Beyond(NamedTuple):
 
 def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
     """Of the steps that a recording kept; None if it kept none."""
-    found = recording.table("steps", ["start_ns", "end_ns", *AGGREGATES])
-    if not found.num_rows:
-        return None
-    out = [
-        step_coverage(cost, recorded_sizes(found.slice(at, _AT_ONCE))).coverage
-        for at in range(0, found.num_rows, _AT_ONCE)
-    ]
-    took = pc.subtract(found["end_ns"], found["start_ns"]).cast("float64").to_numpy()
-    return Beyond.of(np.concatenate(out) >= Coverage.EXTRAPOLATED, took)
+    out, took_ns = [], []
+    for steps in recording.pieces("steps", ["start_ns", "end_ns", *AGGREGATES], _AT_ONCE):
+        out.append(step_coverage(cost, recorded_sizes(steps)).coverage >= Coverage.EXTRAPOLATED)
+        took_ns.append(pc.subtract(steps["end_ns"], steps["start_ns"]).cast("float64").to_numpy())
+    return Beyond.of(np.concatenate(out), np.concatenate(took_ns)) if out else None
 
 
 def shown_share(share: float) -> str:

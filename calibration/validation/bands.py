@@ -7,7 +7,9 @@ percent in service what it makes of them: near saturation the band opens by itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
@@ -17,6 +19,7 @@ from sim.cluster import Cluster
 from sim.priced_pool import PricedPool
 from sim.router import Router
 from sim.run_log import TableSink
+from traces.distribution import Distribution
 from traces.run_metrics import RunMetrics
 
 BAND_STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -48,12 +51,13 @@ def run_metrics(
     return RunMetrics(sink.requests)
 
 
-def bands(central: RunMetrics, fast: RunMetrics, slow: RunMetrics) -> dict[str, dict[str, Band]]:
+def bands(central: RunMetrics, ends: Iterable[RunMetrics]) -> dict[str, dict[str, Band]]:
     """The band of every statistic of every latency, and of the throughputs under `value`.
 
-    A band spans the three simulations: what is in the middle need not come out between the ends.
+    A band spans the simulations of the centre and both ends: what is in the middle need not come out between these. Of
+    `ends` that are made as they are taken, one is in memory at a time.
     """
-    return _bands((central, fast, slow), outside=0)
+    return _bands(chain((central,), ends), outside=0)
 
 
 def drawn_bands(runs: Sequence[RunMetrics]) -> dict[str, dict[str, Band]]:
@@ -61,19 +65,23 @@ def drawn_bands(runs: Sequence[RunMetrics]) -> dict[str, dict[str, Band]]:
     return _bands(runs, outside=len(runs) // 20)
 
 
-def _bands(runs: Sequence[RunMetrics], outside: int) -> dict[str, dict[str, Band]]:
-    central = runs[0]
+def _bands(runs: Iterable[RunMetrics], outside: int) -> dict[str, dict[str, Band]]:
+    told = list(map(_told, runs))
     found: dict[str, dict[str, Band]] = {}
-    for name, summary in central.distributions().items():
-        if summary.count and all(run.distribution(name).count for run in runs):
-            numbers = [run.distribution(name).as_dict() for run in runs]
+    for name in told[0][0]:
+        if all(distributions[name].count for distributions, _ in told):
+            numbers = [distributions[name].as_dict() for distributions, _ in told]
             found[name] = {stat: _span([n[stat] for n in numbers], outside) for stat in BAND_STATS}
-    scalars: list[Mapping[str, object]] = [run.scalars() for run in runs]
+    scalars = [of_run for _, of_run in told]
     for name in ("request_throughput", "output_throughput", "total_throughput"):
         values = [s[name] for s in scalars]
         if all(isinstance(value, float) for value in values):
             found[name] = {"value": _span([float(str(value)) for value in values], outside)}
     return found
+
+
+def _told(run: RunMetrics) -> tuple[dict[str, Distribution], dict[str, Any]]:
+    return run.distributions(), run.scalars()
 
 
 def _span(values: list[float], outside: int) -> Band:

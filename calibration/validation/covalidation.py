@@ -86,7 +86,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     simulated = RunMetrics.of(Recording.load(out / "simulated"))
     fast, slow = (run_metrics(workload, deployment, end) for end in cost.ends())
     real_metrics = [RunMetrics.of(run) for run in runs]
-    rows = _run_errors(real_metrics, simulated, bands(simulated, fast, slow))
+    rows = _run_errors(real_metrics, simulated, bands(simulated, (fast, slow)))
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}
     if (weather := known_weather(runs, calibration)) is not None:
         rows = _in_same_weather(rows, real_metrics, [in_weather_of(run, calibration, weather) for run in runs])

@@ -59,7 +59,7 @@ def test_a_band_holds_the_centre_and_opens_near_saturation() -> None:
         runs = [
             run_metrics(workload, deployment, TokenCost(round(5e6 * f), round(2e5 * f), 0)) for f in (1, 0.95, 1.05)
         ]
-        found = bands(*runs)
+        found = bands(runs[0], runs[1:])
         for name, stats in found.items():
             for stat, (low, high) in stats.items():
                 centre = runs[0].scalars()[name] if stat == "value" else runs[0].distribution(name).as_dict()[stat]

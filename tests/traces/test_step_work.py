@@ -14,7 +14,6 @@ from serving.step_plan import AGGREGATES
 from tests.traces.test_run_metrics import MS, finished, requests_table, steps_table
 from traces.recording import Recording, RecordingWriter
 from traces.run_metrics import RunMetrics
-from traces.step_metrics import COLUMNS
 from traces.step_work import StepWork
 
 
@@ -63,7 +62,7 @@ def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were(tmp_path,
         writer.add_requests({name: requests[name].combine_chunks() for name in requests.column_names})
     recording = Recording(tmp_path / "run")
     monkeypatch.setattr("traces.step_metrics._PIECE", 1)
-    read = RunMetrics(requests, steps.select(COLUMNS), {"replicas": 2}, work=work, recording=recording)
+    read = RunMetrics(recording, run={"replicas": 2}, work=work)
     for pieces in (read, RunMetrics(requests, steps, {"replicas": 2}, work=work)):
         assert pieces.values("mbu") == pytest.approx(m.values("mbu"))
         assert pieces.scalars() == pytest.approx(m.scalars(), nan_ok=True)

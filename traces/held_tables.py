@@ -1,0 +1,53 @@
+"""The datasets `requests` and `steps` of a run in memory, read the way a recording is: `RunMetrics` takes either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from traces.numeric_columns import has_value
+from traces.schema import DATASETS
+
+_NOTHING = pa.table({})
+
+
+class Datasets(Protocol):
+    """What metrics read: a `traces.recording.Recording`, or `HeldTables`. A column that is not there is null."""
+
+    def table(self, dataset: str, columns: Sequence[str]) -> pa.Table: ...
+    def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]: ...
+    def rows(self, dataset: str) -> int: ...
+    def filled(self, dataset: str, columns: Sequence[str]) -> list[str]: ...
+    def most_items(self, dataset: str, column: str) -> int: ...
+
+
+class HeldTables:
+    """Of a dataset that is not given no row."""
+
+    def __init__(self, **datasets: pa.Table) -> None:
+        self._tables = {"requests": _NOTHING, "steps": _NOTHING, **datasets}
+
+    def table(self, dataset: str, columns: Sequence[str]) -> pa.Table:
+        held = self._tables[dataset]
+        there = set(held.column_names)
+        return pa.table({name: held[name] if name in there else self._null(dataset, name) for name in columns})
+
+    def _null(self, dataset: str, name: str) -> pa.Array:
+        (type_,) = (column.type for column in DATASETS[dataset] if column.name == name)
+        return pa.nulls(self.rows(dataset), type_)
+
+    def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        table = self.table(dataset, columns)
+        return (table.slice(at, rows) for at in range(0, table.num_rows, rows))
+
+    def rows(self, dataset: str) -> int:
+        return int(self._tables[dataset].num_rows)
+
+    def filled(self, dataset: str, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if has_value(self._tables[dataset], name)]
+
+    def most_items(self, dataset: str, column: str) -> int:
+        """No fewer than all lists of a column hold."""
+        return sum(len(chunk.values) for chunk in self.table(dataset, [column]).column(0).chunks)
