@@ -39,14 +39,12 @@ from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, percent
-from planning.plan.frontier import Fleet
-from planning.plan.headline import first_answer, risk, share
+from planning.plan.headline import risk, share
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
 from planning.progress import in_words
 from planning.traffic import Offered
-from serving.deployments.config import parse
 from serving.errors import UserError
 
 _GLANCE = 20_000  # requests that say what the lengths are like
@@ -109,7 +107,7 @@ def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
         "else runs there. A first answer comes much earlier."
     )
     if offer(job, why, "Find the fleet", "find", watched=COARSE):
-        _first_answer(job.document(COARSE), job.settings["spares"])
+        _said(job.document(COARSE))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -117,12 +115,10 @@ def _estimates(key: str, _request: PlanRequest) -> Any:
     return estimates(_request, glance(_request, _FEW))
 
 
-def _first_answer(coarse: Mapping[str, Any] | None, spares: int) -> None:
-    if coarse is None:
-        return
-    points = [parse(Fleet, point, where="first answer") for point in coarse["points"]]
-    st.subheader(literal(first_answer(points, spares)), anchor=False)
-    st.caption(_FIRST)
+def _said(on_the_way: Mapping[str, str] | None) -> None:
+    if on_the_way is not None and "said" in on_the_way:
+        st.subheader(literal(sentence(on_the_way["said"])), anchor=False)
+        st.caption("The whole answer follows.")
 
 
 def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways) -> None:
@@ -179,9 +175,3 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
     told = words.told_of(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
     return count, told, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
-
-
-_FIRST = (
-    "This first answer is optimistic until whole fleets confirm it, which comes next. It is of parts of fleets: one "
-    "end of the range on an ordinary stretch of the traffic, the other on the busiest."
-)

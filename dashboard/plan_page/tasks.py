@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from planning.jobs.files import write_json
 from planning.plan import planner
 from planning.plan.fleet_run import record_fleet
-from planning.plan.frontier import Point
 from planning.plan.request import PlanRequest
 from planning.progress import Tell
 from serving.deployments.config import parse
@@ -24,14 +22,10 @@ MOST_REQUESTS = 100_000
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The whole answer as `plan_document` has it; a first one is left in `out` as `COARSE` on the way."""
+    """The whole answer as `plan_document` has it; what is said on the way, last a first one, is left as `COARSE`."""
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)
-
-    def first(points: Sequence[Point]) -> None:
-        write_json(out / COARSE, {"points": [point.model_dump(mode="json") for point in points]})
-
-    return planner.plan(request, first=first, tell=tell).as_json()
+    return planner.plan(request, say=lambda line: write_json(out / COARSE, {"said": line}), tell=tell).as_json()
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

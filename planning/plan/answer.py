@@ -141,7 +141,8 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
     gpus, spares = best.offer.engine.gpus, plan.limits.spares
     assert figures is not None
     seen = zip(objectives.each, figures.observed, strict=True)
-    fast, slow = (best.fast + spares) * gpus, best.slow and (best.slow + spares) * gpus
+    fast = (best.fast + spares) * gpus
+    slow = best.slow and (max(best.slow, best.offer.trial.replicas) + spares) * gpus  # other draws may need more
     return Recommendation(
         **_offered(best.offer, objectives.each),
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),

@@ -1,73 +1,180 @@
-"""A plan within seconds, as a range: the cheapest fleet by a small part of each on its part of the traffic.
+"""The range in which a plan's answer lies, within seconds, from few and short simulations.
 
-It is a first answer, and may be wrong; the whole one comes from whole fleets. Replicas behind a router that spreads
-requests evenly are alike, so a few of them tell of all. One end of the range takes steps as predicted, the other as
-slow as the risk asks. Where replicas get more requests than can be simulated at once, the first is of an ordinary
-stretch of them and the second of the busiest: bursts decide how large a fleet must be.
+The answer has at least as many replicas as keep the SLOs on the planned traffic with steps as slow as the risk asks.
+It has no more than keep them on each other draw of the traffic, too, or than more certainty is worth. The range goes
+from the first to the second, over all candidates that may still be worth most. Traffic is simulated whole where it is
+short. Of longer traffic the range goes from an ordinary stretch of it to the busiest, on parts of fleets: replicas
+behind a router that spreads requests evenly are alike. Of many candidates those are tried that cost least at the
+roofline; the others are taken to need as many times what they do there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
+from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
-from planning.plan.frontier import Point, point
+from planning.plan.draws import on_draw
 from planning.plan.plan import Limits
+from planning.plan.roofline import MeanRequest, Roofline
 from planning.plan.search import search
-from planning.plan.trial import Question, Trial, try_alone, try_fleet
+from planning.plan.trial import LIKELY, Question, Trial, simulated, try_alone, try_fleet
+from planning.traffic import mean_rate
 from planning.workers import Workers
-from serving.workload import WorkloadRequest
+from serving.deployments.gpu_spec import gpus
+from serving.workload import Workload, WorkloadRequest
+from traces.reshape import reshaped
 
-_ENOUGH = 100  # requests that the part of a fleet gets, at least
-_MOST = 3  # times as many requests as are enough
-_ALONE = 150  # when each has a replica to itself, latencies hardly differ
+_TRIED = 6  # candidates
+_WORK = 4000  # requests of a simulation of each candidate, together
+_MARGIN = 0.15  # of the rate of a stretch, up and down
+_ALONE = 150  # requests: when each has a replica to itself, latencies hardly differ
 
 
-def first_answer(question: Question, engines: Sequence[Engine], limits: Limits) -> list[Point]:
-    """The fleets at both ends of the range, the cheaper first; none where none will do at one end, or at both.
+class Between(NamedTuple):
+    """An engine, and the fewest and the most replicas that the answer may have of it."""
 
-    Figures are of parts of them.
+    engine: Engine
+    low: int
+    high: int
+
+
+class FirstAnswer(NamedTuple):
+    """The fewest and the most GPUs, and dollars an hour, of all fleets that may be the answer, spares included.
+
+    engines  those that may be the answer, by name, the cheapest first
     """
-    ends = [_cheapest(question, engines, limits, busiest) for busiest in (False, True)]
-    return sorted(filter(None, ends), key=lambda end: (end.usd_per_hour, end.gpus))
+
+    gpus: tuple[int, int]
+    usd_per_hour: tuple[float, float]
+    engines: tuple[str, ...]
 
 
-def _cheapest(question: Question, engines: Sequence[Engine], limits: Limits, busiest: bool) -> Point | None:
-    trial = partial(try_share, enough=_ENOUGH, busiest=busiest)
-    question = question if busiest else replace(question, risk=max(question.risk, 0.5))
+def first_answer(
+    question: Question, engines: Sequence[Engine], limits: Limits, draws: Callable[[], Sequence[Workload]]
+) -> FirstAnswer | None:
+    """The range; None where probably no fleet will do. `draws` makes other draws of the traffic."""
+    ranked = at_roofline(question, engines)
+    tried, rest = ranked[:_TRIED], ranked[_TRIED:]
+    enough = _WORK // len(tried)
+    found = _fewest(question, [engine for engine, _ in tried], limits, enough)
+    if not found:
+        return None
+    whole = question.requests <= enough
+    sized = replace(question, draws=tuple(draws()) if whole else ())
+    cheapest = min(_usd(engine, low, limits) for engine, low in found)
+    may_win = cheapest / (1 - question.risk)
+    known = [
+        Between(engine, low, _most(sized, engine, low, limits, enough, may_win))
+        for engine, low in found
+        if _usd(engine, low, limits) <= may_win
+    ]
+    at_least = {engine.name: replicas for engine, replicas in tried}
+    factors = [low / at_least[engine.name] for engine, low in found]
+    guessed = [Between(e, *(max(round(n * factor), 1) for factor in (min(factors), max(factors)))) for e, n in rest]
+    return _spanning(known, guessed, limits)
+
+
+def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limits) -> FirstAnswer:
+    """What spans all that may be the answer. Those that are only guessed may be cheaper than what is known."""
+    dearest = max(_usd(engine, high, limits) for engine, _, high in known)
+    ends = [(engine, n) for engine, low, high in known for n in (low, high)]
+    for engine, low, high in guessed:
+        ends += [(engine, n) for n in (low, high) if _usd(engine, low, limits) <= _usd(engine, n, limits) <= dearest]
+    ends.sort(key=lambda end: _usd(end[0], end[1], limits))
+    bought = [(n + limits.spares) * engine.gpus for engine, n in ends]
+    usd = [_usd(engine, n, limits) for engine, n in ends]
+    return FirstAnswer((min(bought), max(bought)), (usd[0], usd[-1]), tuple(dict.fromkeys(e.name for e, _ in ends)))
+
+
+def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
+    """The engines and their replicas at the roofline, the cheapest on each kind and number of GPUs first, and
+    of those last what is too slow for one user alone."""
+    mean, rate = MeanRequest.of(list(question.workload.requests)), mean_rate(question.workload)
+    slowest_s = dict(question.objectives.bounds).get("tpot_ms", math.inf) / 1e3
+
+    def replicas(engine: Engine) -> tuple[bool, float]:
+        if engine.gpu not in gpus():
+            return False, 1.0
+        found = Roofline.of(engine, mean)
+        return found.token_s > slowest_s, rate * found.request_s
+
+    sized = [(engine, *replicas(engine)) for engine in engines]
+    sized.sort(key=lambda each: (each[1], max(each[2], 1.0) * each[0].usd_per_hour))
+    alike = Counter[tuple[str, int]]()  # engines on the same GPUs come in turns
+    turns = []
+    for engine, _, n in sized:
+        alike[engine.gpu, engine.gpus] += 1
+        turns.append((alike[engine.gpu, engine.gpus], engine, n))
+    return [(engine, n) for _, engine, n in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _usd(engine: Engine, replicas: int, limits: Limits) -> float:
+    return (replicas + limits.spares) * engine.usd_per_hour
+
+
+def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enough: int) -> list[tuple[Engine, int]]:
+    """The fewest replicas of each engine that may win, at the lower end of the range."""
+    trial = partial(try_share, enough=enough, busiest=False)
     with Workers(question, jobs=1) as workers:
-        found = search(workers, engines, limits.most, limits.spares, keep=1, trial=trial, alone=try_some_alone)
-    offers = (
-        point(entry.engine, trial, limits.spares)
-        for entry in found
-        for trial in entry.trials
-        if trial.replicas == entry.replicas
-    )
-    return min(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus), default=None)
+        found = search(
+            workers, engines, limits.most, limits.spares, len(engines), trial=trial, alone=try_some_alone, near=1.0
+        )
+    return [(entry.engine, entry.replicas) for entry in found if entry.replicas is not None]
+
+
+def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: int, may_win: float) -> int:
+    """No fewer than `low`, as many as keep the objectives on all draws, or on the busiest stretch; or than may win."""
+    asked = [on_draw(question, engine, draw) for draw in range(len(question.draws))] or [(question, engine)]
+    most = low
+    for there, of in asked:
+        search = Bisection(low=most - 1, most=limits.most, start=most)
+        while not search.done:
+            replicas = search.ask()
+            search = search.answered(replicas, try_share(there, of, replicas, enough).met)
+        most = search.high or limits.most
+    price = engine.usd_per_hour
+    worth = int(may_win / price + 1e-9) - limits.spares if price and question.risk < 1 - LIKELY else low
+    steps = max(low // 8, 1) - 1 if most > low else 0  # in which `most_worth` adds replicas
+    return min(max(most + steps, worth), limits.most)
 
 
 def try_share(question: Question, engine: Engine, replicas: int, enough: int, busiest: bool = True) -> Trial:
     """Whether `replicas` would do, by as few of them as get `enough` requests. Figures are of that part.
 
-    Percentiles of few requests are unsure. A part that gets many is given a stretch of `_MOST` times `enough`: the
-    busiest one, or one that is as busy as most.
+    Slow steps tell alone: what keeps the objectives with them keeps all anyway. Of the whole traffic, unless only the
+    `busiest` is asked for, it is the trial that the search will ask for.
     """
+    some, part = _share(question, replicas, enough, busiest)
+    if some is question and not busiest:
+        return try_fleet(question, engine, replicas)
+    cost = question.pricing(engine).at(max(1 - question.risk, LIKELY))
+    return replace(simulated(some, engine, cost, part), replicas=replicas)
+
+
+def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tuple[Question, int]:
+    """The question of a part of a fleet, and its replicas; of longer traffic a stretch, a bit faster or slower."""
     requests = list(question.workload.requests)
-    part = min(math.ceil(enough * replicas / len(requests)), replicas)
+    if len(requests) <= enough:
+        return question, replicas
+    part = math.ceil(enough * replicas / len(requests))
     taken = [requests[at] for at in range(len(requests)) if (at + 1) * part // replicas > at * part // replicas]
-    stretch = _stretch(taken, _MOST * enough, busiest)
-    return replace(try_fleet(_only(question, stretch), engine, part), replicas=replicas)
+    some = _only(question, _stretch(taken, enough, busiest))
+    faster = reshaped(some.workload, rate_scale=1 + _MARGIN if busiest else 1 - _MARGIN)
+    return replace(some, workload=faster), part
 
 
 def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[WorkloadRequest]:
     """So many consecutive ones, by tokens a second: the most of all, or the median."""
     if len(requests) <= most:
         return requests
-    begins = range(0, len(requests) - most + 1, max(most // 4, 1))
+    begins = [*range(0, len(requests) - most, max(most // 4, 1)), len(requests) - most]
     before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
 
     def tokens_per_ns(begin: int) -> float:
@@ -86,4 +193,4 @@ def try_some_alone(question: Question, engine: Engine) -> Trial:
 
 
 def _only(question: Question, requests: list[WorkloadRequest]) -> Question:
-    return replace(question, workload=replace(question.workload, requests=requests), requests=len(requests))
+    return replace(question, workload=replace(question.workload, requests=requests), requests=len(requests), draws=())

@@ -6,23 +6,29 @@ The command line, the Plan page and reports say the same words.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from planning.plan.document import Choices, percent
 from planning.plan.frontier import Fleet, Point
 
+if TYPE_CHECKING:
+    from planning.plan.first_answer import FirstAnswer
+
+_NAMED = 3  # engines of a first answer
 _NEAR = 0.25  # dearer than the answer, as a share of its price: still beside it
 
 
-def first_answer(points: Sequence[Fleet], spares: int = 0) -> str:
-    """The range of a first answer, whose cheaper end comes first."""
-    if not points:
-        return "Probably none: every fleet so far breaks the SLOs"
-    low, high = points[0], points[-1]
-    names = " to ".join(dict.fromkeys(carriers(point, spares) for point in (low, high)))
-    few, many = sorted((low.gpus, high.gpus))
-    usd = " to ".join(dict.fromkeys(f"${point.usd_per_hour:,.2f}" for point in (low, high)))
-    more = "" if len(points) > 1 else ", or none: at the other end every fleet breaks the SLOs"
-    return f"About {f'{few:,} to ' if few < many else ''}{gpus(many)}: {names}, {usd}/h{more}"
+def first_answer(found: FirstAnswer | None) -> str:
+    """The range in which the answer lies; None where probably no fleet will do."""
+    if found is None:
+        return "From quick estimates: probably none: every fleet that was tried breaks the SLOs"
+    (few, many), (least, most) = found.gpus, found.usd_per_hour
+    usd = " to ".join(dict.fromkeys(f"${usd:,.2f}" for usd in (least, most)))
+    *named, last = found.engines
+    if len(named) >= _NAMED:
+        named, last = named[: _NAMED - 1], f"{len(found.engines) - _NAMED + 1} others"
+    engines = " or ".join([", ".join(named), last] if named else [last])
+    return f"From quick estimates: {f'{few:,} to ' if few < many else ''}{gpus(many)}, {usd}/h, of {engines}"
 
 
 def carriers(point: Fleet, spares: int = 0) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from time import perf_counter
 
 from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
 from planning.plan.draws import drawn_again, reordered
 from planning.plan.first_answer import first_answer
-from planning.plan.frontier import Point
+from planning.plan.headline import first_answer as told
 from planning.plan.objectives import parse_objectives
 from planning.plan.plan import Limits, make_plan
 from planning.plan.planners import Planners
@@ -34,14 +35,14 @@ def plan(
     *,
     jobs: int | None = None,
     surroundings: bool = True,
-    first: Callable[[Sequence[Point]], None] | None = None,
+    say: Callable[[str], None] | None = None,
     tell: Tell = quiet,
 ) -> PlanDocument:
     """The cheapest fleet that meets the objectives of `request`. Raises UserError for what cannot be planned.
 
     jobs          simulations at once; by default one for each CPU
     surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
-    first         is given a first answer, a range, within seconds and by parts of fleets (`first_answer`)
+    say           is given a line about what is searched, and within seconds a first answer, a range (`first_answer`)
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -50,12 +51,14 @@ def plan(
     requests = sum(1 for _ in workload.requests)
     question = Question(workload, requests, objectives, pricing, request.router, request.risk)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
-    if first is not None and engines:
-        tell("a first answer", 0.0)
-        first(first_answer(question, engines, limits))
-    question = replace(question, draws=tuple(other_draws(request, workload)))
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
+    draws = cache(lambda: tuple(other_draws(request, workload)))
+    if say is not None and engines:
+        say(searching)
+        tell("a first answer", 0.0)
+        say(told(first_answer(question, engines, limits, draws)))
+    question = replace(question, draws=draws())
     curves, done = _CURVES if surroundings else 0, 0
 
     def searched(progress: Progress) -> None:

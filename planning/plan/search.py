@@ -94,8 +94,10 @@ def search(
     progress: OnProgress = silent,
     trial: Try = try_fleet,
     alone: Try = try_alone,
+    near: float = _NEAR,
 ) -> list[Searched]:
-    """Every engine with its fewest replicas, up to `most`, or pruned where `keep` others are cheaper, or one by far.
+    """Every engine with its fewest replicas, up to `most`, or pruned where `keep` others are cheaper, or one by far:
+    `near` times, and by more than any risk makes up for.
 
     They are in the order given. `progress` is called after every round. Fleets are tried by `trial`, and by `alone`
     whether any can do.
@@ -103,7 +105,7 @@ def search(
     starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
     found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
     while True:
-        dearest = _dearest(found, spares, keep, max(_NEAR, 1 / (1 - workers.common.risk)))
+        dearest = _dearest(found, spares, keep, max(near, 1 / (1 - workers.common.risk)))
         found = [_pruned(entry, spares, dearest) for entry in found]
         trials = [(at, _ask(entry, spares, dearest, trial, alone)) for at, entry in enumerate(found) if entry.open]
         done = sum(len(entry.trials) for entry in found)

@@ -35,7 +35,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     slos.press("Control+Enter")
     page.wait_for_url(lambda url: "slo=ttft_ms" in url)
     click("button", "Find the fleet")
-    page.get_by_text("This first answer is optimistic").wait_for()
+    page.get_by_text("From quick estimates").wait_for()
     page.get_by_text("Why not fewer?").wait_for()
     settle(page)
     title, link = page.locator("h1").inner_text(), page.url

@@ -3,6 +3,7 @@
 That its answer is the command's is in `tests/planning/test_answer_exports.py`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,12 @@ def test_it_is_plain_json_and_says_how_far_it_is(answer: dict[str, Any], told: l
 
 
 def test_a_first_answer_is_left_on_the_way(answer: dict[str, Any], out: Path) -> None:
-    first = read_json(out / COARSE)
-    low, high = first["points"]
-    assert low["met"] and low["engine"] in answer["candidates"]
-    recommended = answer["recommendation"]
-    likely = recommended["choices"]["as_predicted"]
-    assert low["replicas"] == likely["replicas"] <= high["replicas"] <= recommended["replicas"]
+    said = read_json(out / COARSE)["said"]
+    found = re.fullmatch(r"From quick estimates: (?:(\d+) to )?(\d+) GPUs?, \$[\d.]+(?: to \$[\d.]+)?/h, of (.+)", said)
+    assert found is not None, said
+    few, many, engines = found.groups()
+    best = answer["recommendation"]
+    assert int(few or many) <= best["gpus"] <= int(many) and best["engine"] in engines
 
 
 def test_the_curves_go_through_the_answer(answer: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.plan.answer import plan_document
-from planning.plan.first_answer import first_answer, try_share
+from planning.plan.first_answer import try_share
 from planning.plan.frontier import point
 from planning.plan.plan import Limits, make_plan
 from planning.plan.sensitivity import KEEPING_UP, knee
@@ -119,20 +119,11 @@ def test_a_part_of_a_fleet_tells_of_the_whole(replicas: int) -> None:
     """At half the load that all can bear and at twice, where there is nothing to be unsure of."""
     for load, met in ((0.5, True), (2.0, False)):
         query = question("ttft_ms p99<=400", workload=alike(6000, 0.27 / replicas / load))
-        assert try_share(query, engine(), replicas, 500).met == try_fleet(query, engine(), replicas).met == met
+        assert try_share(query, engine(), replicas, 1000).met == try_fleet(query, engine(), replicas).met == met
 
 
 def test_a_part_is_never_more_than_the_whole() -> None:
     query = question("ttft_ms p99<=400", workload=traffic(300, 20.0))
     for replicas in (1, 3, 7):
         whole = try_fleet(query, engine(), replicas)
-        assert try_share(query, engine(), replicas, 500) == whole
-
-
-def test_a_first_answer_of_bursty_traffic_is_a_range_that_the_whole_one_lies_in() -> None:
-    """Planted: nine quiet tenths and one that is four times as busy, which decides a p99."""
-    quiet, busy = alike(2700, 0.1).requests, alike(300, 0.025).requests
-    later = [replace(r, id=2700 + r.id, arrival_ns=r.arrival_ns + 270 * 10**9) for r in busy]
-    query = question("ttft_ms p99<=400", workload=Workload([*quiet, *later], shares_prefixes=False))
-    low, high = (end.replicas for end in first_answer(query, [engine()], Limits(most=64)))
-    assert low < high and not try_fleet(query, engine(), low).met and try_fleet(query, engine(), high).met
+        assert try_share(query, engine(), replicas, 500, busiest=False) == whole

@@ -39,13 +39,12 @@ def plan(jobs: int | None, told: Told, **given: Any) -> None:
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` makes a report of a saved answer.
 
-    Within seconds a first answer by parts of fleets, a range, is said on standard error.
+    Within seconds a first answer, a range from quick estimates, is said on standard error.
 
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
     from planning.plan import planner
-    from planning.plan.headline import first_answer
     from planning.progress import telling
     from planning.settings import named_values
     from serving.deployments.config import load_deployment
@@ -64,7 +63,7 @@ def plan(jobs: int | None, told: Told, **given: Any) -> None:
             request,
             jobs=jobs,
             surroundings=told.whole,
-            first=lambda points: click.echo(f"tokentwin: {first_answer(points, request.spares)}", err=True),
+            say=lambda line: click.echo(f"tokentwin: {line}", err=True),
             tell=tell,
         )
     told.finish(document)

@@ -1,0 +1,71 @@
+"""What a datasheet says of a candidate, before anything is simulated or priced.
+
+A step takes at least as long as its FLOPs at the GPU's peak, and its bytes at the memory's bandwidth (the roofline:
+Williams, Waterman and Patterson, CACM 2009). Here every engine is always as full as its KV memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from planning.plan.candidates import Engine
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_catalogue import find_model
+from serving.workload import PRIVATE, WorkloadRequest
+from traces.step_work import StepWork
+
+
+class MeanRequest(NamedTuple):
+    """Mean tokens of a request: of its prompt, those of it that no other has, and of its answer."""
+
+    prompt: float
+    computed: float
+    output: float
+
+    @classmethod
+    def of(cls, requests: Sequence[WorkloadRequest]) -> MeanRequest:
+        prompt, output = (fmean(getattr(each, of) for each in requests) for of in ("prompt_len", "output_len"))
+        return cls(
+            prompt, fmean(sum(tokens for key, tokens in each.prompt if key == PRIVATE) for each in requests), output
+        )
+
+
+class Roofline(NamedTuple):
+    """At least so many seconds for a token of a user who is alone, and of a whole replica for a request."""
+
+    token_s: float
+    request_s: float
+
+    @classmethod
+    def of(cls, engine: Engine, mean: MeanRequest) -> Roofline:
+        """For a GPU that `find_gpu` knows."""
+        context = mean.prompt + mean.output / 2
+        batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.max_num_seqs), 1.0)
+        work = StepWork(find_model(engine.deployment.model), engine.deployment, find_gpu(engine.gpu))
+        # Steps with one row, with all, and with a prompt, which shares its step, and so the reading of weights.
+        compute, memory = _steps_s(work, [(0, 1, context), (0, batch, batch * context), (mean.computed, 0, 0)])
+        request_s = max(mean.output * compute[1] / batch + compute[2], mean.output * memory[1] / batch)
+        return cls(max(compute[0], memory[0]), request_s / sum(engine.split or (1,)))
+
+
+def _steps_s(work: StepWork, steps: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
+    """Seconds of computing and of moving; a step is its prompt tokens, its decode rows, and the tokens before them."""
+    prompts, rows, contexts = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
+    given = pa.table(
+        {
+            "prefill_tokens": prompts,
+            "prefill_rows": np.minimum(prompts, 1.0),
+            "prefill_pairs": prompts * (prompts + 1) / 2,
+            "prefill_context": np.zeros(len(steps)),
+            "decode_rows": rows,
+            "decode_context": contexts,
+            "draft_tokens": np.zeros(len(steps)),
+            "sampled_rows": rows + np.minimum(prompts, 1.0),
+        }
+    )
+    return (work.flops(given) / work.flop_per_s).tolist(), (work.moved_bytes(given) / work.bytes_per_s).tolist()
