@@ -8,6 +8,7 @@ recording. A server keeps a journal beside them until then (`traces.journal`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,7 +32,8 @@ from traces.schema import DATASETS, arrow_schema
 
 # For a large column Arrow's own allocator takes huge pages that nobody has touched yet. The system clears them for
 # longer than the column takes to decode.
-pa.set_memory_pool(pa.system_memory_pool())
+if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+    pa.set_memory_pool(pa.system_memory_pool())
 
 _READERS = 2  # columns that are decoded at once
 _FORMAT = "1"
