@@ -27,6 +27,8 @@ from traces.recording import Recording
 from traces.recording_notes import add_notes
 from traces.run_metrics import RunMetrics
 
+_MANY_STEPS = 100_000
+
 
 @dataclass(frozen=True)
 class SimulatedRun(Answer):
@@ -69,7 +71,7 @@ def recorded(
     UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
-    simulate_to(
+    done = simulate_to(
         out,
         scenario.workload,
         scenario.deployment,
@@ -84,12 +86,11 @@ def recorded(
         front_door=scenario.front_door,
         overwrite=overwrite,
     )
-    gc.collect()  # a fleet's parts know one another; what they held is given back
-    pa.default_memory_pool().release_unused()
+    _give_back(done.steps)
     recording = Recording.load(out)
     metrics, around = RunMetrics.of(recording, peak=gpus().get(scenario.gpu or "")), None
     if band:
-        around = bands(metrics, _at_both_ends(scenario, tell))
+        around = bands(metrics, _at_both_ends(scenario, done.steps, tell))
     notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
     if scenario.front_door is not None:
         notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
@@ -101,10 +102,18 @@ def recorded(
     return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
 
 
-def _at_both_ends(scenario: PricedScenario, tell: Tell) -> Iterator[RunMetrics]:
+def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[RunMetrics]:
     for at, end in enumerate(scenario.ends()):
         tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
+        _give_back(steps)
         yield RunMetrics(end.requests())
+
+
+def _give_back(steps: int) -> None:
+    """Free what a simulation of so many steps held. Its parts know one another, so they must be searched for."""
+    if steps > _MANY_STEPS:  # the search takes 0.03 s
+        gc.collect()
+        pa.default_memory_pool().release_unused()
 
 
 def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:
