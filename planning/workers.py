@@ -11,6 +11,7 @@ import pickle
 import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
+from contextvars import ContextVar
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from threading import Thread
@@ -28,6 +29,20 @@ Task = Callable[[Common], Answer]
 
 _SPAWN = get_context("spawn")
 _LOST = (EOFError, OSError)
+_MARKED: ContextVar[Callable[[float], None] | None] = ContextVar("marked", default=None)
+
+
+class _Mark(NamedTuple):
+    """So much of the work in a task is done."""
+
+    amount: float
+
+
+def mark(amount: float) -> None:
+    """Said within a task: so much more is done, in units of its own. Nothing outside of one."""
+    marked = _MARKED.get()
+    if marked is not None:
+        marked(amount)
 
 
 class WorkerDied(Exception):
@@ -47,34 +62,35 @@ class Workers(Generic[Common]):
     """At most `jobs` processes, by default one for each CPU that this process may use, which live until it is left.
 
     common      what every task is called with
+    marked      is given what tasks `mark`, as they do it
     """
 
-    def __init__(self, common: Common, jobs: int | None = None) -> None:
-        self.common = common
+    def __init__(
+        self, common: Common, jobs: int | None = None, marked: Callable[[float], None] = lambda amount: None
+    ) -> None:
+        self.common, self.marked = common, marked
         self.jobs = jobs or len(os.sched_getaffinity(0))
         self._idle: list[_Worker] = []
 
-    def run(
-        self, tasks: Sequence[Task[Common, Answer]], done: Callable[[int], None] = lambda count: None
-    ) -> list[Answer]:
+    def run(self, tasks: Sequence[Task[Common, Answer]]) -> list[Answer]:
         """The answer of each task, in their order, whatever the number of workers; one job is done in this process.
 
-        `done` gets the number of first ones there. Raises what a task raises, and UserError when a worker dies.
+        Raises what a task raises, and UserError when a worker dies.
         """
         found: dict[int, Answer] = {}
-        reported = 0
         alone = ((at, task(self.common)) for at, task in enumerate(tasks))
-        with closing(alone if self.jobs == 1 else self.each(tasks)) as answers:
-            for at, answer in answers:
-                if isinstance(answer, WorkerDied):
-                    remedy = "a worker process died, perhaps because memory ran out; try --jobs 1"
-                    raise UserError("jobs", self.jobs, remedy)
-                if isinstance(answer, BaseException):
-                    raise answer
-                found[at] = answer
-                while reported in found:
-                    done(reported)
-                    reported += 1
+        before = _MARKED.set(self.marked)
+        try:
+            with closing(alone if self.jobs == 1 else self.each(tasks)) as answers:
+                for at, answer in answers:
+                    if isinstance(answer, WorkerDied):
+                        remedy = "a worker process died, perhaps because memory ran out; try --jobs 1"
+                        raise UserError("jobs", self.jobs, remedy)
+                    if isinstance(answer, BaseException):
+                        raise answer
+                    found[at] = answer
+        finally:
+            _MARKED.reset(before)
         return [found[at] for at in range(len(tasks))]
 
     def each(
@@ -111,14 +127,19 @@ class Workers(Generic[Common]):
                     yield at, Overdue()
                     give()
                 for connection in ready:
-                    worker, at, _ = busy.pop(cast(Connection, connection))
+                    worker, at, _ = busy[cast(Connection, connection)]
                     try:
                         answer = worker.connection.recv()
                     except _LOST:
+                        del busy[worker.connection]
                         _end(worker)
                         yield at, WorkerDied()
                         give()
                     else:
+                        if isinstance(answer, _Mark):
+                            self.marked(answer.amount)
+                            continue
+                        del busy[worker.connection]
                         give(worker)
                         yield at, answer
         finally:
@@ -157,6 +178,7 @@ def _serve(common: Any, connection: Connection) -> None:
 
     spare_pandas()
     Thread(target=_end_with_parent, daemon=True).start()
+    _MARKED.set(lambda amount: connection.send(_Mark(amount)))
     with suppress(*_LOST):
         while True:
             task = connection.recv()

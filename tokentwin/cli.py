@@ -43,7 +43,7 @@ VERBS = {
     "validate": "Compare the simulator with real runs.",
 }
 
-_EVERY_S = 10.0
+_EVERY_S = 5.0
 
 
 class _Verbs(click.Group):

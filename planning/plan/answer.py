@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,16 +114,12 @@ def _curves(
     """What more and fewer replicas, up to `most`, and more and less traffic would do; what each engine can do."""
     engine, replicas = best.offer.engine, best.offer.trial.replicas
 
-    def part(stage: str, begin: float, end: float) -> Callable[[float], None]:
-        return lambda share: tell(stage, begin + (end - begin) * share)
-
-    around = part("attainment with more and fewer replicas", 0.0, _AROUND)
-    load = part("latency with more and less traffic", _AROUND, _AROUND + _LOAD)
-    return (
-        fleet_curve(workers, engine, replicas, most, around),
-        load_curve(workers, engine, replicas, best.knee.headroom_percent, load),
-        engine_curves(workers, engines, replicas * engine.gpus, part("what each engine can do", _AROUND + _LOAD, 1.0)),
-    )
+    tell("attainment with more and fewer replicas", 0.0)
+    around = fleet_curve(workers, engine, replicas, most)
+    tell("latency with more and less traffic", _AROUND)
+    load = load_curve(workers, engine, replicas, best.knee.headroom_percent)
+    tell("what each engine can do", _AROUND + _LOAD)
+    return around, load, engine_curves(workers, engines, replicas * engine.gpus)
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:

@@ -7,7 +7,7 @@ or sped up: fewer would not even out bursts as the fleet does. Steps take as lon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -28,9 +28,7 @@ _BEYOND = (2, 3, 5, 8)  # rates above the first that breaks an objective: those 
 _LEAST, _RATES = 1e-3, 200  # of the traffic's rate; as many rates, up to 17 times that of the traffic
 
 
-def engine_curves(
-    workers: Workers[Question], engines: Sequence[Engine], gpus: int, done: Callable[[float], None]
-) -> list[EngineCurve]:
+def engine_curves(workers: Workers[Question], engines: Sequence[Engine], gpus: int) -> list[EngineCurve]:
     """Of the replicas of each engine that so many GPUs make, up to `_REPLICAS`, in the order of the engines.
 
     Without points where they keep the objectives at no rate.
@@ -38,7 +36,7 @@ def engine_curves(
     tasks: list[Task[Question, EngineCurve]] = [
         partial(_curve, engine=engine, replicas=max(min(gpus // engine.gpus, _REPLICAS), 1)) for engine in engines
     ]
-    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
+    return workers.run(tasks)
 
 
 def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:

@@ -7,7 +7,7 @@ called with the share of them that are there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -25,9 +25,7 @@ _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
 _P99 = tuple(Objective(f"{metric} p99", ((metric, math.inf),), Fraction(99, 100)) for metric in ("ttft_ms", "tpot_ms"))
 
 
-def fleet_curve(
-    workers: Workers[Question], engine: Engine, replicas: int, most: int, done: Callable[[float], None]
-) -> list[FleetPoint]:
+def fleet_curve(workers: Workers[Question], engine: Engine, replicas: int, most: int) -> list[FleetPoint]:
     """Around `replicas`, three fewer and three more, further apart in large fleets."""
     stride = max(replicas // 8, 1)
     around = {replicas - 1, replicas + 1, *(replicas + stride * step for step in range(-3, 4))}
@@ -35,19 +33,17 @@ def fleet_curve(
     tasks: list[Task[Question, FleetPoint]] = [
         partial(fleet_point, engine=engine, replicas=number) for number in numbers
     ]
-    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
+    return workers.run(tasks)
 
 
-def load_curve(
-    workers: Workers[Question], engine: Engine, replicas: int, headroom_percent: int, done: Callable[[float], None]
-) -> list[LoadPoint]:
+def load_curve(workers: Workers[Question], engine: Engine, replicas: int, headroom_percent: int) -> list[LoadPoint]:
     """From light load to beyond the rate at which an objective breaks; the traffic's own rate is among them."""
     knee = 1 + headroom_percent / 100
     scales: Sequence[float] = sorted({1.0, *(round(knee * load, 4) for load in _LOADS)})
     tasks: list[Task[Question, LoadPoint]] = [
         partial(_load_point, engine=engine, replicas=replicas, scale=scale) for scale in scales
     ]
-    return workers.run(tasks, lambda at: done((at + 1) / len(tasks)))
+    return workers.run(tasks)
 
 
 def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:

@@ -11,15 +11,15 @@ from planning.plan.candidates import Engine, RuledOut
 from planning.plan.curves import fleet_point
 from planning.plan.document import Dearer, FleetPoint, Infeasible
 from planning.plan.frontier import Point, pareto, per_dollar, point
-from planning.plan.search import OnProgress, Progress, Searched, search, silent
+from planning.plan.search import OnProgress, Searched, search, silent
 from planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
 from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
 from planning.plan.worth import Held, held, most_worth
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-_KNEE, _HEADROOM, _ENDS, _NEAR = 4, 6, 3, 2  # simulations, more or less, of and around the answer
-_HOLDING = 1  # that find how probably a fleet holds on one draw of the traffic
+# Simulations, more or less, of and around the answer, and of what becomes of other choices on all draws.
+_KNEE, _HEADROOM, _ENDS, _NEAR, _CHOICES = 4, 6, 3, 2, 5
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ def make_plan(
     replicas as hold with that risk on other draws of the traffic, too.
     """
     question = workers.common
-    after = _KNEE + _HEADROOM + _ENDS + _NEAR + _choosing(question)
+    after = _KNEE + _HEADROOM + _ENDS + _NEAR + _CHOICES
     found = search(
         workers,
         engines,
         limits.most,
         limits.spares,
         RUNNERS_UP + 1,
-        lambda searching: progress(searching._replace(left=searching.left + after)),
+        lambda left: progress(left + after),
     )
     offers = sorted(
         (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
@@ -118,7 +118,7 @@ def make_plan(
     recommendation = None
     if offers:
         held, offers = _by_worth(workers, offers, limits)
-        recommendation, more = _recommended(workers, offers, held, limits, trials, len(engines), progress)
+        recommendation, more = _recommended(workers, offers, held, limits, trials, progress)
         more.append((offers[0].engine, offers[0].trial))
         trials += more
     dearer = [
@@ -172,7 +172,6 @@ def _recommended(
     held: Held,
     limits: Limits,
     known: Sequence[tuple[Engine, Trial]],
-    settled: int,
     progress: OnProgress,
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
     """The first offer examined, and trials for the frontier: a replica fewer and a few more.
@@ -193,13 +192,9 @@ def _recommended(
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
     ]
-    runs = [_HEADROOM, *(1 for _ in around), _KNEE, _ENDS]
-
-    def report(last: int) -> None:
-        left = sum(runs[last + 1 :]) + _choosing(workers.common)
-        progress(Progress(settled, len(known) + sum(runs[: last + 1]), left))
-
-    headroom, *trials, found_knee, (fast, likely, slow) = workers.run(tasks, report)
+    progress(_KNEE + _HEADROOM + _ENDS + len(around) + _CHOICES)
+    headroom, *trials, found_knee, (fast, likely, slow) = workers.run(tasks)
+    progress(_CHOICES)
     more = [(engine, trial) for trial in trials]
     tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
     choices = _choices(workers, engine, {replicas: held}, [n for n in (likely, slow) if n])
@@ -215,11 +210,6 @@ def _choices(
     found = {**known, **dict(zip(more, held(workers, [(engine, number) for number in more]), strict=True))}
     points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in found])
     return {number: (point, found[number]) for number, point in zip(found, points, strict=True)}
-
-
-def _choosing(question: Question) -> int:
-    """Simulations, more or less, of what becomes of three choices on all draws."""
-    return 3 * (3 + _HOLDING * (1 + len(question.draws)))
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:

@@ -18,7 +18,6 @@ from planning.plan.plan import Limits, make_plan
 from planning.plan.planners import Planners
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
-from planning.plan.search import Progress
 from planning.plan.trial import Question
 from planning.progress import Tell, quiet
 from serving.workload import Workload
@@ -27,6 +26,8 @@ from sim.router import find_router
 _CURVES = 45  # simulations that the curves around an answer take, more or less
 _OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # whole simulations of a plan: most of a candidate's are stopped early
 _REQUEST_S = 8e-5  # of a CPU, to simulate a request of docs/plan.md on an AMD EPYC; compiled core, 2026-11-23
+_LEAST = 0.5  # simulations to come, at least, until all are done
+_TOLD = 0.1  # simulations between two reports
 _UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
 
 
@@ -59,21 +60,15 @@ def plan(
         tell("a first answer", 0.0)
         say(told(first_answer(question, engines, limits, draws)))
     question = replace(question, draws=draws())
-    curves, done = _CURVES if surroundings else 0, 0
-
-    def searched(progress: Progress) -> None:
-        nonlocal done
-        done = progress.done
-        pace(searching, done, progress.left + curves)
-
-    with Planners(question, jobs) as workers:
-        found = make_plan(workers, engines, ruled_out, limits, searched)
+    curves = _CURVES if surroundings else 0
+    with Planners(question, jobs, lambda simulated: pace.did(simulated / requests)) as workers:
+        found = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
         return plan_document(
             workers if surroundings else None,
             found,
             engines,
             request.as_json(),
-            lambda stage, share: pace(stage, done + _CURVES * share, _CURVES * (1 - share)),
+            lambda stage, share: pace.expect(stage, _CURVES * (1 - share)),
         )
 
 
@@ -93,18 +88,31 @@ def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
 class _Pace:
     """Tells the share of the work that is done, in time: simulations still to come take as long as those so far did.
 
-    Tells 0 until enough of them are done to go by.
+    Simulations count as they are done, by the requests that they have finished. Tells 0 until enough are done to go by.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._began, self._share = tell, perf_counter(), 0.0
+    def __init__(self, tell: Tell, now_s: Callable[[], float] = perf_counter) -> None:
+        self._tell, self._now_s, self._began = tell, now_s, now_s()
         self._simulating: float | None = None
+        self._stage, self._share, self._done, self._left, self._said = "", 0.0, 0.0, 0.0, 0.0
 
-    def __call__(self, stage: str, done: float, left: float) -> None:
-        now = perf_counter()
+    def expect(self, stage: str, left: float) -> None:
+        """So many simulations of the whole traffic, more or less, are still to come."""
+        self._stage, self._left = stage, left
         if self._simulating is None:
-            self._simulating = now
-        if done > _UNTOLD * (done + left):
-            left_s = (now - self._simulating) / done * left
+            self._simulating = self._now_s()
+        self._say()
+
+    def did(self, simulations: float) -> None:
+        """So many more are done."""
+        self._done += simulations
+        self._left = max(self._left - simulations, _LEAST)
+        if self._done >= self._said + _TOLD:
+            self._say()
+
+    def _say(self) -> None:
+        now, self._said = self._now_s(), self._done
+        if self._simulating is not None and self._done > _UNTOLD * (self._done + self._left):
+            left_s = (now - self._simulating) / self._done * self._left
             self._share = max(self._share, (now - self._began) / (now - self._began + left_s))
-        self._tell(stage, self._share)
+        self._tell(self._stage, self._share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from planning.plan.trial import Found, Question
@@ -12,12 +12,10 @@ from planning.workers import Answer, Task, Workers
 class Planners(Workers[Question]):
     """Workers of a plan: each task is told what all others found before it."""
 
-    def run(
-        self, tasks: Sequence[Task[Question, Answer]], done: Callable[[int], None] = lambda count: None
-    ) -> list[Answer]:
+    def run(self, tasks: Sequence[Task[Question, Answer]]) -> list[Answer]:
         """See `Workers`."""
         known = dict(self.common.runs.known)
-        answers = super().run([partial(_told, task=task, known=known) for task in tasks], done)
+        answers = super().run([partial(_told, task=task, known=known) for task in tasks])
         for _, found in answers:
             self.common.runs.add(found)
         return [answer for answer, _ in answers]

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
@@ -23,19 +22,11 @@ _NEAR = 1.5  # times the price of the cheapest fleet: others that cost no more a
 _PATIENCE = 4  # times the first fleet tried: when that fails too, maybe nothing will do
 
 
-class Progress(NamedTuple):
-    """How far a search is: engines that are settled, simulations made, and about how many are still to come."""
-
-    settled: int
-    done: int
-    left: int
-
-
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[float], None]  # about how many simulations of the whole traffic are still to come
 Try = Callable[..., Trial]  # of a question, an engine, and, unless each request has a replica to itself, of `replicas`
 
 
-def silent(progress: Progress) -> None:
+def silent(left: float) -> None:
     """For when nobody asks how far it is."""
 
 
@@ -99,7 +90,7 @@ def search(
     """Every engine with its fewest replicas, up to `most`, or pruned where `keep` others are cheaper, or one by far:
     `near` times, and by more than any risk makes up for.
 
-    They are in the order given. `progress` is called after every round. Fleets are tried by `trial`, and by `alone`
+    They are in the order given. `progress` is called before every round. Fleets are tried by `trial`, and by `alone`
     whether any can do.
     """
     starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
@@ -108,8 +99,7 @@ def search(
         dearest = _dearest(found, spares, keep, max(near, 1 / (1 - workers.common.risk)))
         found = [_pruned(entry, spares, dearest) for entry in found]
         trials = [(at, _ask(entry, spares, dearest, trial, alone)) for at, entry in enumerate(found) if entry.open]
-        done = sum(len(entry.trials) for entry in found)
-        progress(Progress(len(found) - len(trials), done, sum(entry.bisection.left for entry in found if entry.open)))
+        progress(sum(entry.bisection.left for entry in found if entry.open))
         if not trials:
             return found
         answers = workers.run([task for _, task in trials])

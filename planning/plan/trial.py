@@ -20,6 +20,7 @@ from calibration.steps.observed import JudgedCost, ObservedOperations
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.plan.steady import Steady, steady
+from planning.workers import mark
 from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
 from sim.run_log import TableSink
@@ -148,6 +149,7 @@ class _Watch:
         block = TableSink()
         block.add_requests(columns)
         self._tables.append(block.requests)
+        mark(block.requests.num_rows)
         seen = RunMetrics(block.requests)
         for at, objective in enumerate(self._objectives):
             self._misses[at] += objective.misses(seen)[0]

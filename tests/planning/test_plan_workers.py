@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ import pytest
 from calibration.kernels.times import Coverage
 from calibration.steps.observed import ObservedOperations, ObservedPipeline
 from planning.plan.candidates import Engine
+from planning.plan.planner import _Pace
 from planning.plan.pricing import KernelPricing
 from planning.plan.trial import _Watch, try_fleet
-from planning.workers import Overdue, WorkerDied, Workers
+from planning.progress import TimeLeft
+from planning.workers import Overdue, WorkerDied, Workers, mark
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
@@ -177,3 +180,38 @@ main()
     assert first_answer == "tokentwin: From quick estimates: probably none: every fleet that was tried breaks the SLOs"
     assert end == "tokentwin: interrupted"
     assert process.returncode == 130
+
+
+def half_by_half(common: int, amount: float) -> float:
+    for _ in range(2):
+        mark(amount / 2)
+    return common * amount
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_tasks_mark_is_heard_before_their_answers(jobs: int) -> None:
+    heard: list[float] = []
+    with Workers(3, jobs, heard.append) as workers:
+        found = workers.run([partial(half_by_half, amount=amount) for amount in (4.0, 2.0, 6.0)])
+    assert found == [12.0, 6.0, 18.0] and sorted(heard) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    mark(1.0)  # outside of a task it is nobody's
+    assert len(heard) == 6
+
+
+def test_progress_never_falls_and_is_near_the_truth() -> None:
+    """On a fake clock, with fewer simulations than were expected: a second each after two seconds of a first answer."""
+    now, told = 0.0, []
+    pace = _Pace(lambda stage, share: told.append((now, share)), lambda: now)
+    now = 2.0
+    for expected, done in ((40.0, 10), (35.0, 10), (18.0, 10)):
+        pace.expect("searching", expected)
+        for _ in range(10 * done):
+            now += 0.1
+            pace.did(0.1)
+    shares = [share for _, share in told]
+    assert shares == sorted(shares) and len(told) > 200
+    late = [abs(share - at / now) for at, share in told if at > 0.7 * now]
+    assert late and max(late) < 0.2
+    left = TimeLeft(0.0)
+    known = [seconds for at, share in told if (seconds := left(share, at)) is not None]
+    assert known and known == sorted(known, reverse=True)
