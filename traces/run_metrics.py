@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
 from traces.schema import DATASETS
 from traces.slo import check_slo
+from traces.stays import Stays
 from traces.step_metrics import STEP_METRICS, StepMetrics
 from traces.step_work import StepWork
 
@@ -358,19 +359,9 @@ class RunMetrics:
         return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in found.sort_by("tier").to_pylist()}
 
     @cached_property
-    def outstanding(self) -> tuple[Floats, Floats]:
-        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system.
-
-        An unfinished request stays to the end of the window; one that left without its last token counts up to when it
-        left, if that is recorded.
-        """
-        arrivals, ends = self._stays
-        inside = np.isfinite(arrivals) & np.isfinite(ends)
-        return np.sort(arrivals[inside]), np.sort(ends[inside])
-
-    @cached_property
-    def _stays(self) -> tuple[Floats, Floats]:
-        """When each request came and left, NaN where that is not known."""
+    def _stays(self) -> Stays:
+        """An unfinished request stays to the end of the window; one that left without its last token counts up to when
+        it left, if that is recorded."""
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
         ends = np.where(np.isnan(ends), self._numbers_of("end_ns"), ends)
         if self.window_ns is not None:
@@ -378,35 +369,23 @@ class RunMetrics:
             ends = np.where(
                 self._with_status("unfinished"), np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends
             )
-        return arrivals, ends
+        return Stays(arrivals, ends)
+
+    @property
+    def outstanding(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system."""
+        return self._stays.outstanding
 
     def concurrency(self) -> tuple[float | None, int | None]:
         """Requests outstanding: time-weighted mean over the measurement window, and peak."""
-        arrivals, ends = self.outstanding
-        if self.window_ns is None or not len(arrivals):
-            return None, None
-        started = np.searchsorted(arrivals, arrivals, side="right")
-        ended = np.searchsorted(ends, arrivals, side="right")  # a request that ends as one arrives is gone
-        peak = int((started - ended).max())
-        first, last = self.window_ns
-        if last <= first:
-            return None, peak
-        return float((ends.sum() - arrivals.sum()) / (last - first)), peak
+        return self._stays.concurrency(self.window_ns)
 
     @cached_property
     def saturation(self) -> Saturation | None:
         """Whether the run keeps up with its arrivals; None when too few arrive to tell. The rule is the glossary's."""
-        return saturation_of(*self.outstanding, self._waiting_share)
-
-    def _waiting_share(self, begin: float, end: float) -> float:
-        """Share of their time that requests arriving between `begin` and `end` wait for their first step."""
-        arrivals, ends = self._stays
         scheduled = self._request("scheduled_ns")
         told = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
-        inside = (arrivals >= begin) & (arrivals < end) & np.isfinite(ends) & told
-        waits = np.fmin(scheduled, ends) - arrivals
-        stays = float((ends - arrivals)[inside].sum())
-        return float(waits[inside].sum()) / stays if stays > 0 else 0.0
+        return saturation_of(*self.outstanding, partial(self._stays.waiting_share, scheduled, told))
 
     @cached_property
     def _cost_usd(self) -> float | None:
