@@ -61,8 +61,9 @@ def main(questions: int, first: int) -> None:
             else:
                 missed += 1
                 print(f"{seed}: {said[-1]}; the answer: {found.answer}", flush=True)
-    print(f"{missed} of {missed + len(widths)} feasible questions missed; high end over low end: median", end=" ")
-    print(f"{statistics.median(widths):.2g}, greatest {max(widths):.2g}")
+    print(f"{missed} of {missed + len(widths)} feasible questions missed")
+    if widths:
+        print(f"high end over low end: median {statistics.median(widths):.2g}, greatest {max(widths):.2g}")
 
 
 def _number(text: str) -> int:
