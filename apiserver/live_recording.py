@@ -122,10 +122,12 @@ class LiveRecording:
     def add_request(self, row: Mapping[str, Any]) -> None:
         self._note("request", row)
         id = row["request_id"]
-        request = self._requests.pop(id)
+        request = replace(self._requests.pop(id), grammar_compile_ns=row.get("grammar_compile_ns") or 0)
         if row["status"] == "finished":
-            stopped = {"stop_ns": row["end_ns"]} if row["reason"] else {"output_len": row["output_tokens"]}
-            request = replace(request, **stopped)
+            if row["reason"]:
+                request = replace(request, stop_ns=row["end_ns"])
+            elif row["output_tokens"] < request.output_len:  # by a stop token
+                request = replace(request, output_len=row["output_tokens"], max_tokens=request.output_limit)
         elif row["reason"] and row["status"] not in ("rejected", "timed_out"):
             request = replace(request, cancel_ns=row["end_ns"])
         self._ended[id] = request

@@ -204,10 +204,9 @@ class _Clients:
                 new.logprobs.append(logprob)
             return len(answer.tokens) >= asked.min_tokens and token in asked.stop_ids
 
-        grammar = self._engine.grammars.make(asked.grammar) if asked.grammar else None
         sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed)
         request = self._engine.add(
-            arrived, asked.prompt, sampling=sampling, on_token=take, logprobs=asked.logprobs, grammar=grammar
+            arrived, asked.prompt, grammar=asked.grammar, sampling=sampling, on_token=take, logprobs=asked.logprobs
         )
         self._recorder.arrived(request, came_ns, came_ns, self._now())
         if request.status is Status.REJECTED:

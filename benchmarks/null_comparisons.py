@@ -88,6 +88,8 @@ def main() -> None:
         ("1,000 requests, lightly loaded, noisy steps", lambda: claimed(noisy, 1000, 10)),
         ("400 requests, close to saturation, noisy steps", lambda: claimed(noisy, 400, 40)),
         ("1,000 requests, close to saturation, noisy steps", lambda: claimed(noisy, 1000, 40)),
+        ("400 requests, overloaded, noisy steps", lambda: claimed(noisy, 400, 60)),
+        ("1,000 requests, overloaded, noisy steps", lambda: claimed(noisy, 1000, 60)),
         ("6 seeds of 150 requests, noisy steps", lambda: claimed(noisy, 150, 20, seeds=6)),
         ("400 requests, `sjf`", lambda: claimed(guessed, 400, 40)),
     ):

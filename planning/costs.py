@@ -17,6 +17,7 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
 from serving.deployments.config import Deployment
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_kv_groups
@@ -26,11 +27,15 @@ from serving.own_cost import identity, names_own_cost, own_cost
 
 
 class Priced(NamedTuple):
-    """A deployment, its cost model (which counts the steps that it times), and the id of the calibration behind it."""
+    """A deployment, its cost model (which counts the steps that it times), and the id of the calibration behind it.
+
+    `defaults` says which settings the deployment left to its engine, and what they are.
+    """
 
     deployment: Deployment
     cost: JudgedCost
     calibration: str
+    defaults: str = ""
 
     @property
     def gpu(self) -> GpuSpec | None:
@@ -92,6 +97,16 @@ def check_timed(calibration: str | None, gpu: str | None) -> None:
         raise UserError("calibration", None, remedy)
 
 
+def timing_gpu(calibration: str | None, gpu: str | None) -> GpuSpec | None:
+    """The GPU whose kernel tables time the steps; None where our own engine or a cost model of one's own does."""
+    if calibration is None:
+        return find_gpu(gpu or "")
+    if names_own_cost(calibration):
+        return None
+    learnt = calibration_in(calibration)
+    return find_gpu(gpu or learnt.gpu) if isinstance(learnt, ExternalCalibration) else None
+
+
 def calibration_in(directory: str | Path) -> Calibration | ExternalCalibration:
     """What `tokentwin calibrate` left there, of our own engine or of another. Raises UserError for anything else."""
     file = Path(directory) / FILE
@@ -118,12 +133,14 @@ def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment
         predicted_cost,
     )
 
+    spec = find_gpu(gpu)
+    defaults, deployment = defaults_taken(deployment, spec), with_engine_defaults(deployment, spec)
     if deployment.gpu_memory_utilization is not None:
-        capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
+        capacity = kv_capacity(find_model(deployment.model), spec, deployment)
         capacity.check(deployment)
         fitted = deployment.rescheduled(num_blocks=capacity.num_blocks)
         deployment = fitted.model_copy(update={"gpu_memory_utilization": None})
-    return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt))
+    return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt), defaults)
 
 
 def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:

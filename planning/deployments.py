@@ -11,7 +11,11 @@ from serving.deployments.config import Deployment, load_deployment, parse
 from serving.errors import UserError
 from serving.plugins import check_name
 
-SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks")
+SCHEDULER_FLAGS = (
+    "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
+    "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "prefill_schedule_interval",
+    "max_model_len", "block_size", "num_blocks",
+)  # fmt: skip
 FLAGS = (
     "model", "device", "dtype", "threads", "attention", "quantization", "kv_cache_dtype", "tensor_parallel_size",
     "pipeline_parallel_size", "gpu_memory_utilization", "policy",
@@ -30,6 +34,8 @@ def read_deployment(
             remedy = "cannot be combined with gpu_memory_utilization; give one of them"
             raise UserError("num_blocks", flags["num_blocks"], remedy)
         data["gpu_memory_utilization"] = None
+    elif flags.get("gpu_memory_utilization") is not None:
+        data.get("scheduler", {}).pop("num_blocks", None)
     data.update({name: flags[name] for name in FLAGS if flags.get(name) is not None})
     scheduler = (*SCHEDULER_FLAGS, "async_scheduling")
     data.setdefault("scheduler", {}).update({name: flags[name] for name in scheduler if flags.get(name) is not None})

@@ -37,6 +37,7 @@ class PricedScenario:
     calibration         id of what times the steps of what no pool times by its own
     gpu                 what those run on; None for our own engine
     front_door          the API server through which clients reach it; None where they meet the router
+    defaults            which settings its pools left to their engine, and what those are: a line each
     usd_per_gpu_hour    by pool, None where there is no price; and
     devices             by which names their prices are known
     """
@@ -52,6 +53,7 @@ class PricedScenario:
     usd_per_gpu_hour: Mapping[str, float | None] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     front_door: FrontDoor | None = None
+    defaults: tuple[str, ...] = ()
 
     @property
     def fleet(self) -> FleetConfig:
@@ -193,6 +195,7 @@ def price_scenario(
             for pool, by in zip((fleet or plain_fleet(1)).pools, timed, strict=True)
         },
         tuple(dict.fromkeys(by.device for by in timed)),
+        defaults=tuple(dict.fromkeys(by.defaults for by in timed if by.defaults)),
     )
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, with_stated_blocks
 from serving.errors import UserError
 
 
@@ -28,7 +28,7 @@ def _stated(deployment: Deployment | None) -> dict[str, Any] | None:
 
 
 # A deployment of which only what was stated is kept: the rest follows from what it is completed by.
-StatedDeployment = Annotated[Deployment, PlainSerializer(_stated)]
+StatedDeployment = Annotated[Deployment, AfterValidator(with_stated_blocks), PlainSerializer(_stated)]
 
 # What times the steps of a simulation; None where a GPU's kernel tables do.
 TimedBy = Annotated[

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from planning.request import Request, TimedBy
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, parse, with_stated_blocks
 from serving.deployments.fleet import RouterConfig
 from serving.deployments.gpu_spec import gpus
 from serving.scheduler import find_policy
@@ -30,6 +30,9 @@ class TraceWorkload(Request):
     )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
     rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
+    warm_up_s: float | None = Field(
+        None, gt=0, le=1e9, description="seconds at the start whose arrivals are served but not counted"
+    )
     spread_ticks: bool = Field(False, description="spread arrivals with the same timestamp evenly until the next one")
 
 
@@ -39,7 +42,9 @@ class Scenario(Request):
     `workload` is a `TraceWorkload` when it names a `trace`, and otherwise what `tokentwin trace synth` takes.
     """
 
-    deployment: Deployment = Field(description="the deployment, as in a deployment's own YAML file")
+    deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
+        description="the deployment, as in a deployment's own YAML file"
+    )
     gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
     calibration: TimedBy = None
     workload: dict[str, Any] = Field(description="a trace, or the specification of a synthetic workload")
@@ -91,6 +96,13 @@ class Scenario(Request):
             raise ValueError("leave replicas and router out, because the deployment's fleet states them")
         return self
 
+    def whole(self) -> tuple[Scenario, tuple[str, ...]]:
+        """The same with its engines' defaults stated, and a line for each set of these. Raises UserError."""
+        from planning.whole_deployment import whole_deployment
+
+        deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
+        return self.model_copy(update={"deployment": deployment}), defaults
+
     def offered(self) -> Workload:
         """The workload. Raises UserError when its trace cannot be read."""
         from planning.traffic import is_specification
@@ -105,7 +117,7 @@ class Scenario(Request):
         workload = synthesise(read_spec(source.trace)) if specified else read_workload(source.trace)
         if source.spread_ticks:
             workload = spread_ticks(workload)
-        return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale)
+        return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale, warm_up_s=source.warm_up_s)
 
     def priced(self) -> PricedScenario:
         """Ready to be simulated. Raises UserError when its settings do not go together."""

@@ -39,22 +39,27 @@ def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
     """`base` with each setting in its place. Raises UserError that names the setting that is wrong, or set twice."""
-    data = base.model_dump(mode="json")
-    known: dict[tuple[str, ...], str] = {}
+    data = base.model_dump(mode="json", exclude_unset=True)  # what nobody stated, the engine's defaults fill
+    whole, known = base.model_dump(mode="json"), dict[tuple[str, ...], str]()
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
         *way, last = ("scheduler", path) if bare else path.split(".")
         if (other := known.setdefault((*way, last), path)) != path:
             raise UserError(path, value, f"is set twice, also as {other}; leave one of them out")
-        node = data
+        node, known_there = data, whole
         for name in way:
-            node[name] = {} if node.get(name) is None else node[name]
-            node = node[name]
-            if not isinstance(node, dict):
+            there = known_there.get(name) or {}
+            if not isinstance(there, dict):
                 raise UserError(path, value, f"cannot be set, because {name} is a single value")
+            node[name] = {} if node.get(name) is None else node[name]
+            node, known_there = node[name], there
         node[last] = value
-        if node is data["scheduler"] and last == "num_blocks":
-            data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
+    if ("scheduler", "num_blocks") in known:
+        if data.get("gpu_memory_utilization") is not None and ("gpu_memory_utilization",) in known:
+            path = known["scheduler", "num_blocks"]
+            remedy = "cannot be combined with gpu_memory_utilization; give one of them"
+            raise UserError(path, data["scheduler"]["num_blocks"], remedy)
+        data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
     return parse(Deployment, data, where="deployment")
 
 

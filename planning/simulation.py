@@ -36,12 +36,14 @@ class SimulatedRun(Answer):
 
     bands       ends of the 90 % bands by metric and statistic; None where they were not wanted
     standing    how far its step times can be trusted: the `mark`, and the `reason`
+    defaults    which settings its pools left to their engine, and what those are: a line each
     """
 
     recording: Recording
     metrics: RunMetrics
     bands: dict[str, dict[str, tuple[float, float]]] | None
     standing: dict[str, str]
+    defaults: tuple[str, ...] = ()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -54,6 +56,7 @@ class SimulatedRun(Answer):
     def report(self) -> Iterator[RenderableType]:
         yield from run_report(self.metrics, self.bands)
         yield Text(f"{self.standing['mark']}: {self.standing['reason']}")
+        yield from map(Text, self.defaults)
 
 
 def recorded(
@@ -96,10 +99,12 @@ def recorded(
         notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
     if scenario.gpu:
         notes["gpu"] = scenario.gpu
+    if scenario.defaults:
+        notes["defaults"] = list(scenario.defaults)
     if around:
         notes["bands"] = around
     add_notes(out, notes)
-    return SimulatedRun(Recording.load(out), metrics, around, notes["standing"])
+    return SimulatedRun(Recording.load(out), metrics, around, notes["standing"], scenario.defaults)
 
 
 def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[RunMetrics]:

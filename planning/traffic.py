@@ -22,7 +22,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
-from traces.reshape import at_rate, reshaped
+from traces.reshape import at_rate, only, reshaped
 from traces.synth import SynthSpec, read_spec
 
 BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, by default
@@ -153,7 +153,11 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
     if requests[first].arrival_ns == requests[end - 1].arrival_ns:
         remedy = "has all arrivals at one instant, and so no rate; give a trace with arrivals over some time"
         raise UserError("trace", workload.name, remedy)
-    return reshaped(replace(workload, requests=requests[first:end]), rate_scale=rate_scale)
+    planned = reshaped(only(workload, requests[first:end]), rate_scale=rate_scale)
+    planned = replace(planned, requests=list(planned.requests))
+    if math.isinf(mean_rate(planned)):
+        raise UserError("rate-scale", rate_scale, "brings all arrivals to one instant, and so no rate; lower it")
+    return planned
 
 
 def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from serving.errors import UserError
+from serving.python_process import without_main
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -116,7 +117,7 @@ class Workers(Generic[Common]):
                 worker.connection.send(following[1])
 
         try:
-            for _ in range(self.jobs):
+            for _ in range(min(self.jobs, len(tasks))):
                 give()
             while busy:
                 longest, (_, _, began) = next(iter(busy.items()))
@@ -160,7 +161,8 @@ def _started(common: Any) -> _Worker:
     resource_tracker.ensure_running()  # which start() would do, and thereby unblock the signal
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # and so for good in the child
     try:
-        process.start()
+        with without_main():
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     theirs.close()

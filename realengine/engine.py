@@ -17,6 +17,7 @@ from typing import Any
 from realengine.deployable import check_deployment
 from realengine.drafting.drafter import Drafter, find_drafter, propose
 from realengine.grammar import Grammars
+from realengine.grammar_compiler import GrammarCompiler
 from realengine.hold import Hold
 from realengine.host_tier import HostTier
 from realengine.kv_budget import KvBudget
@@ -30,7 +31,6 @@ from realengine.token_content import TokenContent
 from realengine.verification import VerifiedTokens, verify_step
 from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
-from serving.call_limit import CallWatch
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.kv.contiguous_pool import longest_free
@@ -39,7 +39,7 @@ from serving.kv.tiered_blocks import tier_blocks
 from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
-from serving.scheduler import POLICIES, Scheduler, find_policy
+from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 
@@ -66,6 +66,7 @@ class Engine:
         parallel = deployment.tensor_parallel_size > 1
         self.runner: ModelRunner | Ranks = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
         self._runners = [self.runner]  # and a draft model's
+        self._compiler = GrammarCompiler()
         self.memory_report = ""
         self._drafter: Drafter | None = None
         self.tier: HostTier | None = None
@@ -85,7 +86,6 @@ class Engine:
         self._unusable = ""  # why no step may run
         self.sequences: dict[int, TokenSequence] = {}
         self.scheduler: Scheduler
-        self.watch = CallWatch(deployment.policy not in POLICIES)
         self.reset()
 
     def _fit_memory(self, deployment: Deployment) -> Deployment:
@@ -142,13 +142,15 @@ class Engine:
         self.sequences.clear()
         self._demand = WaitingDemand(self._config)
         self._preempted_ns: dict[int, int] = {}
+        self._compiled_ns: dict[int, int] = {}
+        self._compiler.close()
         self._host_free_ns: int | None = None
         self._hold = Hold()
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.scheduler
         self.scheduler = find_policy(name)(settings, content=content)
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
-        self._policy = contract_with(name, self.scheduler, settings, self.watch)
+        self._policy = contract_with(name, self.scheduler, settings)
         if (tiers := self.deployment.kv_tiers) is not None:
             self.tier = HostTier(self._runners, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
@@ -179,15 +181,19 @@ class Engine:
         """
         self._unusable = _CLOSED
         self._in_flight.clear()
+        self._compiler.close()
         for runner in reversed(self._runners):
             runner.close()
 
-    def add(self, arrived: WorkloadRequest, prompt: Sequence[int], **tokens: Any) -> Request:
+    def add(self, arrived: WorkloadRequest, prompt: Sequence[int], *, grammar: str = "", **tokens: Any) -> Request:
         """Queue a request with token ids `prompt`; `tokens` say more of those, as `TokenSequence` has it. One that is
-        `structured` brings a grammar, which `grammars` makes."""
+        `structured` brings a grammar, as `realengine.grammar` writes it, and waits until that is compiled."""
+        grammars = self.grammars if grammar else None
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
             self.sequences[request.id] = TokenSequence(request, prompt, **tokens)
+            if grammars is not None:
+                self._compiler.compile(request, grammars, grammar)
             self._demand.wait(request)
         return request
 
@@ -209,6 +215,7 @@ class Engine:
 
     def _forget(self, id: int) -> None:
         self.sequences.pop(id, None)
+        self._compiler.drop(id)
         if self._drafter is not None:
             self._drafter.leave(id)
         self._seating.leave(id)
@@ -224,9 +231,9 @@ class Engine:
 
     @property
     def stirs(self) -> bool:
-        """Whether there may be something to run without anybody's doing: KV is on its way from or to host memory, or
-        requests wait for a limited time."""
-        return self._hold.on or (self.tier is not None and self.tier.busy)
+        """Whether there may be something to run without anybody's doing: KV is on its way from or to host memory,
+        grammars are being compiled, or requests wait for a limited time."""
+        return self._hold.on or self._compiler.busy or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Step | None:
         """Plan a step and hand it to the device; None when there is nothing to run.
@@ -256,7 +263,11 @@ class Engine:
             raise
 
     def _launch(self) -> Step | None:
+        if self._compiler.busy:
+            self._take_grammars()
         plan_ns = perf_counter_ns()
+        if self.tier is not None:
+            self.tier.poll()  # once: a recording says what had come by `plan_ns`, however often it takes to plan
         plan = self._plan()
         if self._hold.is_over(plan_ns, self._policy.hold_ns):
             self._policy.hold_no_longer()
@@ -273,7 +284,7 @@ class Engine:
         rows = plan.rows()
         if self.tier is not None:
             self.tier.before_step(plan, [flight.launched for flight in self._in_flight if flight.launched])
-        flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns)
+        flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns, self._compiled_ns)
         if self._drafter is None or not self._in_flight:
             self._hand_over(flight)  # else it waits for what is accepted of the step under way, and drafted then
         flight.load = self._load()
@@ -281,9 +292,14 @@ class Engine:
         flight.host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
         self._host_free_ns = now
         flight.tier = None if self.tier is None else self.tier.events()
-        self._preempted_ns = {}
+        self._preempted_ns, self._compiled_ns = {}, {}
         self._in_flight.append(flight)
         return flight
+
+    def _take_grammars(self, wait: bool = False) -> None:
+        for request, grammar in self._compiler.compiled(wait):
+            self.sequences[request.id].grammar = grammar
+            self._compiled_ns[request.id] = perf_counter_ns()
 
     def _hand_over(self, flight: Step) -> None:
         """Make the tensors of a planned step, and hand them to the device."""
@@ -302,8 +318,6 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         plan_start_ns = perf_counter_ns()
-        if self.tier is not None:
-            self.tier.poll()
         plan = self._policy.schedule()
         if self.tier is not None and plan.preempted:
             self.tier.must_settle = True
@@ -366,6 +380,9 @@ class Engine:
             pass
         if not self._in_flight and self._hold.on:
             self._policy.hold_no_longer()
+            return self.step()
+        if not self._in_flight and self._compiler.busy:
+            self._take_grammars(wait=True)
             return self.step()
         return self.finish()
 

@@ -46,7 +46,7 @@ def stream(
         sampling=sampling,
         stop_ids=engine.spec.eos_ids,
         on_token=take,
-        grammar=engine.grammars.make(grammar) if grammar else None,
+        grammar=grammar,
     )
     if request.status is Status.REJECTED:
         raise UserError("prompt", f"{len(prompt)} tokens", request.reason)

@@ -146,7 +146,7 @@ class HostTier(TieredBlocks):
     # What the engine tells
 
     def poll(self) -> None:
-        """Tell the scheduler which copies have ended. To be called before each plan."""
+        """Tell the scheduler which copies have ended. To be called before each step is planned."""
         came = []
         while self._under_way and self._under_way[0].copy.done():
             copy, reads, size_bytes, submitted_ns, request = self._under_way.popleft()
@@ -169,7 +169,8 @@ class HostTier(TieredBlocks):
     def attempted(self, plan_ns: int) -> None:
         """A plan had nothing to run."""
         loaded, released, loads, _, attempts = self._events
-        if not attempts or loaded or released or len(loads) > self._loads_noted:
+        stepped = not attempts or attempts[-1].in_flight > self._in_flight
+        if stepped or loaded or released or len(loads) > self._loads_noted:
             attempts.append(Attempt(plan_ns, self._in_flight, list(loaded), list(released)))
             loaded.clear()
             released.clear()

@@ -29,6 +29,7 @@ from realengine.step_input import StepInput
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
+from serving.python_process import without_main
 
 _ON_EVERY_RANK = (
     "allocate", "keep_in_host", "warm_up", "dummy_step", "graph_mixed_steps", "time_steps", "time_operations",
@@ -62,7 +63,8 @@ class Ranks:
             mine, theirs = spawn.Pipe()
             arguments = (deployment, files.to_send(), rank, meeting, theirs)
             process = spawn.Process(target=serve, args=arguments, daemon=True)
-            process.start()
+            with without_main():
+                process.start()
             theirs.close()
             self._pipes.append(mine)
             self._processes.append(process)

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,7 @@ from realengine.run_recorder import RunRecorder
 from realengine.segment_tokens import SegmentTokens, quotes
 from realengine.sequence import TokenSequence
 from realengine.step import Step
+from serving.call_limit import watching
 from serving.canary import canary_rows
 from serving.clients import Clients
 from serving.deployments.config import Deployment
@@ -92,7 +94,7 @@ def record(
         before = canary(engine)
         forces = engine.deployment.scheduler.speculative is None
         texts = ReplayTexts(offered, engine.spec.vocab_size, forces)
-        with engine.watch.on(), no_cycle_search(), ctrl_c_heard() as stopped:
+        with watching(), no_cycle_search(), ctrl_c_heard() as stopped:
             recorder = RunRecorder(writer, perf_counter_ns(), progress, engine.tier_name)
             clients = _ReplayedClients(engine, offered, texts, recorder)
             drive(engine, clients, recorder, stopped)
@@ -179,6 +181,11 @@ class ReplayTexts:
             write_parquet(replace(self._workload, requests=sent), writer.workload_path)
 
 
+@cache
+def _endless_objects() -> str:
+    return json_grammar(ENDLESS_OBJECTS)
+
+
 class RequestsAtEngine:
     """Requests of a workload that an engine has, each followed by `recorder`."""
 
@@ -193,8 +200,8 @@ class RequestsAtEngine:
     def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None, send_ns: int) -> bool:
         """Queue a request with token ids of its prompt and, if it is forced, of its output; whether it is taken."""
         engine = self._engine
-        grammar = engine.grammars.make(json_grammar(ENDLESS_OBJECTS)) if arrived.structured else None
-        request = engine.add(arrived, prompt, forced=output, grammar=grammar)
+        grammar = _endless_objects() if arrived.structured else ""
+        request = engine.add(arrived, prompt, grammar=grammar, forced=output)
         self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
         if request.status is Status.REJECTED:
             self._recorder.left(request, "rejected")

@@ -22,8 +22,10 @@ from realengine.replay import FLUSH_NS, RequestsAtEngine, canary, no_cycle_searc
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.weights import ModelFiles
+from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.errors import UserError
+from serving.python_process import without_main
 from serving.workload import WorkloadRequest
 
 _ENDING_S = 5.0  # how long a process may take to end by itself
@@ -105,7 +107,8 @@ class ReplicaProcess:
         alone = deployment.tensor_parallel_size == 1  # one with ranks has processes of its own, as no daemon may
         arguments = (deployment, files.to_send(), draft and draft.to_send(), gpus, theirs)
         self._process = spawn.Process(target=_serve, args=arguments, daemon=alone)
-        self._process.start()
+        with without_main():
+            self._process.start()
         theirs.close()
 
     def begin(self, call: str, *arguments: object) -> None:
@@ -240,7 +243,7 @@ class _Served:
     def replay(self) -> Ran:
         """Run what comes until `End`, telling of it, once it is `Ready` and was told when the run starts."""
         engine = self._engine
-        with engine.watch.on(), no_cycle_search():
+        with watching(), no_cycle_search():
             self._pipe.send(Ready())
             clients = _SentRequests(engine, self.inbox, self._pipe, self.inbox.next())
             drive(engine, clients, clients.recorder, lambda: clients.over)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ class _Life:
     arrival_ns: int
     send_ns: int
     queued_ns: int
+    compiled_ns: int | None = None
     scheduled_ns: int | None = None
     preempted_at_ns: int | None = None
     resumes_from_ns: int | None = None  # preempted then, and admitted again in a step not yet noted
@@ -58,6 +60,7 @@ class RunRecorder:
         self._progress = progress
         self._tier = tier
         self._ended = 0
+        self._returned_steps = 0
         self._lives: dict[int, _Life] = {}
         self._steps: list[dict[str, Any]] = []
         self._device_ns = 0
@@ -78,16 +81,21 @@ class RunRecorder:
         self._lives[request.id] = _Life(request, arrival_ns, send_ns, queued_ns)
 
     def planned(self, flight: Step) -> None:
-        """Preemptions count from the plan: in the overlapped loop a request may finish before that step runs."""
+        """Grammars and preemptions count from the plan: in the overlapped loop who is preempted may finish before it
+        runs."""
         for id, preempted_ns in flight.preempted_ns.items():
             if (life := self._lives.get(id)) is not None:
                 life.preempted_at_ns = preempted_ns - self.started_ns
+        for id, compiled_ns in flight.compiled_ns.items():
+            if (life := self._lives.get(id)) is not None:
+                life.compiled_ns = compiled_ns - self.started_ns
         for request in flight.plan.admitted:
             if (life := self._lives.get(request.id)) is not None:
                 life.resumes_from_ns, life.preempted_at_ns = life.preempted_at_ns, None
 
     def ran(self, step: Step) -> None:
         """A step has ended."""
+        self._returned_steps += 1
         start_ns, end_ns = step.start_ns - self.started_ns, step.end_ns - self.started_ns
         for request in step.plan.admitted:
             if (life := self._lives.get(request.id)) is None:
@@ -147,8 +155,11 @@ class RunRecorder:
     ) -> None:
         """`request` is gone, with this status of a recording's `requests`; `finish_ns` if it finished."""
         life = self._lives.pop(request.id)
+        gone = status == "cancelled" or reason == STOPPED
         self._ended += 1
         times = life.token_times_ns
+        if request.compiling:
+            life.compiled_ns = perf_counter_ns() - self.started_ns  # so long at least
         self.sink.add_request(
             **request.arrived.labels,
             replica=0,
@@ -168,6 +179,8 @@ class RunRecorder:
             recomputed_tokens=max(request.recomputed, 0),
             token_times_ns=times,
             end_ns=end_ns,
+            steps_before_end=self._returned_steps if gone else None,
+            grammar_compile_ns=None if life.compiled_ns is None else life.compiled_ns - life.queued_ns,
             **self._tiered(life),
             **_request_drafts(request),
         )

@@ -20,7 +20,8 @@ class TokenSequence:
     stop_ids  tokens that end the request
     on_token  sees every output token and, with `logprobs`, the natural logarithm of its probability; returning True
               ends the request (a stop string)
-    grammar   what its answer may be; it goes by what is sampled, also where other tokens are forced
+    grammar   what its answer may be, once that is compiled; it goes by what is sampled, also where other tokens are
+              forced
     drafts    tokens proposed to follow, for the next step to verify
     odds      the probabilities `[vocab]` with which each of them was drawn; empty where it was proposed with certainty
     """
@@ -35,7 +36,6 @@ class TokenSequence:
         stop_ids: Collection[int] = (),
         on_token: Callable[[int, float | None], bool] | None = None,
         logprobs: bool = False,
-        grammar: Grammar | None = None,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -49,7 +49,7 @@ class TokenSequence:
         self._stop_ids = stop_ids
         self._on_token = on_token
         self.logprobs = logprobs
-        self.grammar = grammar
+        self.grammar: Grammar | None = None
 
     @property
     def outputs(self) -> list[int]:

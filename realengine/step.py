@@ -34,6 +34,7 @@ class Step:
     begun, computed, sampled and, where there are drafts, drafted.
 
     preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
+    compiled_ns   likewise, whose grammar was found to be compiled
     launched      None while it waits for the drafts that it verifies
     prepare_ns    host time making its tensors, which are there at `prepared_ns`
     launch_ns     host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
@@ -62,6 +63,7 @@ class Step:
     plan_ns: int
     scheduled_ns: int
     preempted_ns: dict[int, int]
+    compiled_ns: dict[int, int] = field(default_factory=dict)
     load: Load = _NOTHING
     sampled_rows: list[int | None] = field(default_factory=list)
     launched: Launched | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from serving.errors import UserError
+from serving.json_file import parse_json
 
 
 class Tokenizer:
@@ -73,9 +73,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError("model", str(path.parent), f"{path.name} is not valid JSON: {error}") from None
+        raise UserError("model", str(path.parent), f"{path.name} {error}") from None
     if not isinstance(config, dict):
         raise UserError("model", str(path.parent), f"{path.name} is not a JSON object; fetch the model again")
     return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
+from serving.json_file import parse_json
 
 _SMALL = {
     "vocab_size": 1024,
@@ -163,9 +163,9 @@ def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError("model", str(path.parent), f"{path.name} is not valid JSON: {error}") from None
+        raise UserError("model", str(path.parent), f"{path.name} {error}") from None
 
 
 def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:

@@ -1,22 +1,28 @@
-"""Calls to a user's own policy or router, which may raise anything, or never return.
+"""Calls to a user's own policy, router or cost model, which may raise anything, or never return.
 
-A wall clock is looked at, but only to end a run that hangs: no result ever depends on it. One timer ticks for a whole
-run and sees whether the call under way is still the one of the tick before, so that a call costs two additions.
+A wall clock is looked at, but only to end what hangs: no result ever depends on it. A timer ticks and sees whether the
+call under way is still the one of the tick before. It runs from the first call on: to its end, or in a run, where calls
+are many, to the end of the run.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
 from serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
+_TICKS = 10  # in that time
+_LONGER = 6  # times as long may an import or a constructor take, which may read much
+_MOST_IGNORED = 3  # a call that goes on after being ended so often never will be
 
 
 class Overtime(BaseException):
@@ -31,82 +37,181 @@ class Fault(Exception):
         super().__init__(what)
 
 
-class CallWatch:
-    """Watches one thread's calls while it is `on`, if they are to be watched at all.
+class _Watch:
+    """Of one thread.
 
-    calls    calls begun plus calls ended: odd while one is under way
-    limit_s  seconds that a call may take, and up to twice that until it is seen
+    calls              calls begun plus calls ended: odd while one is under way; and
+    calls_at_tick      the same at the last tick
+    name, limits       of the call under way: its name, and how many CALL_LIMIT_S it may take
+    ticks, overtimes   how many of each there were during that call, and
+    ticks_of_overtime  ticks at the last `Overtime`
+    timer              what to close when no more calls are to be watched; None while nothing ticks
+    in_run             whether the timer goes on between calls
+    ends_s, limit_s    when the time of `time_limit` is over, and how long that was
     """
 
-    def __init__(self, needed: bool) -> None:
-        self.calls = 0
-        self.limit_s = CALL_LIMIT_S
-        self._needed = needed
-        self._at_last_tick = 0
+    def __init__(self) -> None:
+        self.limits = 1
+        self.calls = self.calls_at_tick = self.ticks = self.overtimes = self.ticks_of_overtime = 0
+        self.timer: ExitStack | None = None
+        self.in_run = False
+        self.name = ""
+        self.ends_s: float | None = None
+        self.limit_s = 0.0
 
-    def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What it returns. Raises `Fault` for whatever it does instead, but a UserError and Ctrl-C as they are."""
-        self.calls += 1
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.watch = _Watch()
+
+
+_threads = _Threads()
+
+
+def limited(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """What `call` returns. Raises `Fault` for whatever it does instead, but a UserError and Ctrl-C as they are.
+
+    A call takes at most `CALL_LIMIT_S` seconds. Calls within a call are part of it.
+    """
+    return _limited(1, call, *arguments, **settings)
+
+
+def limited_longer(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """The same for an import and a constructor, which may take longer."""
+    return _limited(_LONGER, call, *arguments, **settings)
+
+
+def _limited(limits: int, call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    watch = _threads.watch
+    if watch.calls % 2:
+        return call(*arguments, **settings)
+    if watch.timer is None:
+        watch.timer = _ticking(watch)
+    watch.limits = limits
+    watch.name = getattr(call, "__name__", "a call").lstrip("_")
+    watch.calls += 1
+    try:
         try:
-            return call(*arguments)
-        except (UserError, KeyboardInterrupt):
+            if watch.ends_s is not None and monotonic() >= watch.ends_s:
+                raise Overtime
+            return call(*arguments, **settings)
+        except (UserError, KeyboardInterrupt, Overtime):
             raise
-        except Overtime:
-            name = getattr(call, "__name__", "a call").lstrip("_")
-            what = f"{name}() has not returned after {self.limit_s:g} s, the limit of one call"
-            raise Fault("time", what) from None
         except BaseException as error:
             raise Fault("calls", f"raised {raised(error)}") from error
-        finally:
-            self.calls += 1
+    except Overtime:
+        watch.calls += 1  # from here on nothing is ended
+        raise Fault("time", _overtime(watch)) from None
+    finally:
+        watch.calls += watch.calls % 2
+        if not watch.in_run:
+            _stop(watch)
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """From now on a call that lasts from one tick to the next is ended by `Overtime`."""
-        if not self._needed:
-            yield
-            return
-        timer = self._by_signal if threading.current_thread() is threading.main_thread() else self._by_thread
-        self._at_last_tick = 0
-        with timer():
-            yield
 
-    @property
-    def _overtime(self) -> bool:
-        same = self.calls == self._at_last_tick
-        self._at_last_tick = self.calls
-        return same and self.calls % 2 == 1
+@contextmanager
+def watching() -> Iterator[None]:
+    """Calls of this thread are many from now on: one timer is enough for all."""
+    watch = _threads.watch
+    before, watch.in_run = watch.in_run, True
+    try:
+        yield
+    finally:
+        watch.in_run = before
+        if not before:
+            _stop(watch)
 
-    @contextmanager
-    def _by_signal(self) -> Iterator[None]:
-        """The main thread: a signal also wakes it from a sleep."""
 
-        def tick(number: int, frame: FrameType | None) -> None:
-            if self._overtime:
-                raise Overtime
+@contextmanager
+def time_limit(limit_s: float) -> Iterator[None]:
+    """All calls of this thread together are over after `limit_s` seconds, with a `Fault` in the last."""
+    watch = _threads.watch
+    watch.ends_s, watch.limit_s = monotonic() + limit_s, limit_s
+    try:
+        yield
+    finally:
+        watch.ends_s = None
 
-        before = signal.signal(signal.SIGALRM, tick)
-        signal.setitimer(signal.ITIMER_REAL, self.limit_s, self.limit_s)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
 
-    @contextmanager
-    def _by_thread(self) -> Iterator[None]:
-        """Any other thread gets the exception when it next runs Python code."""
-        watched, over = threading.get_ident(), threading.Event()
+def _overtime(watch: _Watch) -> str:
+    if watch.ends_s is not None and monotonic() >= watch.ends_s:
+        return f"{watch.name}() was under way after {watch.limit_s:g} s, the limit of all calls together"
+    return f"{watch.name}() has not returned after {CALL_LIMIT_S * watch.limits:g} s, the limit of one call"
 
-        def watch() -> None:
-            while not over.wait(self.limit_s):
-                if self._overtime:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), ctypes.py_object(Overtime))
 
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+def _is_over(watch: _Watch) -> bool:
+    """At a tick: whether the call under way is to be ended, by one `Overtime` in so many ticks.
+
+    A second one at once could hit what comes after the call.
+    """
+    if watch.calls % 2 == 0:
+        return False
+    if watch.calls != watch.calls_at_tick:
+        watch.calls_at_tick = watch.calls
+        watch.ticks = watch.overtimes = 0
+        watch.ticks_of_overtime = -_TICKS
+    watch.ticks += 1
+    late = watch.ticks > _TICKS * watch.limits or (watch.ends_s is not None and monotonic() >= watch.ends_s)
+    if not late or watch.ticks - watch.ticks_of_overtime < _TICKS:
+        return False
+    watch.ticks_of_overtime = watch.ticks
+    watch.overtimes += 1
+    return True
+
+
+def _leave(watch: _Watch) -> None:
+    """Nothing but the end of the process ends the call."""
+    line = UserError("call", f"{watch.name}()", "catches what would end it after its limit; let it return")
+    os.write(2, f"tokentwin: {line}\n".encode())
+    os._exit(2)
+
+
+def _stop(watch: _Watch) -> None:
+    timer, watch.timer = watch.timer, None
+    if timer is not None:
+        timer.close()
+
+
+def _ticking(watch: _Watch) -> ExitStack:
+    with ExitStack() as stack:
+        in_main = threading.current_thread() is threading.main_thread()
+        stack.enter_context(_by_signal(watch) if in_main else _by_thread(watch))
+        return stack.pop_all()
+    raise AssertionError
+
+
+@contextmanager
+def _by_signal(watch: _Watch) -> Iterator[None]:
+    """The main thread: a signal also wakes it from a sleep."""
+
+    def tick(number: int, frame: FrameType | None) -> None:
+        if _is_over(watch):
+            if watch.overtimes > _MOST_IGNORED:
+                _leave(watch)
+            raise Overtime
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, CALL_LIMIT_S / _TICKS, CALL_LIMIT_S / _TICKS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _by_thread(watch: _Watch) -> Iterator[None]:
+    """Any other thread gets the exception when it next runs Python code."""
+    watched, over = threading.get_ident(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(CALL_LIMIT_S / _TICKS):
+            if _is_over(watch):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), ctypes.py_object(Overtime))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -20,7 +20,7 @@ from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 
-Rule = Literal["budget", "KV", "rows", "progress", "promises", "calls", "time"]
+Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises", "calls", "time"]
 
 
 class Breach(UserError):
@@ -45,8 +45,10 @@ class Contract:
         self.step = 0
         self.commit: Callable[..., list[Request]] = scheduler.commit
         self.steady_steps: Callable[[], int] = scheduler.steady_steps
-        self._most_tokens = limits.max_num_batched_tokens
-        self._most_running = limits.max_num_seqs
+        self._most_tokens = limits.most_step_tokens
+        self._most_running = limits.most_running
+        self._budget_name = "max_num_scheduled_tokens" if limits.max_num_scheduled_tokens else "max_num_batched_tokens"
+        self._seats_name = "max_num_active_seqs" if limits.max_num_active_seqs else "max_num_seqs"
         self._blocks = limits.num_blocks - 1
         self._loads = False  # whether requests may wait for KV from outside
 
@@ -78,10 +80,11 @@ class Contract:
         """Nothing is in flight and `plan` runs nothing: then nobody may be waiting who could run and is not held."""
         if self.hold_ns:
             return
-        requests, pool = self.scheduler.requests, self.scheduler.pool
+        pool = self.scheduler.pool
+        requests = [request for request in self.scheduler.requests.values() if not request.compiling]
         if requests and not (self._loads and pool.free < pool.total):
             waiting = f"{len(requests)} requests wait" if len(requests) > 1 else "it waits"
-            self.breach("progress", f"plans nothing while {waiting} and no step runs", next(iter(requests.values())))
+            self.breach("progress", f"plans nothing while {waiting} and no step runs", requests[0])
 
     def must_be_steady(self, plan: StepPlan) -> None:
         """`plan` is one of those that `steady_steps` promised."""
@@ -141,10 +144,10 @@ class Contract:
         last = next(reversed(running.values()), None)
         if plan.tokens > self._most_tokens:
             largest = max(plan.listed, key=lambda row: row.tokens, default=None)
-            what = f"plans {plan.tokens} tokens; the deployment's max_num_batched_tokens is {self._most_tokens}"
+            what = f"plans {plan.tokens} tokens; the deployment's {self._budget_name} is {self._most_tokens}"
             self.breach("budget", what, largest.request if largest else last)
         if len(running) > self._most_running:
-            what = f"runs {len(running)} requests; the deployment's max_num_seqs is {self._most_running}"
+            what = f"runs {len(running)} requests; the deployment's {self._seats_name} is {self._most_running}"
             self.breach("budget", what, last)
         held = pool.total - pool.free
         what = f"holds {held} KV blocks; there are {blocks}, by the deployment's num_blocks {blocks + 1}"

@@ -10,6 +10,9 @@ import os
 from pathlib import Path
 from traceback import extract_tb
 
+OURS = ("apiserver", "calibration", "dashboard", "planning", "realengine", "serving", "sim", "tokentwin", "traces")
+_ROOT = Path(__file__).parent.parent.parts
+
 
 class UserError(Exception):
     """Bad input: `field` had `value`, None if it was not given; `remedy` says what is allowed or what to do."""
@@ -18,8 +21,8 @@ class UserError(Exception):
         self.field = field
         self.value = value
         self.remedy = remedy
-        parts = [field, remedy] if value is None else [field, _shown(value), remedy]
-        super().__init__(" ".join(": ".join(parts).split()))
+        parts = [field, remedy] if value is None else [field, _quoted(value), remedy]
+        super().__init__(one_line(": ".join(parts)))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str]]:
         """On the way from a worker's process, too."""
@@ -32,11 +35,40 @@ def reason(error: Exception) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """What a user's own code raised, in one line: the exception and the line of the innermost call."""
-    frames = extract_tb(error.__traceback__)
+    """What a user's own code raised, in one line: the exception and the line of their innermost call."""
+    frames = list(extract_tb(error.__traceback__))
+    frames = [frame for frame in frames if not _is_ours(frame.filename)] or frames
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text + where
+    try:
+        said = str(error)
+    except (Exception, SystemExit):  # user's code, too
+        said = "(its message cannot be read)"
+    return one_line(type(error).__name__ + (f": {shortened(said, 300)}" if said else "") + where)
+
+
+def _is_ours(file: str) -> bool:
+    """Whether it is of one of our packages, which lie beside one another."""
+    parts = Path(file).parts
+    if parts[: len(_ROOT)] == _ROOT:  # that of a compiled module is relative
+        parts = parts[len(_ROOT) :]
+    return bool(parts) and parts[0] in OURS
+
+
+def shown(value: object) -> str:
+    """`repr(value)` of a user's own object, in one line, shortened; its type where that fails."""
+    try:
+        text = repr(value)
+    except (Exception, SystemExit):  # user's code, too
+        text = f"a {type(value).__name__} that cannot be shown"
+    return one_line(shortened(text, 300))
+
+
+def one_line(text: str) -> str:
+    """`text` without line breaks. Control characters, which could steer a terminal, are escaped."""
+    text = " ".join(text.split())
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def shortened(text: str, most: int) -> str:
@@ -44,6 +76,5 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}...{text[3 + most // 2 - most :]}"
 
 
-def _shown(value: object) -> str:
-    text = shortened(value if isinstance(value, str) else repr(value), 80)
-    return repr(text) if isinstance(value, str) else text
+def _quoted(value: object) -> str:
+    return repr(shortened(value, 80)) if isinstance(value, str) else shortened(shown(value), 80)

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from serving.cost_model import CostModel
 from serving.errors import UserError, reason
+from serving.json_file import parse_json
 from serving.settings import Settings
 from serving.step_plan import StepPlan
 from serving.whole_file import whole_file
@@ -44,7 +45,7 @@ class FrontDoor(Settings):
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate(parse_json(path.read_bytes()))
         except OSError as error:
             remedy = f"cannot be read: {reason(error)}; make one with calibrate --from-served"
             raise UserError("front-door", str(path), remedy) from None

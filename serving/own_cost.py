@@ -14,9 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from serving.call_limit import Fault, limited
 from serving.cost_model import decode_plans
 from serving.deployments.config import Deployment
-from serving.errors import UserError
+from serving.errors import UserError, shown
 from serving.plugins import find_object, make
 from serving.step_plan import AGGREGATES, StepPlan
 
@@ -106,16 +107,15 @@ class OwnCost:
     def _answer(self, method: str, plan: StepPlan, call: Callable[..., Any], *arguments: Any) -> Any:
         """What `call` returns. Raises UserError, about `plan`, for whatever it raises instead."""
         try:
-            return call(*arguments)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # also SystemExit: a model may not end the run by itself
-            raise self._wrong(method, plan, f"raised {error!r}") from error
+            return limited(call, *arguments)
+        except Fault as fault:
+            what = fault.what.partition("() ")[2] if fault.rule == "time" else fault.what
+            raise self._wrong(method, plan, what) from fault.__cause__
 
     def _time(self, method: str, ns: Any, plan: StepPlan) -> int:
         if type(ns) is not int:
             if not isinstance(ns, Integral) or isinstance(ns, bool):
-                raise self._wrong(method, plan, f"returned {ns!r} instead of whole nanoseconds")
+                raise self._wrong(method, plan, f"returned {shown(ns)} instead of whole nanoseconds")
             ns = int(ns)
         if not 0 <= ns < _MOST_NS:
             raise self._wrong(method, plan, f"returned {ns:,} ns instead of a time of 0 or more")
@@ -133,6 +133,6 @@ class OwnCost:
         except (TypeError, ValueError):
             low = high = -1.0
         if not 0 < low <= 1 <= high < 1e3:
-            remedy = f"states the interval {stated!r}; give two factors around 1, e.g. (0.9, 1.2)"
+            remedy = f"states the interval {shown(stated)}; give two factors around 1, e.g. (0.9, 1.2)"
             raise UserError(_FIELD, self.name, remedy)
         return low, high

@@ -8,16 +8,26 @@ a job or a worker that runs elsewhere finds the same file.
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import threading
+from contextvars import ContextVar
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from threading import Thread
+from types import FrameType, ModuleType
 from typing import Any
 
-from serving.errors import UserError, raised
+from serving.call_limit import Fault, limited_longer
+from serving.errors import UserError
+from serving.our_code import our_functions, replaced
+
+_USERS = "user_module_"  # how the names of modules begin that were read from a user's file
+
+_LOADING: ContextVar[str] = ContextVar("loading", default="")
 
 
 def located(name: str) -> str:
@@ -71,16 +81,29 @@ def _installed(kind: str) -> dict[str, str]:
 def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
     """Whatever is called `name`. Raises UserError when there is no such name, file or module, or it is not in that."""
     place, _, class_name = check_name(kind, name, known).rpartition(":")
+    ours = our_functions() if name not in known and _module_name(place) not in sys.modules else {}
     try:
-        module = _module_in(Path(place)) if place.endswith(".py") else import_module(place)
-    except FileNotFoundError as error:
-        raise UserError(kind, name, f"the file {error.filename or place} does not exist") from None
-    except ModuleNotFoundError as error:
-        remedy = f"the module {error.name!r} cannot be imported; give its file, as in path/to/file.py:{class_name}"
+        module = limited_longer(_import, place)
+        there = limited_longer(hasattr, module, class_name)
+    except Fault as fault:  # a user's module may fail in any way
+        error = fault.__cause__
+        if isinstance(error, UserError):
+            raise error from None
+        if isinstance(error, FileNotFoundError):
+            remedy = f"the file {error.filename or place} does not exist"
+        elif isinstance(error, ModuleNotFoundError):
+            remedy = f"the module {error.name!r} cannot be imported; give its file, as in path/to/file.py:{class_name}"
+        else:
+            remedy = f"cannot be imported: {fault.what.removeprefix('raised ')}"
         raise UserError(kind, name, remedy) from None
-    except (Exception, SystemExit) as error:  # a user's module may fail in any way
-        raise UserError(kind, name, f"cannot be imported: {raised(error)}") from None
-    if not hasattr(module, class_name):
+    if replaces := replaced(ours):
+        raise UserError(
+            kind, name, f"replaces {replaces}, which is tokentwin's, when it is imported; leave it as it is"
+        )
+    if user_threads():
+        end_user_threads()
+        raise UserError(kind, name, "starts a thread when it is imported, which does not end; start none, or a daemon")
+    if not there:
         raise UserError(kind, name, f"{'file' if place.endswith('.py') else 'module'} {place} has no {class_name}")
     return getattr(module, class_name)
 
@@ -88,16 +111,23 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
 def make(kind: str, name: str, found: Any, *arguments: Any, **settings: Any) -> Any:
     """An object of the user's own class `found`. Raises UserError when its constructor fails in any way."""
     try:
-        return found(*arguments, **settings)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(kind, name, f"cannot be made: {raised(error)}") from error
+        return limited_longer(found, *arguments, **settings)
+    except Fault as fault:
+        raise UserError(kind, name, f"cannot be made: {fault.what.removeprefix('raised ')}") from fault.__cause__
+
+
+def _import(place: str) -> ModuleType:
+    return _module_in(Path(place)) if place.endswith(".py") else import_module(place)
+
+
+def _module_name(place: str) -> str:
+    """That of a module, or of the one that a file becomes."""
+    return f"{_USERS}{blake2b(place.encode(), digest_size=8).hexdigest()}" if place.endswith(".py") else place
 
 
 def _module_in(file: Path) -> ModuleType:
     """The module in `file`, loaded once. It finds its neighbours, after everything that Python finds anyway."""
-    name = f"user_module_{blake2b(str(file).encode(), digest_size=8).hexdigest()}"
+    name = _module_name(str(file))
     if name in sys.modules:
         return sys.modules[name]
     if not file.is_file():
@@ -107,9 +137,42 @@ def _module_in(file: Path) -> ModuleType:
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
+    before = _LOADING.set(str(file))
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _LOADING.reset(before)
     return module
+
+
+def user_threads() -> list[Thread]:
+    """Threads that run a user's file and that Python would wait for at its end."""
+    frames = sys._current_frames()
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return [thread for thread in others if not thread.daemon and _runs_users(frames.get(thread.ident or 0))]
+
+
+def _runs_users(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_USERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def end_user_threads() -> bool:
+    """Whether all of them have ended now. One that is inside of C code has not."""
+    threads = user_threads()
+    for thread in threads:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    for thread in threads:
+        thread.join(1.0)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def loading() -> str:
+    """The user's own file that is being loaded; empty if none is."""
+    return _LOADING.get()

@@ -1,6 +1,8 @@
 """Processes of this interpreter that find the packages this one found, wherever they are started.
 
-`python -m` looks for modules in the working directory first: a user's `sim.py` there would be run for ours.
+`python -m` looks for modules in the working directory first: a user's `sim.py` there would be run for ours. And
+`multiprocessing` runs the main module again in every process that it spawns: a user's script, which need not have a
+guard, would start them again.
 """
 
 from __future__ import annotations
@@ -8,7 +10,10 @@ from __future__ import annotations
 import os
 import site
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 HOME = Path(__file__).resolve().parents[1]  # the directory of all our packages
 
@@ -25,3 +30,16 @@ def module_environment() -> dict[str, str]:
     if HOME not in [Path(place).resolve() for place in places]:
         found.append(str(HOME))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(found)} if found else dict(os.environ)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that `multiprocessing` spawns within do not run the main module again: all they need is in ours."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)

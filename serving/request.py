@@ -1,7 +1,7 @@
 """The live state of one request inside a scheduler.
 
-One invariant, checkable: `cached <= computed <= known + placeholders` and `known <= max_len`. There are no phases:
-a request wants `known + placeholders - computed` tokens, and prefill, chunked prefill, resumption and decode
+One invariant, checkable: `cached <= computed <= known + placeholders` and `known <= end_len <= max_len`. There are no
+phases: a request wants `known + placeholders - computed` tokens, and prefill, chunked prefill, resumption and decode
 are that one number (vLLM V1's central rule).
 
 While a request is a member of a `DecodeSet` its counts advance with the set's clock, so that a step costs
@@ -42,6 +42,8 @@ class DecodeClock(Protocol):
 class Request(BlockTable):
     """Token counts of one request, and its block table: of several, that of the first group with full attention.
 
+    max_len       prompt tokens and the most that it may generate: all that rules may know of its length
+    end_len       prompt tokens and those that it will have generated when it ends
     computed      tokens whose KV exists, or is scheduled to
     known         prompt tokens plus sampled tokens that have returned
     placeholders  tokens scheduled to be sampled that have not returned; drafts count as if all were accepted
@@ -50,14 +52,18 @@ class Request(BlockTable):
     cached        tokens found in the prefix cache, or loaded, at the last admission
     proposed      draft tokens that its next step can verify
     accepted_last how many its last step accepted; -1 while none of its drafts was accepted
-    decoding      whether its last step sampled for it; kept with drafts alone
+    decoding      whether its last step sampled for it; at its admission, whether the next token is all that it lacks
+    compiling     whether its grammar is being compiled, until when it cannot run
+    passed_over   whether others behind it were looked at for admission, because it could not run yet
+    eligible      first plan that may have its next decode; kept with a stagger alone
     """
 
     __slots__ = (
         "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted",
-        "arrived", "cached", "decodes", "decoding", "draft_tokens", "drafts", "exit_clock", "first_hit",
-        "hashed", "held", "id", "joined", "keys", "loading", "max_len", "preemptions", "priority",
-        "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale", "status",
+        "arrived", "cached", "compiling", "decodes", "decoding", "draft_tokens", "drafts", "eligible", "end_len",
+        "exit_clock", "first_hit", "hashed", "held", "id", "joined", "keys", "loading", "max_len", "passed_over",
+        "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans",
+        "stale", "status",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
@@ -66,7 +72,8 @@ class Request(BlockTable):
         self.id = arrived.id
         self.priority = arrived.priority
         self.prompt_len = prompt_len = arrived.prompt_len
-        self.max_len = prompt_len + arrived.output_len
+        self.max_len = prompt_len + arrived.output_limit
+        self.end_len = prompt_len + arrived.output_len
         self.status = Status.WAITING
         self.reason = ""
         self._computed = 0
@@ -77,6 +84,8 @@ class Request(BlockTable):
         self.cached = 0
         self.proposed = 0
         self.decoding = False
+        self.compiling = self.passed_over = False
+        self.eligible = 0
         self.decodes: DecodeClock | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # and when its last token will be scheduled
@@ -131,9 +140,9 @@ class Request(BlockTable):
 
     @property
     def unscheduled(self) -> int:
-        """Output tokens that no step has been planned for yet."""
+        """Output tokens that no step has been planned for yet; negative once steps are planned behind the last."""
         if self.decodes is None:
-            return self.max_len - self._known - self._placeholders
+            return self.end_len - self._known - self._placeholders
         return self.exit_clock - self.decodes.clock
 
     @property
@@ -166,7 +175,7 @@ class Request(BlockTable):
         Of `drafts` that it verified, `accepted` are tokens now, unless they lie beyond its last. The rest count as
         never computed; their blocks stay.
         """
-        accepted = min(accepted, self.max_len - self._known - 1)
+        accepted = min(accepted, self.end_len - self._known - 1)
         if sampled:
             self._known += 1 + accepted
         if self.stale:
@@ -188,6 +197,10 @@ class Request(BlockTable):
         """`tokens` of the known sequence are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 
+    def await_grammar(self) -> None:
+        """Others pass it until whoever compiles its grammar clears `compiling`."""
+        self.compiling = self.passed_over = True
+
     def preempted(self) -> None:
         """Lose all computed tokens; what is in flight becomes stale."""
         self.stale = self._in_flight
@@ -205,7 +218,7 @@ class Request(BlockTable):
     def check(self) -> None:
         """Raise AssertionError unless the invariant holds (tests call this after every step)."""
         assert 0 <= self.cached <= self.computed <= self.known + self.placeholders, self
-        assert self.known <= self.max_len, self
+        assert self.known <= self.end_len <= self.max_len, self
         assert self.hashed <= self.held, self
 
     def __repr__(self) -> str:

@@ -2,8 +2,8 @@
 
 A policy plans a step, is told when it has ended, and never sees a clock, a token or a tensor: that is why the
 same object serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped
-loop two; over pipeline stages there are more, and without `async_scheduling` nothing may be planned for a request
-behind a token of its own that has not returned.
+loop two. Over pipeline stages there are more: without `async_scheduling` nothing may be planned for a request behind a
+token of its own that has not returned, with it nothing in fewer than `decode_stagger` plans after the one that samples.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_free(path: Path, overwrite: bool = False) -> None:
-    """Raises UserError if the file exists and `overwrite` is not set, or if it is no file."""
+    """Raises UserError if the file exists and `overwrite` is not set, if it is no file, or if it has no folder."""
+    if not path.parent.is_dir():
+        raise UserError("output", str(path), f"cannot be written: there is no folder {path.parent}; make it first")
     if path.exists() and not (overwrite and path.is_file()):
         remedy = "exists; use --force (overwrite in Python) to replace it, or choose another name"
         raise UserError("output", str(path), remedy)

@@ -9,7 +9,8 @@ simulator keeps counts instead of block identities when nothing is shared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 Segment = tuple[str, int]
@@ -24,12 +25,15 @@ STOPPED = "a stop string ended it"  # why a request finished at its `stop_ns`
 class WorkloadRequest:
     """One request as it arrives. `arrival_ns` is the *intended* arrival, from the start of the workload.
 
-    `output_len` is the number of tokens to generate (end-of-sequence is ignored), `priority` is smaller for
-    the more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths. `session` names the conversation it
-    is turn `turn` of, from 0; empty is none. A turn with a `think_ns` comes that long after the turn before it has
-    ended, and its `arrival_ns` is the earliest that could be; without one it comes at its arrival, answered or not.
+    `output_len` is the number of tokens that it generates. One that may generate `max_tokens` ends before them with a
+    stop token; None is as many as `output_len`. `priority` is smaller for the more urgent, as in vLLM. `prompt_len` is
+    the sum of the segments' lengths. `session` names the conversation it is turn `turn` of, from 0; empty is none. A
+    turn with a `think_ns` comes that long after the turn before it has ended, and its `arrival_ns` is the earliest that
+    could be; without one it comes at its arrival, answered or not.
     At `cancel_ns` from the start its client hangs up, if it still waits; or a stop string ends the answer at `stop_ns`.
-    The answer of one that is `structured` keeps to a grammar, so that each of its tokens needs a mask.
+    The answer of one that is `structured` keeps to a grammar, so that each of its tokens needs a mask; the grammar is
+    compiled for `grammar_compile_ns` from when an engine has the request, which waits until then. One that is to
+    `skip_reading_prefix_cache` computes all of its prompt, as where log-probabilities of the prompt are wanted.
     `drafted` says, where its text is known, what becomes of drafts: for output tokens so far, of each token that was
     then proposed whether it is accepted.
     """
@@ -47,6 +51,9 @@ class WorkloadRequest:
     cancel_ns: int | None = None
     structured: bool = False
     stop_ns: int | None = None
+    skip_reading_prefix_cache: bool = False
+    grammar_compile_ns: int = 0
+    max_tokens: int | None = None
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -60,9 +67,19 @@ class WorkloadRequest:
         return {"request_id": self.id, **known}
 
     @property
+    def output_limit(self) -> int:
+        """Most tokens that it may generate: what a scheduler or a router knows of `output_len`."""
+        return self.output_len if self.max_tokens is None else max(self.max_tokens, self.output_len)
+
+    @property
     def leaves_ns(self) -> int | None:
         """When its client wants no more of it: its `stop_ns`, or else its `cancel_ns`."""
         return self.cancel_ns if self.stop_ns is None else self.stop_ns
+
+
+REQUEST_FIELDS = tuple(one.name for one in fields(WorkloadRequest))
+as_it_is = attrgetter(*REQUEST_FIELDS)
+"""The REQUEST_FIELDS of a request now: a user's code may write to what is frozen."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,7 @@ class Workload:
     released when one completes (its arrival is that moment), and `arrival_ns` is the earliest release.
     Requests of a closed loop that would be released at the same moment come `stagger_ns` apart, as a client's do.
     `shares_prefixes` promises, when False, that no request can reuse another's tokens.
+    Requests that arrive before `warm_up_ns` are served, but not counted: a recording has no row for them.
     """
 
     requests: Iterable[WorkloadRequest]
@@ -81,6 +99,15 @@ class Workload:
     concurrency: int | None = None
     shares_prefixes: bool = True
     stagger_ns: int = 0
+    warm_up_ns: int = 0
+
+
+def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
+    """The first of its fields that is not what it was, in words; empty if all are."""
+    for name, was, is_now in zip(REQUEST_FIELDS, before, as_it_is(now), strict=True):
+        if was != is_now:
+            return f"came with {name} {was}, which is {is_now} now"
+    return ""
 
 
 def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:

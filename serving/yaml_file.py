@@ -91,6 +91,11 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+_Loader.add_implicit_resolver(  # which YAML 1.1 takes for text
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+)
+
+
 def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
     """Characters of what the node holds, each alias written out; infinite for one that holds itself."""
     if node not in known:

@@ -10,12 +10,16 @@ from typing import Any
 
 from simpy.core import EmptySchedule
 
+from serving.call_limit import watching
 from serving.clients import Clients
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FailuresConfig, FleetConfig, LinksConfig
 from serving.errors import UserError
 from serving.front_door import FrontDoor
+from serving.kv.external import ExternalKv
+from serving.our_code import Replaced, functions_of, replaced
+from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.api_server import ApiServer
 from sim.arrivals import Arrivals
@@ -26,9 +30,10 @@ from sim.fleet import Fleet
 from sim.gateway import Gateway
 from sim.kv_tiers import TieredKv, connect_tiers
 from sim.kv_transfers import KvTransfers, exchanged_kv
+from sim.own_router import OwnRouter
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
-from sim.router import Router, find_router
+from sim.router import ROUTERS, Router, find_router
 from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
 
 
@@ -74,6 +79,8 @@ class Cluster:
         pools = pools or alike_pools(config, deployment, cost)
         _check_ranks(config, pools)
         self._config = config
+        self._own_code = _own_code(config, pools, router)
+        self._ours = functions_of([pool.cost for pool in pools]) if self._own_code else {}
         self._clock = VirtualClock()
         left, self._api_server = self._left, None
         if front_door is not None:
@@ -94,6 +101,7 @@ class Cluster:
 
         transfers = None
         if config.prefills_apart:
+            _check_cuts(pools)
             links = config.links or LinksConfig()
             transfers = KvTransfers(
                 self._clock,
@@ -118,6 +126,8 @@ class Cluster:
         gateway.open(self._fleet, transfers)
         self._arrivals: Arrivals | None = None
         self._runs = True
+        if self._own_code:
+            self._ours = functions_of([self, *self.replicas[:1]]) | self._ours
 
     @property
     def replicas(self) -> list[Replica]:
@@ -129,6 +139,11 @@ class Cluster:
         for replica in self.replicas:
             connect_tiers(self._log, replica, make(self._clock, self._log, replica))
 
+    def connect(self, make: Callable[[VirtualClock, Replica], ExternalKv]) -> None:
+        """Make every replica there is ask what `make` makes for KV. Raises UserError if its policy cannot."""
+        for replica in self.replicas:
+            replica.connect(make(self._clock, replica))
+
     @property
     def lives(self) -> list[dict[str, Any]]:
         """The column `replica_lives` of a recording of this run."""
@@ -139,13 +154,14 @@ class Cluster:
 
         `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
         """
+        self._log.counted_from_ns = workload.warm_up_ns
         self._begin()
         send = self._gateway.offer if self._api_server is None else self._api_server.send
         self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), send)
         self._stop_when_all_have_left()
         next_event = self._clock.step
         try:
-            with _no_cycle_search(), self._fleet.watch.on():
+            with _no_cycle_search(), watching():
                 while self._runs:
                     next_event()
                 return self._end()
@@ -157,7 +173,7 @@ class Cluster:
     def _begin(self, for_ever: bool = False) -> None:
         """From now on failures happen and autoscalers look: `for_ever`, or while there is anything to look at."""
         config = self._config
-        Failures(self._clock, self._fleet, config, self._links)
+        Failures(self._clock, self._fleet, config, lambda: self._log.finished, self._links)
         scalers = [
             Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
             for scaler in config.autoscaler or ()
@@ -165,6 +181,10 @@ class Cluster:
         Autoscalers(self._clock, scalers, for_ever)
 
     def _end(self) -> Simulated:
+        if name := replaced(self._ours):
+            raise Replaced(self._own_code, name)
+        if (replica := self._fleet.priced_otherwise()) is not None:
+            raise Replaced(self._own_code, f"the cost model of replica {replica.index}")
         self._log.close()
         return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
 
@@ -183,12 +203,27 @@ class Cluster:
         return len(self._gateway) if self._api_server is None else self._api_server.under_way
 
 
+def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router | None) -> str:
+    """Names of the policies and routers that are a user's own."""
+    policies = [pool.deployment.policy for pool in pools if pool.deployment.policy not in POLICIES]
+    routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
+    given = [router.name] if isinstance(router, OwnRouter) else []
+    return ", ".join(dict.fromkeys([*policies, *routers, *given]))
+
+
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
     """Raises UserError where ranks of one engine would come and go by themselves."""
     for name, given in (("autoscaler", config.autoscaler), ("failures", config.failures != FailuresConfig())):
         if given and (ranks := max(pool.ranks for pool in pools)) > 1:
             remedy = f"cannot be combined with fleet.{name}, because ranks do not come and go alone; leave one out"
             raise UserError("data_parallel_size", ranks, remedy)
+
+
+def _check_cuts(pools: Sequence[PricedPool]) -> None:
+    """Raises UserError where a decode replica might take over a request that has all its tokens."""
+    if any(pool.deployment.scheduler.cut_at_max_model_len for pool in pools):
+        remedy = "cannot be combined with pools for prefill and decode; set it to false"
+        raise UserError("scheduler.cut_at_max_model_len", True, remedy)
 
 
 @contextmanager

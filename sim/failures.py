@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from serving.deployments.fleet import Crash, FailuresConfig, FleetConfig, LinkLoss, Slowdown
+from serving.errors import UserError
 from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.links import Links
+
+_MOST_IN_VAIN = 10_000  # random crashes in a row, without a request that finishes
 
 
 class Failures:
     """Brings the failures of a fleet about. What should befall a replica that is not there then befalls nobody."""
 
-    def __init__(self, clock: VirtualClock, fleet: Fleet, config: FleetConfig, links: Links | None = None) -> None:
+    def __init__(
+        self,
+        clock: VirtualClock,
+        fleet: Fleet,
+        config: FleetConfig,
+        finished: Callable[[], int],
+        links: Links | None = None,
+    ) -> None:
         self._clock = clock
+        self._finished = finished
+        self._finished_before = self._in_vain = 0
         self._links = links
         self._fleet = fleet
         self._config = config
@@ -40,6 +53,12 @@ class Failures:
 
     def _wear_out(self, life: Life) -> None:
         if not life.ended_by:
+            finished = self._finished()
+            self._in_vain = self._in_vain + 1 if finished == self._finished_before else 1
+            self._finished_before = finished
+            if self._in_vain > _MOST_IN_VAIN:
+                remedy = f"crashed replicas {_MOST_IN_VAIN:,} times and no request finished in between; raise it"
+                raise UserError("fleet.failures.mtbf_s", self._failures.mtbf_s, remedy)
             self._fleet.crash(life, from_seconds(self._failures.recovery_s))
 
     def _at(self, accident: Crash | Slowdown | LinkLoss) -> None:

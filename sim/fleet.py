@@ -11,17 +11,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.call_limit import CallWatch
 from serving.deployments.node_groups import nodes_of
 from serving.own_contract import contract_with
 from serving.request import Request
-from serving.scheduler import POLICIES, find_policy
+from serving.scheduler import find_policy
 from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.lockstep import Lockstep, Rank, steps_together
-from sim.own_router import OwnRouter
 from sim.pace import paced
 from sim.priced_pool import PricedPool, networked
 from sim.replica import Replica
@@ -61,7 +59,6 @@ class Fleet:
 
     replicas      all there ever were, by their index
     changes       how often one was started, became ready, or ended
-    watch         sees that calls to users' own policies and routers return
     scaled_pools  those to which an autoscaler may add
     on_ready      each called with a replica that takes requests from now on
     on_gone       each called with a replica that has crashed, or has drained
@@ -102,10 +99,6 @@ class Fleet:
         self._routes = _routes(pools, ("serve", "prefill"), routers)
         self._decode_routes = _routes(pools, ("decode",), decode_routers or routers)
         routes = dict.fromkeys([*self._routes.values(), *self._decode_routes.values()])
-        own = [route.router for route in routes if isinstance(route.router, OwnRouter)]
-        self.watch = CallWatch(bool(own) or any(pool.deployment.policy not in POLICIES for pool in pools))
-        for router in own:
-            router.watch = self.watch
         self._routes_of = [[route for route in routes if pool in route.pools] for pool in range(len(pools))]
         for number, pool in enumerate(pools):
             for _ in range(pool.config.replicas * pool.ranks):
@@ -173,6 +166,11 @@ class Fleet:
             self.start(life.pool, recovery_ns, life)
         self._on_lost(requests)
 
+    def priced_otherwise(self) -> Replica | None:
+        """The first replica to which somebody has given another cost model."""
+        lives = self._lives
+        return next((one.replica for one in lives if not one.replica.is_priced_by(self._costs[one.pool])), None)
+
     # Lives
 
     def record(self) -> list[dict[str, Any]]:
@@ -193,11 +191,11 @@ class Fleet:
     def _new(self, pool: int, after: Life | None = None) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
-        settings = deployment.scheduler
+        settings = deployment.staged_settings
         if self._transfers is not None and settings.kv_groups:  # KV moves as though no layer had a window
             settings = settings.model_copy(update={"kv_groups": ()})
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
-        policy = contract_with(deployment.policy, scheduler, settings, self.watch)
+        policy = contract_with(deployment.policy, scheduler, settings, by_segments=True)
         self._log.started(index, settings)
         stages = deployment.pipeline_parallel_size
         made = self._clock, index, policy, self._costs[pool], self._log, self._on_end, stages
@@ -219,7 +217,8 @@ class Fleet:
         """Whose ranks are not all made: those of an engine are made one after the other."""
         group = self._groups.get(pool)
         if group is None or not group.left:
-            group = self._groups[pool] = Lockstep(self._clock, self.pools[pool].ranks, stages)
+            overlaps = self.pools[pool].deployment.scheduler.async_scheduling
+            group = self._groups[pool] = Lockstep(self._clock, self.pools[pool].ranks, stages, overlaps)
         return group
 
     def _place(self, pool: int, after: Life | None) -> tuple[int, int, int]:

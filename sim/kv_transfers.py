@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
@@ -77,10 +77,10 @@ class KvTransfers:
 
     def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
         """The part of `request` that a prefill replica runs."""
-        if request.output_len == 1 and self.hands_on_first_token:
-            return request
-        self._awaited.add(request.id)
-        return replace(request, output_len=1)
+        first = replace(request, output_len=1, max_tokens=None)
+        if request.output_len > 1 or not self.hands_on_first_token:
+            self._awaited.add(request.id)
+        return first
 
     def drop(self, id: int) -> None:
         """Whatever is kept of a request, or on its way, is of no use any more."""
@@ -98,7 +98,7 @@ class KvTransfers:
         return id in self._awaited
 
     def matched(self, request: Request, found: int) -> int:
-        return min(request.prompt_len, request.known - 1) - found if request.id in self._kept else 0
+        return max(request.prompt_len - found, 0) if request.id in self._kept else 0
 
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         kept = self._kept[request.id]
@@ -108,15 +108,11 @@ class KvTransfers:
         self._log.transfer_begins(request, self._clock.now_ns)
 
     def _keep(self, source: Replica, request: Request) -> bool:
-        """Whether a decode replica will take `request` over, which has its first token.
-
-        In the overlapped loop that token may come when the request has been preempted: its KV is computed again then.
-        """
+        """Whether a decode replica will take `request` over, which has its first token."""
         if request.id not in self._awaited:
             return False
         self._awaited.remove(request.id)
-        if request.held:
-            self._kept[request.id] = _Kept(source, request)
+        self._kept[request.id] = _Kept(source, request)
         self._on_prefilled(request)
         return True
 
@@ -138,6 +134,8 @@ class KvTransfers:
 class _Source:
     """The KV of a prefill replica, as its scheduler sees what is outside: nothing, but some must be kept."""
 
+    synchronous: ClassVar[bool] = False
+
     def __init__(self, transfers: KvTransfers) -> None:
         self._transfers = transfers
 
@@ -156,6 +154,8 @@ class _Source:
 
 class _Destination:
     """What prefill replicas keep for a decode replica, as its scheduler sees it."""
+
+    synchronous: ClassVar[bool] = False
 
     def __init__(self, transfers: KvTransfers, replica: Replica) -> None:
         self._transfers = transfers

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.request import Request
@@ -55,7 +56,7 @@ class LiveCluster(Cluster):
         matter of chance, and are called with it. Raises UserError if a policy breaks its contract.
         """
         clock = self._clock
-        with self._fleet.watch.on():
+        with watching():
             self._until(to_ns)
             if inputs:
                 at_ns = max(to_ns, clock.now_ns + 1)

@@ -40,19 +40,19 @@ def steps_together(deployment: Deployment) -> bool:
 class Lockstep:
     """The `ranks` of one engine.
 
-    until_ns  before when no step can begin: until then the first stage is at work, or as many are in flight as there
-              are stages
+    until_ns  before when no step can begin: until then the first stage is at work, or as many are in flight as may be
     alarm     when the next one begins, as far as is known; None before anybody has planned it
     """
 
-    def __init__(self, clock: VirtualClock, ranks: int, stages: int) -> None:
+    def __init__(self, clock: VirtualClock, ranks: int, stages: int, overlaps: bool) -> None:
         self.until_ns = 0
         self.alarm: Alarm | None = None
         self.left = ranks  # to be made
         self._ranks = ranks
         self._clock = clock
         self._stages = Stages(stages)
-        self._ends_ns = deque([0] * stages, stages)  # of the last steps
+        most = stages + (overlaps and stages > 1)
+        self._ends_ns = deque([0] * most, most)  # of the last steps
         self._ready: list[Rank] = []
         self._ready_ns = 0
 
@@ -128,6 +128,8 @@ class Rank(Replica):
         plan, _ = self._launched.pop()
         self._launched.append((plan, end_ns))
         self._last_end_ns = end_ns
+        if self._pipeline is not None:
+            self._pipeline.sampled(end_ns if plan.sampled_rows else 0)
         plan.admitted = tuple(request for request in plan.admitted if not request.ended)
         worked_ns = None if self._pipeline is None else stages_ns
         self._log.planned(self.index, self.scheduler, plan, self._planned_ns, start_ns, end_ns, worked_ns)
@@ -140,13 +142,15 @@ class Rank(Replica):
         if not launched and not self.overlaps and group.until_ns > now:
             self._set(group.until_ns, PLANNING, self._plan)  # it takes part in a step without work of its own
             return
-        waits = bool(launched) and launched[-1][1] == _NOT_KNOWN
-        if not waits and len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
-            plan = self._next_plan(now)
-            if plan is not None:
-                launched.append((plan, _NOT_KNOWN))
-                self._planned_ns = now
-                group.ready(self, now + self._cost.cpu_ns(plan))
+        while self._may_plan() and not (launched and launched[-1][1] == _NOT_KNOWN):
+            if (plan := self._next_plan(now)) is None:
+                break
+            if not plan.tokens:
+                self._queue_idle(plan, now)
+                continue
+            launched.append((plan, _NOT_KNOWN))
+            self._planned_ns = now
+            group.ready(self, max(now + self._cost.cpu_ns(plan), self._tokens_ns))
         if not launched:
             self._rest()
         elif launched[0][1] == _NOT_KNOWN:

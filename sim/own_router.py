@@ -1,36 +1,140 @@
-"""A user's own router, which is trusted in nothing: what it does instead of choosing a replica becomes one line."""
+"""A user's own router, which is trusted in nothing: what it does instead of choosing a replica becomes one line.
+
+It sees copies of requests, and replicas through a window: it can read what routers may know, and write to nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import Any, Literal, cast, overload
 
-from serving.call_limit import CallWatch, Fault
-from serving.errors import UserError
-from serving.workload import WorkloadRequest
+from serving.call_limit import Fault, limited
+from serving.errors import UserError, shown
+from serving.workload import WorkloadRequest, as_it_is, what_changed
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
 
+SEEN = (
+    "index", "outstanding_requests", "outstanding_tokens", "known_tokens", "queued_requests", "used_blocks",
+    "kv_tokens",
+)  # fmt: skip
+"""What a router may read of a replica."""
+
+Rule = Literal["choice", "requests", "calls", "time"]
+
+
+class RouterBreach(UserError):
+    """A router broke `rule`; the message says with which request, and how."""
+
+    def __init__(self, rule: Rule, router: str, what: str) -> None:
+        self.rule = rule
+        super().__init__("router", router, what)
+
+
+class SeenReplica:
+    """A replica, to be read."""
+
+    __slots__ = ("__replica",)
+
+    def __init__(self, replica: Replica) -> None:
+        object.__setattr__(self, "_SeenReplica__replica", replica)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SEEN:
+            raise AttributeError(f"a router may read {', '.join(SEEN)} of a replica, not {name}")
+        return getattr(self.__replica, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a router may not write {name} of a replica")
+
+    __delattr__ = __setattr__  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"replica {self.index}"
+
+
+class SeenReplicas(Sequence[SeenReplica]):
+    """A `ReplicaSet`, to be read; a replica is the same object as long as it is a member."""
+
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self.__replicas = replicas
+        self.__version = -1
+        self.__views: list[SeenReplica] = []
+        self.__by_index: dict[int, SeenReplica] = {}
+        self.__members: dict[int, Replica] = {}  # by the id of what is seen of it
+        self.__loads: dict[Callable[[Any], Any], Callable[[Replica], Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self.__replicas)
+
+    @overload
+    def __getitem__(self, at: int) -> SeenReplica: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[SeenReplica]: ...
+    def __getitem__(self, at: int | slice) -> SeenReplica | list[SeenReplica]:
+        return self.__all()[at]
+
+    def __iter__(self) -> Iterator[SeenReplica]:
+        return iter(self.__all())
+
+    @property
+    def outstanding_requests(self) -> int:
+        return self.__replicas.outstanding_requests
+
+    @property
+    def version(self) -> int:
+        return self.__replicas.version
+
+    def least(self, load: Callable[[Any], Any]) -> SeenReplica:
+        """As `ReplicaSet.least`, of a load of what is seen of a replica."""
+        self.__all()
+        by_index = self.__by_index
+        of_replica = self.__loads.get(load)
+        if of_replica is None:
+            of_replica = self.__loads[load] = lambda replica: load(by_index.get(replica.index) or SeenReplica(replica))
+        return by_index[self.__replicas.least(of_replica).index]
+
+    def __all(self) -> list[SeenReplica]:
+        if self.__version != self.__replicas.version:
+            self.__version = self.__replicas.version
+            before, by_index = dict(self.__by_index), self.__by_index
+            by_index.clear()
+            by_index.update((one.index, before.get(one.index) or SeenReplica(one)) for one in self.__replicas)
+            self.__views = list(by_index.values())
+            self.__members = {id(by_index[one.index]): one for one in self.__replicas}
+        return self.__views
+
+    def _replica(self, chosen: object) -> Replica | None:
+        """The member that is seen as `chosen`, if any is."""
+        self.__all()
+        return self.__members.get(id(chosen))
+
 
 class OwnRouter:
-    """`Router` by a user's `router`, called `name`.
-
-    watch   ends calls that take too long; whoever runs the router sets it
-    """
-
-    watch = CallWatch(needed=False)
+    """`Router` by a user's `router`, called `name`."""
 
     def __init__(self, name: str, router: Any) -> None:
-        self._name, self._choose = name, router.choose
+        self.name, self._choose = name, router.choose
+        self._seen: dict[int, tuple[ReplicaSet, SeenReplicas]] = {}  # of each set, which lives as long
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
-        """Raises UserError that names the router and the request for anything but a choice."""
+        """Raises `RouterBreach` that names the router and the request for anything but a choice."""
+        _, seen = self._seen.get(id(replicas)) or self._seen.setdefault(
+            id(replicas), (replicas, SeenReplicas(replicas))
+        )
+        given, came = copy(request), as_it_is(request)
         try:
-            chosen = self.watch.call(self._choose, request, replicas)
+            chosen = limited(self._choose, given, seen)
         except Fault as fault:
-            raise UserError("router", self._name, f"request {request.id}: {fault.what}") from fault.__cause__
-        if not any(chosen is replica for replica in replicas):
-            what = f"replica {chosen.index}" if isinstance(chosen, Replica) else repr(chosen)
-            what = f"choose() returned {what}, which is none of the {len(replicas)} replicas that it was given"
-            raise UserError("router", self._name, f"request {request.id}: {what}")
-        found: Replica = chosen
-        return found
+            raise self._breach(fault.rule, request, fault.what) from fault.__cause__
+        if as_it_is(given) != came:
+            raise self._breach("requests", request, f"it {what_changed(came, given)}")
+        if (replica := seen._replica(chosen)) is not None:
+            return replica
+        what = "a replica" if isinstance(chosen, SeenReplica) else shown(chosen)
+        what = f"choose() returned {what}, which is none of the {len(replicas)} replicas that it was given"
+        raise self._breach("choice", request, what)
+
+    def _breach(self, rule: str, request: WorkloadRequest, what: str) -> RouterBreach:
+        return RouterBreach(cast(Rule, rule), self.name, f"request {request.id}: {what}")

@@ -3,10 +3,14 @@
 A stage works on one step at a time, in the order of planning. Stage s of step m starts when the activations of its
 stage s - 1 have arrived and the stage is done with step m - 1; sending them keeps neither stage busy. With m steps of
 equal stages the last one ends after m + p - 1 stage times (the bubble of Huang et al., "GPipe", 2019).
+
+In the overlapped loop a step is planned before the tokens that it computes on are known, and the last stage sends them
+to the first: vLLM's plan m waits there for the tokens of plan m - p, plans that run nothing included.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from serving.cost_model import CostModel, PipelinedCost
@@ -42,6 +46,7 @@ class Pipeline:
 
     def __init__(self, cost: CostModel, stages: int) -> None:
         self._stages = Stages(stages)
+        self._tokens_ns = deque([0] * stages, stages)  # when the tokens of the last plans were there
         self.price_by(cost)
 
     def price_by(self, cost: CostModel) -> None:
@@ -54,6 +59,15 @@ class Pipeline:
     def enter(self, plan: StepPlan, ready_ns: int) -> Passage:
         """`plan` follows the steps before, not before `ready_ns`."""
         return self._stages.passed(ready_ns, *self.times_ns(plan))
+
+    @property
+    def tokens_ns(self) -> int:
+        """When the tokens that the next plan of the overlapped loop may need are on the first stage."""
+        return self._tokens_ns[0]
+
+    def sampled(self, end_ns: int) -> None:
+        """The tokens of the plan behind the last one are there at `end_ns`; 0 if it samples none."""
+        self._tokens_ns.append(end_ns)
 
     def times_ns(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """What `plan` takes on each stage, and on its way to each but the first."""

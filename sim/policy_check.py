@@ -7,21 +7,23 @@ besides; policies may choose either.
 
 from __future__ import annotations
 
-import random
+import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serving.call_limit import CALL_LIMIT_S, CallWatch
+from serving.call_limit import CALL_LIMIT_S, time_limit, watching
 from serving.contract import Breach
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
 from serving.errors import UserError
+from serving.our_code import Replaced
 from serving.own_contract import contract_with
-from serving.scheduler import find_policy
-from serving.workload import Segment, Workload, WorkloadRequest, shares_prefixes
+from serving.scheduler import POLICIES, find_policy
+from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from sim.check_requests import MS, requests, talks
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 
@@ -29,16 +31,19 @@ RULES = {
     "budget": "tokens and sequences within the deployment's limits",
     "KV": "KV blocks within the deployment's, and enough of them",
     "rows": "each row is of one request that runs, its next tokens",
+    "sums": "what a step costs follows from its rows",
+    "requests": "requests stay as they came, and finish with all of their tokens",
     "progress": "something is planned while somebody waits",
     "promises": "steps that steady_steps() lets skip are what would have been planned",
     "calls": "every call returns what it should, and raises nothing",
     "time": f"every call returns within {CALL_LIMIT_S:g} s",
+    "code": "tokentwin's own functions and cost models stay as they are",
     "determinism": "the same requests give the same decisions",
 }
 LOOPS = {"plain": False, "overlapped": True}
 _COST = TokenCost(2_000_000, 20_000, 1_000, 100_000)
 _SLOW = TokenCost(100_000_000, 0, 0)
-_MS = 1_000_000
+_LOG = logging.getLogger("tokentwin")
 
 
 @dataclass(frozen=True)
@@ -74,28 +79,33 @@ class _Script:
     patience_s: float | None = None
 
 
-def check_policy(policy: str) -> PolicyCheck:
-    """Run `policy` through everything. Raises UserError if there is no such policy, or it cannot be made."""
+def check_policy(name: str, limit_s: float = 60.0) -> PolicyCheck:
+    """Run the policy called `name` through everything, in at most `limit_s` seconds.
+
+    Raises UserError if there is no such policy, or it cannot be made.
+    """
+    policy = POLICIES.get(name, name)  # by its class, even a built-in one is held to the whole contract
     made = find_policy(policy)
     for overlapped in LOOPS.values():
         made(SchedulerConfig(async_scheduling=overlapped))
     broken: dict[tuple[str, str], str] = {}
-    for loop, overlapped in LOOPS.items():
-        for script in _scripts():
+    starves: str | None = "not looked at: the contract does not hold"
+    grows = starves
+    with time_limit(limit_s):
+        for loop, overlapped, script in ((*loop, script) for loop in LOOPS.items() for script in _scripts()):
+            _LOG.info("%s: %s, %s loop", name, script.name, loop)
             rule, what = _broken(policy, script, overlapped)
             if rule:
                 broken.setdefault((rule, loop), f"{script.name}: {what}")
             if rule == "time":
                 break
-    starves: str | None = "not looked at: the contract does not hold"
-    grows = starves
-    if not broken:
-        try:
-            starves, grows = _starved(policy), _growing(policy)
-        except Breach as breach:
-            broken[breach.rule, "plain"] = f"large batches, long queues: {breach.remedy}"
+        if not broken:
+            try:
+                starves, grows = _starved(policy), _growing(policy)
+            except Breach as breach:
+                broken[breach.rule, "plain"] = f"large batches, long queues: {breach.remedy}"
     findings = tuple(Finding(rule, {loop: broken.get((rule, loop), "") for loop in LOOPS}) for rule in RULES)
-    return PolicyCheck(policy, findings, starves, grows)
+    return PolicyCheck(name, findings, starves, grows)
 
 
 def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
@@ -104,6 +114,8 @@ def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
         once, again, skipping = (_ends(policy, script, overlapped, steps) for steps in (True, True, False))
     except Breach as breach:
         return breach.rule, breach.remedy
+    except Replaced as error:
+        return "code", error.remedy
     except UserError as error:  # requests that preempt one another for ever, or are left behind
         return "progress", str(error)
     for rule, other in (("determinism", again), ("promises", skipping)):
@@ -125,63 +137,36 @@ def _ends(policy: str, script: _Script, overlapped: bool, steps: bool) -> list[d
     return _run(deployment, _COST, script.requests, steps)
 
 
-def _run(deployment: Deployment, cost: TokenCost, requests: list[WorkloadRequest], steps: bool) -> list[dict[str, Any]]:
-    sink, shares = TableSink(), shares_prefixes(requests)
-    Cluster(deployment, cost, sink, shares_prefixes=shares, steps=steps).run(Workload(requests, shares_prefixes=shares))
+def _run(deployment: Deployment, cost: TokenCost, offered: list[WorkloadRequest], steps: bool) -> list[dict[str, Any]]:
+    sink, shares = TableSink(), shares_prefixes(offered)
+    Cluster(deployment, cost, sink, shares_prefixes=shares, steps=steps).run(Workload(offered, shares_prefixes=shares))
     return sink.requests.sort_by("request_id").to_pylist()
 
 
 def _scripts() -> Iterator[_Script]:
     roomy = {"num_blocks": 400, "max_num_seqs": 16, "max_num_batched_tokens": 256}
-    plain = _requests(0, 40, every_ms=12, prompt=(20, 200), output=(1, 60))
+    plain = requests(0, 40, every_ms=12, prompt=(20, 200), output=(1, 60))
     yield _Script("tight KV", plain, {**roomy, "num_blocks": 60, "scheduler_reserve_full_isl": False})
-    yield _Script("prefix reuse", list(_talks(_requests(1, 40, 15, (20, 80), (5, 40)))), {**roomy, "num_blocks": 90})
-    yield _Script("bursts", [replace(r, arrival_ns=r.id // 20 * 400 * _MS) for r in plain], roomy)
+    yield _Script("prefix reuse", list(talks(requests(1, 40, 15, (20, 80), (5, 40)))), {**roomy, "num_blocks": 90})
+    yield _Script("bursts", [replace(r, arrival_ns=r.id // 20 * 400 * MS) for r in plain], roomy)
     yield _Script("priorities", plain, {**roomy, "max_num_seqs": 4, "policy": "priority"})
     yield _Script("aborts", plain, {**roomy, "max_num_seqs": 6}, patience_s=0.15)
-    long = _requests(2, 12, every_ms=20, prompt=(300, 560), output=(1, 60))
+    long = requests(2, 12, every_ms=20, prompt=(300, 560), output=(1, 60))
     yield _Script("long prompts", long, {**roomy, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 48})
-
-
-def _requests(
-    seed: int, count: int, every_ms: int, prompt: tuple[int, int], output: tuple[int, int]
-) -> list[WorkloadRequest]:
-    """Of three tenants, two SLO classes and three priorities; no two arrive together."""
-    chance = random.Random(seed)
-    return [
-        WorkloadRequest(
-            id,
-            id * every_ms * _MS + chance.randrange(every_ms * _MS),
-            (("", chance.randint(*prompt)),),
-            chance.randint(*output),
-            priority=chance.randrange(3),
-            tenant=chance.choice("aab"),
-            slo_class=chance.choice(["chat", "batch"]),
-        )
-        for id in range(count)
-    ]
-
-
-def _talks(requests: list[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Prompts that begin with a common one, half of them with an earlier prompt and its answer, too."""
-    for request in requests:
-        before: tuple[Segment, ...] = (("system", 40),)
-        if request.id % 2:
-            earlier = requests[request.id // 2]
-            before = (*before, (f"user{earlier.id}", earlier.prompt_len), (f"out:{earlier.id}", earlier.output_len))
-        yield replace(request, prompt=(*before, (f"user{request.id}", request.prompt_len)))
 
 
 def _starved(policy: str) -> str | None:
     """Who is passed by nearly all that come later, in a queue that grows; None if nobody is."""
     short = WorkloadRequest(0, 0, (("", 40),), 8, tenant="a", slo_class="chat")
     long = WorkloadRequest(0, 0, (("", 400),), 60, priority=1, tenant="b", slo_class="batch")
-    requests = [replace(long if id % 25 == 5 else short, id=id, arrival_ns=id * 300 * _MS) for id in range(150)]
+    offered = [replace(long if id % 25 == 5 else short, id=id, arrival_ns=id * 300 * MS) for id in range(150)]
     limits = SchedulerConfig(max_num_seqs=2, max_model_len=640, num_blocks=400, max_num_batched_tokens=512)
-    rows = _run(Deployment(policy=policy, scheduler=limits), _SLOW, requests, steps=False)
+    rows = _run(Deployment(policy=policy, scheduler=limits), _SLOW, offered, steps=False)
     begun = [row["scheduled_ns"] for row in rows]
     for id in range(100):
-        later = begun[id + 1 :]
+        if begun[id] is None:  # rejected
+            continue
+        later = [other for other in begun[id + 1 :] if other is not None]
         passed = sum(other < begun[id] for other in later)
         if passed > 0.9 * len(later):
             return f"{passed} of the {len(later)} requests that came after request {id} were run before it"
@@ -197,8 +182,7 @@ def _growing(policy: str) -> str | None:
 def _calls_of_steady_steps(policy: str, batch: int) -> int:
     """Python calls of 16 steps, every phase of a KV block, in which `batch` requests decode."""
     config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8 * batch, num_blocks=40 * batch + 1)
-    watch = CallWatch(needed=True)
-    scheduler = contract_with(policy, find_policy(policy)(config, shares_prefixes=False), config, watch)
+    scheduler = contract_with(policy, find_policy(policy)(config, shares_prefixes=False), config)
     counted = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -207,10 +191,12 @@ def _calls_of_steady_steps(policy: str, batch: int) -> int:
 
     def run(steps: int) -> None:
         for _ in range(steps):
-            scheduler.commit(scheduler.schedule())
+            if not (plan := scheduler.schedule()).tokens:  # it has rejected them all
+                return
+            scheduler.commit(plan)
 
     before = sys.getprofile()
-    with watch.on():
+    with watching():
         for id in range(batch):
             scheduler.add(WorkloadRequest(id, 0, (("", 8),), 300))
         run(batch + 4)  # everyone decodes by then, however cautiously they were admitted

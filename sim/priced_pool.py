@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.cost_model import CostModel, NetworkedCost
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, parse, with_stated_blocks
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
 
@@ -67,7 +67,9 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
     if "fleet" in pool.deployment:
         remedy = "a pool cannot have a fleet of its own; leave it out"
         raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
-    return parse(Deployment, merged(alone.model_dump(), pool.deployment), where=where)
+    own = parse(Deployment, merged(alone.model_dump(exclude_unset=True), pool.deployment), where=where)
+    scheduler = pool.deployment.get("scheduler")
+    return with_stated_blocks(own) if isinstance(scheduler, dict) and "num_blocks" in scheduler else own
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ link of its own, and each of them sends over one of its own.
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 from serving.deployments.fleet import LinksConfig
 from serving.request import Request, Status
@@ -44,7 +45,7 @@ class RemotePrefills:
         life.replica.connect(_Remote(self, life.replica))
 
     def matched(self, request: Request, found: int) -> int:
-        return min(request.prompt_len, request.known - 1) - found if request.id in self._at else 0
+        return max(request.prompt_len - found, 0) if request.id in self._at else 0
 
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         size = tokens * self.bytes_per_token
@@ -59,6 +60,8 @@ class RemotePrefills:
 
 class _Remote:
     """What is elsewhere, as the scheduler of a replica sees it: see `serving.kv.external.ExternalKv`."""
+
+    synchronous: ClassVar[bool] = False
 
     def __init__(self, prefills: RemotePrefills, replica: Replica) -> None:
         self._prefills = prefills

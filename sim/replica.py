@@ -1,8 +1,9 @@
-"""One engine on the virtual clock: the shared scheduler in the plain, the overlapped or the pipelined loop.
+"""One engine on the virtual clock: the shared scheduler in the plain or the overlapped loop, on one or several stages.
 
-The plain loop has one step in flight, the overlapped loop two: it plans step N+1 while step N runs, so that CPU time
-is hidden. The pipelined loop has one for each stage. A step costs one event. In the first two loops a run of pure
-decode steps is one leap; whatever interrupts it finds the replica as if it had been stepping all along.
+The plain loop has a step in flight for each stage. The overlapped loop has one more: it plans step N+1 while step N
+runs, so that CPU time is hidden. There, over stages, a plan that runs nothing takes a place among the steps in flight,
+too (vLLM's batch queue). A step costs one event. Without stages a run of pure decode steps is one leap; whatever
+interrupts it finds the replica as if it had been stepping all along.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from serving.kv.external import ExternalKv
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
-from sim.clock import PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.leap import Leap
 from sim.pace import paced
 from sim.pipeline import Pipeline
@@ -39,10 +40,10 @@ class LoadListener(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
-    """A scheduler, a cost model, and at most `depth` steps in flight: over several `stages`, one for each.
+    """A scheduler, a cost model, and at most `depth` steps in flight over `stages` pipeline stages.
 
     outstanding_requests  requests it has accepted and not finished, queued and running
-    outstanding_tokens    prompt and output tokens of those
+    outstanding_tokens    prompt tokens of those, and the most that they may generate
     listeners             told of each change of its load
     on_end                called with each request that finishes, or is rejected because it can never fit
     hands_on              if given, says of each that finishes whether another replica goes on with it, which is then
@@ -78,8 +79,10 @@ class Replica:
         self.on_planned: Callable[[StepPlan, int], None] | None = None
         self.network: SharedNetwork | None = None
         self._kept: dict[int, Request] = {}
-        self._depth = 2 if policy.limits.async_scheduling else stages
+        overlaps = policy.limits.async_scheduling
+        self._depth = stages + overlaps
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
+        self._queues_idle_plans = overlaps and stages > 1
         pool = self.scheduler.pool  # if paged and not told of every block, those of each step of a leap are known
         counts = isinstance(pool, BlockPool) and not pool.observed
         self._leaps = stages == 1 and log.leaps and (counts or not log.keeps_steps)
@@ -118,6 +121,10 @@ class Replica:
             ahead = pool.ahead(self.scheduler.decodes, planned)
         return pool.total - pool.free + ahead
 
+    def is_priced_by(self, cost: CostModel) -> bool:
+        """Whether its steps take what `cost` says, but for slowdowns."""
+        return self._own_cost is cost and (self._cost is cost or bool(self._slowed))
+
     # What happens to it
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1) -> Request:
@@ -147,10 +154,19 @@ class Replica:
         self.outstanding_requests += 1
         self.outstanding_tokens += request.max_len
         self._known_tokens += request.known
+        if compile_ns := request.arrived.grammar_compile_ns:
+            request.await_grammar()
+            Alarm(self._clock, self._clock.now_ns + compile_ns, ARRIVAL, lambda _: self._compiled(request))
         for listener in self.listeners:
             listener.loaded(self)
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
+
+    def _compiled(self, request: Request) -> None:
+        """The grammar of `request` is there, now."""
+        if not request.ended:
+            self._wake()
+            request.compiling = False
 
     def withdraw(self, request: Request) -> None:
         """Drop a request that has not ended. The step it may be part of runs on without it."""
@@ -196,13 +212,14 @@ class Replica:
         """Stop for ever; the requests that were here, in the order in which they came."""
         self._end_leap()  # its whole steps count
         self._alarm = self._hold = None
-        self._launched.clear()
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
             self._policy.abort(request.id)
             self._lighten(request)
         for request in kept:
             self.release(request)
+        while self._launched:
+            self._policy.commit(self._next_to_return())  # for nobody
         return kept + lost
 
     def slow_down(self, factor: float) -> None:
@@ -232,16 +249,20 @@ class Replica:
 
     def _launch_steps(self, now: int) -> None:
         policy, launched = self._policy, self._launched
-        while len(launched) < self._depth and not (launched and launched[-1][0].masked_rows):
+        while self._may_plan():
             if self._leaps and (steps := policy.steady_steps()) > 1:
                 self._begin_leap(steps, now)
                 return
             if (plan := self._next_plan(now)) is None:
                 break
+            if not plan.tokens:
+                self._queue_idle(plan, now)
+                continue
             cpu_ns = self._cost.cpu_ns(plan)
             start, stages_ns = now + cpu_ns, None
             if self._pipeline is not None:
-                start, end, stages_ns = self._pipeline.enter(plan, start)
+                start, end, stages_ns = self._pipeline.enter(plan, max(start, self._tokens_ns))
+                self._pipeline.sampled(end if plan.sampled_rows else 0)
             else:
                 start = max(start, self._last_end_ns)
                 step_ns = self._cost.step_ns(plan)
@@ -263,6 +284,33 @@ class Replica:
         else:
             self._rest()
 
+    @property
+    def _tokens_ns(self) -> int:
+        """When the tokens are there that the next plan computes on; they are when it is made, except over stages in the
+        overlapped loop."""
+        return self._pipeline.tokens_ns if self._queues_idle_plans and self._pipeline is not None else 0
+
+    def _may_plan(self) -> bool:
+        """Whether fewer steps are in flight than there may be. Without stages a plan behind rows whose next token keeps
+        to a grammar waits until that of the row is known."""
+        launched = self._launched
+        waits_for_masks = bool(launched) and launched[-1][0].masked_rows > 0 and self._pipeline is None
+        return len(launched) < self._depth and not waits_for_masks
+
+    def _queue_idle(self, plan: StepPlan, now: int) -> None:
+        """`plan`, which runs nothing, goes behind the steps in flight, and is done when they are."""
+        assert self._pipeline is not None
+        self._launched.append((plan, max(now, self._launched[-1][1])))
+        self._pipeline.sampled(0)
+
+    def _next_to_return(self) -> StepPlan:
+        """The oldest step in flight, which is no more; nor are the plans behind it that run nothing."""
+        launched = self._launched
+        plan, _ = launched.popleft()
+        while launched and not launched[0][0].tokens:
+            launched.popleft()
+        return plan
+
     def _rest(self) -> None:
         """No step is under way, and none is planned."""
         self._alarm = None
@@ -270,13 +318,18 @@ class Replica:
             self.network.rest()
 
     def _next_plan(self, now: int) -> StepPlan | None:
-        """What to run next; None if there is nothing."""
+        """What to run next; None if there is nothing. A plan without tokens is one that takes a place all the same."""
+        queues_idle = self._queues_idle_plans and bool(self._launched)
+        if queues_idle and not self.scheduler.requests:
+            return None
         while True:
             plan = self._policy.schedule()
             if plan.preempted:
                 self._log.preempted(self.index, plan.preempted, now)
             if plan.tokens:
                 self._hold = None
+                return plan
+            if queues_idle:
                 return plan
             if self._launched:
                 return None
@@ -304,14 +357,14 @@ class Replica:
     def _commit(self, alarm: Alarm) -> None:
         if alarm is not self._alarm:
             return
-        plan, _ = self._launched.popleft()
+        plan = self._next_to_return()
         now = self._clock.now_ns
         if self._withdrawals:
             self._known_tokens -= plan.sampled_for_nobody()
             self._withdrawals = bool(self._launched)
         finished = self._policy.commit(plan)
-        if plan.accepted_tokens and finished and self._launched:
-            self._withdrawals = True
+        if self._launched and (plan.accepted_tokens or any(one.end_len < one.max_len for one in finished)):
+            self._withdrawals = True  # a step under way may have been planned behind the end of one
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)
         for request in finished:
@@ -328,10 +381,7 @@ class Replica:
     def _end(self, request: Request, now: int) -> None:
         if self.hands_on is not None and self.hands_on(request):
             self._log.handed_on(request, now)
-            if request.held:
-                self._kept[request.id] = request
-            else:
-                self._lighten(request)
+            self._kept[request.id] = request
             return
         self._lighten(request)
         self._log.ended(request, now)

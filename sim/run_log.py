@@ -102,7 +102,7 @@ class _Life:
 
 _SERVED_ONLY = (
     "received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns", "client_id", "client_ns",
-    "heard_ns",
+    "heard_ns", "steps_before_end",
 )  # fmt: skip
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
 _TOKEN_TIMES = _REQUEST_COLUMNS.index("token_times_ns")
@@ -116,6 +116,7 @@ class RunLog:
     queued     requests that wait for a place in a step, on all replicas
     block      rows handed to the sink at once
     observers  called as each request ends
+    counted_from_ns  requests that arrive earlier get no row, because the run was still warming up
     on_tokens  if given, called as each step ends; needs `steps`
     leaps      whether decodes may be leapt over though steps are kept, if nobody is told of each as it ends. The cost
                model must then price a run as it prices its steps, whatever it was asked before
@@ -138,6 +139,7 @@ class RunLog:
         self.output_tokens = 0
         self.queued = 0
         self.observers: list[Observer] = []
+        self.counted_from_ns = 0
         self._sink = sink
         self._requests_at_once = max(block // _TOKENS_WIDE, 1) if tokens else block
         self._lives: dict[int, _Life] = {}
@@ -310,14 +312,21 @@ class RunLog:
 
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
         finished = status == _FINISHED
+        self.finished += finished
+        self.output_tokens += request.outputs
+        if life.arrival_ns >= self.counted_from_ns:
+            self._add_row(request, life, now_ns, status, reason)
+        for observer in self.observers:
+            observer(finished, request.outputs, life.arrival_ns, life.first_token_ns, now_ns)
+
+    def _add_row(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
+        finished = status == _FINISHED
         outputs = request.outputs
         first_hit, preemptions, recomputed = request.first_hit, request.preemptions, max(request.recomputed, 0)
         if (before := life.prefilled) is not None:
             first_hit = before.first_hit
             preemptions += before.preemptions
             recomputed += max(before.recomputed, 0)
-        self.finished += finished
-        self.output_tokens += outputs
         arrived = request.arrived
         self._request_rows.append(
             (
@@ -354,12 +363,11 @@ class RunLog:
                 life.transfer_ns,
                 life.tier_hits,
                 life.swapped_in_tokens,
+                arrived.grammar_compile_ns or None,
             )
         )
         if len(self._request_rows) >= self._requests_at_once:
             self._flush_requests()
-        for observer in self.observers:
-            observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
 
     def _queue(self, life: _Life) -> None:
         life.waits = True

@@ -6,10 +6,12 @@ is wrong with an input is a `serving.errors.UserError`: one line with field, val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from calibration.steps.external_calibration import ExternalCalibration
@@ -27,9 +29,36 @@ if TYPE_CHECKING:
 
     Traffic = str | Path | Mapping[str, Any] | Workload
 
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
 _OF_A_SIDE = ("deployment", "replicas", "router", "gpu", "calibration")
 
 
+def _asked(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """Make what an argument causes a UserError, and a call while a user's own file is loaded, which would run twice."""
+
+    @wraps(function)
+    def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        from serving.errors import UserError, reason
+        from serving.plugins import loading
+
+        if file := loading():
+            remedy = "simulates when it is imported; put what it runs below if __name__ == '__main__':"
+            raise UserError("file", file, remedy)
+        for name, value in kwargs.items():
+            if value == "":
+                raise UserError(name, "", "must not be empty; leave it out")
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:  # a full disk, a directory that may not be read, a name that is too long
+            remedy = f"cannot be read or written: {reason(error)}"
+            raise UserError("file", str(error.filename or ""), remedy) from error
+
+    return asked
+
+
+@_asked
 def simulate(
     workload: Traffic,
     deployment: Deployment | Mapping[str, Any] | None = None,
@@ -57,12 +86,14 @@ def simulate(
     from planning.simulation import recorded
     from serving.deployments.config import parse
 
-    stated = served() if deployment is None else deployment
+    _check_flags(band=band, details=details, overwrite=overwrite)
+    place, stated = _directory(out, "run"), served() if deployment is None else deployment
     with _offered(workload, "trace") as offered:
         requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
-        return recorded(requested.priced(), _directory(out, "run"), band=band, details=details, overwrite=overwrite)
+        return recorded(requested.priced(), place, band=band, details=details, overwrite=overwrite)
 
 
+@_asked
 def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
     """Find the cheapest fleet that meets every SLO on `traffic`.
 
@@ -78,10 +109,12 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
     from planning.plan.request import PlanRequest
     from serving.deployments.config import parse
 
+    _check_jobs(jobs)
     with _offered(traffic) as offered:
         return plan(parse(PlanRequest, {"traffic": offered, "slos": slos, **request}, where="plan"), jobs=jobs)
 
 
+@_asked
 def compare(
     a: Mapping[str, Any] | str | Path, b: Mapping[str, Any] | str | Path, traffic: Traffic | None = None, **request: Any
 ) -> ComparisonDocument:
@@ -103,6 +136,7 @@ def compare(
     from serving.errors import UserError
 
     if traffic is None:
+        _path("a", a), _path("b", b)
         two = parse(CompareRecordingsRequest, {"a": a, "b": b, **request}, where="compare")
         return comparer.compare_recordings(two).called(str(a), str(b))
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
@@ -118,6 +152,7 @@ def compare(
         return comparer.compare(parse(CompareRequest, {**sides, **request}, where="compare")).called(*names)
 
 
+@_asked
 def sweep(
     settings: Mapping[str, Any] | str | Path,
     out: str | Path,
@@ -133,19 +168,26 @@ def sweep(
     jobs        number of runs at once; by default one for each CPU
     resume      continue the sweep in `out`
 
-    Raises UserError if no run can be made of the settings. A run that fails is a row with its `error`.
+    Raises UserError if no run can be made of the settings, and if all failed. A run that fails is a row with its
+    `error`.
     """
     from planning.sweep.executors import find_executor
     from planning.sweep.results import SweepResults
-    from planning.sweep.settings import SweepSettings, load_sweep
+    from planning.sweep.settings import load_sweep, read_sweep
     from planning.sweep.sweep import Sweep
-    from serving.deployments.config import parse
+    from serving.errors import UserError
 
-    read = parse(SweepSettings, settings, where="sweep") if isinstance(settings, Mapping) else load_sweep(settings)
-    Sweep.of(read).run(Path(out), find_executor(executor, jobs, read.run_limit_s), resume=resume)
-    return SweepResults.load(Path(out))
+    _check_jobs(jobs)
+    _check_flags(resume=resume)
+    place = _path("out", out)
+    read = read_sweep(settings) if isinstance(settings, Mapping) else load_sweep(_path("settings", settings))
+    done = Sweep.of(read).run(place, find_executor(executor, jobs, read.run_limit_s), resume=resume)
+    if done.failed == done.made + done.kept:
+        raise UserError("sweep", str(out), f"all {done.failed} runs failed; the first: {done.first_error}")
+    return SweepResults.load(place)
 
 
+@_asked
 def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and what would help.
 
@@ -161,6 +203,7 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     return diagnose(parse(DiagnoseRequest, {"run": str(run), **request}, where="diagnose"))
 
 
+@_asked
 def validate(
     real: Sequence[str | Path] = (),
     calibration: str | Path | None = None,
@@ -186,12 +229,14 @@ def validate(
     from planning.measure.validator import validate
     from serving.deployments.config import parse
 
+    _check_flags(overwrite=overwrite)
     with _offered(traffic) as offered:
         stated = {"real": real, "calibration": calibration, "traffic": offered, "out": _directory(out, "report")}
         given = {name: value for name, value in (stated | request).items() if value is not None}
         return validate(parse(ValidateRequest, given, where="validate"), overwrite=overwrite)
 
 
+@_asked
 def calibrate(
     deployment: Deployment | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
@@ -213,10 +258,12 @@ def calibrate(
     from planning.measure.request import CalibrateRequest
     from serving.deployments.config import parse
 
+    _check_flags(overwrite=overwrite)
     stated = {"deployment": deployment, "out": _directory(out, "calibration"), **request}
     return calibrate(parse(CalibrateRequest, stated, where="calibrate"), overwrite=overwrite).calibration
 
 
+@_asked
 def read_recording(path: str | Path) -> Recording:
     """Open the recording in the directory `path`; its `requests` and `steps` are Arrow tables.
 
@@ -224,7 +271,7 @@ def read_recording(path: str | Path) -> Recording:
     """
     from traces.recording import Recording
 
-    return Recording.load(path)
+    return Recording.load(_path("path", path))
 
 
 @contextmanager
@@ -238,11 +285,10 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="tokentwin-") as folder:
-        path = str(traffic)
+        path = str(Path(folder) / "workload.parquet" if isinstance(traffic, Workload) else _path("traffic", traffic))
         if isinstance(traffic, Workload):
             from traces.parquet import write_parquet
 
-            path = str(Path(folder) / "workload.parquet")
             write_parquet(traffic, Path(path))
         yield {as_field: path} if as_field else path
 
@@ -251,10 +297,41 @@ def _directory(out: str | Path | None, name: str) -> Path:
     """`out`, or one called `name` in a new temporary directory."""
     from tempfile import mkdtemp
 
-    return Path(mkdtemp(prefix="tokentwin-")) / name if out is None else Path(out)
+    return Path(mkdtemp(prefix="tokentwin-")) / name if out is None else _path("out", out)
+
+
+def _path(field: str, value: object) -> Path:
+    """`value`, which must be one. Raises UserError."""
+    from serving.deployments.config import check_text
+    from serving.errors import UserError
+
+    if not isinstance(value, str | Path) or not str(value):
+        raise UserError(field, repr(value), "must be a path")
+    check_text(str(value), field)
+    return Path(value)
+
+
+def _check_flags(**given: object) -> None:
+    from serving.errors import UserError
+
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UserError(name, repr(value), "must be True or False")
+
+
+def _check_jobs(jobs: object) -> None:
+    from serving.errors import UserError
+
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, Integral) or jobs < 1):
+        raise UserError("jobs", repr(jobs), "must be a whole number of at least 1; leave it out for one for each CPU")
 
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Of a request: settings of the deployment apart from what is said of the run around it."""
+    from serving.errors import UserError
+
     own = {name: changes[name] for name in _OF_A_SIDE if name in changes}
+    for name, value in own.items():
+        if value == "":
+            raise UserError(name, "", "must not be empty; leave it out")
     return {**own, "settings": {name: value for name, value in changes.items() if name not in own}}

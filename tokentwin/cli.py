@@ -36,6 +36,7 @@ VERBS = {
     "model": "Fetch a model, or see how much GPU memory one needs.",
     "plan": "Find the cheapest fleet that meets its SLOs.",
     "policy": "Check that a scheduling policy keeps its contract.",
+    "router": "Check that a router keeps its rules.",
     "serve": "Serve the real engine, or a fleet's twin, by OpenAI's API.",
     "simulate": "Run a trace through the simulator and record it.",
     "sweep": "Simulate many configurations and write a Parquet dataset.",
@@ -103,17 +104,30 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
+    finally:
+        _end_user_threads()
+
+
+def _end_user_threads() -> None:
+    """Python would wait for them, whatever the command came to."""
+    plugins = sys.modules.get("serving.plugins")
+    if plugins is not None and not plugins.end_user_threads():
+        sys.stdout.flush()
+        click.echo("tokentwin: a thread that a policy, router or cost model has started does not end", err=True)
+        os._exit(2)
 
 
 class _Paced(logging.Handler):
-    """Says on stderr how far long work is, at most every `_EVERY_S` seconds."""
+    """Say on stderr every warning, and at most every `_EVERY_S` seconds how far long work is."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if monotonic() - self._last >= _EVERY_S:
+        if record.levelno >= logging.WARNING:
+            click.echo(f"tokentwin: {record.getMessage()}", err=True)
+        elif monotonic() - self._last >= _EVERY_S:
             self._last = monotonic()
             click.echo(f"tokentwin: {record.getMessage()}", err=True)
 

@@ -46,6 +46,13 @@ class RequestOption(click.Option):
         if isinstance(field.default, str | int | float) and field.default != "":
             self.help += f" [{default_of}: {field.default}]"
 
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Raises UserError for a text that is empty, in a list, too."""
+        made = super().process_value(ctx, value)
+        if any(isinstance(one, str) and not one.strip() for one in (made if isinstance(made, tuple) else (made,))):
+            raise UserError(max(self.opts, key=len).lstrip("-"), "", "must not be empty; leave it out")
+        return made
+
 
 class SectionedCommand(click.Command):
     """A command whose help shows options by `sections`: headings and parameters. `rest` heads the rest."""
@@ -112,8 +119,11 @@ def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
         raise UserError(error.field.removeprefix(".").replace("_", "-"), error.value, error.remedy) from None
 
 
-def listed(texts: tuple[str, ...]) -> list[str]:
-    """Names given one by one or separated by commas, each once."""
+def listed(option: str, texts: tuple[str, ...]) -> list[str]:
+    """Names given one by one or separated by commas, each once. Raises UserError for a comma with nothing beside it."""
+    for text in texts:
+        if not all(part.strip() for part in text.split(",")):
+            raise UserError(option, text, "has nothing between two commas, or beside one; leave the comma out")
     return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
 
 

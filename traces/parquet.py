@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
         _field("arrival_ns", pa.int64(), "ns", "intended arrival, from the start of the workload"),
         _field("prompt", pa.list_(pa.field("item", _SEGMENT, nullable=False)), "", "segments of the prompt"),
         _field("prompt_len", pa.int64(), "tokens", "length of the prompt: the sum of its segments"),
-        _field("output_len", pa.int64(), "tokens", "tokens to generate"),
+        _field("output_len", pa.int64(), "tokens", "tokens that it generates"),
         _field("priority", pa.int64(), "", "smaller is more urgent"),
         _field("tenant", pa.string(), "", "tenant, or empty"),
         _field("slo_class", pa.string(), "", "SLO class, or empty"),
@@ -51,10 +51,16 @@ SCHEMA = pa.schema(
         _field(
             "stop_ns", pa.int64(), "ns", "when a stop string ends its answer, if nothing has; null: none does", True
         ),
+        _field("skip_reading_prefix_cache", pa.bool_(), "", "whether all of its prompt is computed, cached or not"),
+        _field("grammar_compile_ns", pa.int64(), "ns", "how long its grammar is compiled; until then it waits"),
+        _field("max_tokens", pa.int64(), "tokens", "most it may generate; null: as many as output_len", True),
     ]
 )
 # Columns that older traces lack, and what they mean by it.
-_LATER = {"session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None}
+_LATER = {
+    "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
+    "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None,
+}  # fmt: skip
 
 
 def arrow_reason(error: Exception) -> str:
@@ -89,6 +95,7 @@ class ParquetReader:
                 name=about["name"],
                 concurrency=about["concurrency"],
                 shares_prefixes=about["shares_prefixes"],
+                warm_up_ns=about["warm_up_ns"],
             )
 
 
@@ -110,7 +117,8 @@ class _StoredRequests:
 
 def write_parquet(workload: Workload, path: str | Path) -> None:
     """Write `workload` to `path` in row groups of 8192. What is read back equals it in every field."""
-    with WorkloadWriter(path, workload.name, workload.concurrency, workload.shares_prefixes) as writer:
+    how = workload.concurrency, workload.shares_prefixes, workload.warm_up_ns
+    with WorkloadWriter(path, workload.name, *how) as writer:
         for request in workload.requests:
             writer.add(request)
 
@@ -118,8 +126,12 @@ def write_parquet(workload: Workload, path: str | Path) -> None:
 class WorkloadWriter:
     """Writes a workload request by request, ordered by `(arrival_ns, id)`; `close` or leaving the context ends it."""
 
-    def __init__(self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool) -> None:
+    def __init__(
+        self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool, warm_up_ns: int = 0
+    ) -> None:
         about = {"version": 1, "name": name, "concurrency": concurrency, "shares_prefixes": shares_prefixes}
+        if warm_up_ns:
+            about["warm_up_ns"] = warm_up_ns
         self._schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
         self._rows: list[WorkloadRequest] = []
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
@@ -204,10 +216,11 @@ def _about(path: Path, schema: pa.Schema) -> dict:
             raise UserError(f"{path}: {field.name}", str(schema.field(index).type), f"must be {field.type}")
     try:
         about = json.loads(stored)
-        about = {key: about[key] for key in ("name", "concurrency", "shares_prefixes")}
+        known = {key: about[key] for key in ("name", "concurrency", "shares_prefixes")}
+        known["warm_up_ns"] = int(about.get("warm_up_ns", 0))
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: metadata", repr(stored), "is not metadata that tokentwin wrote") from None
-    return about
+    return known
 
 
 def _check(path: Path, file: pq.ParquetFile) -> None:
@@ -221,9 +234,12 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
         id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
         rows.refuse(arrival > int(LATEST_NS), "arrival_ns", arrival, TOO_LATE)
         outputs.append(rows.numbers("output_len", least=1, most=LONGEST))
+        rows.check_max_tokens(outputs[-1])
         rows.numbers("priority", least=-_PRIORITIES, most=_PRIORITIES - 1)
         rows.refuse_nulls("tenant", "slo_class")
-        rows.refuse_nulls(*(name for name in ("session", "turn", "structured") if name in batch.schema.names))
+        rows.refuse_nulls(
+            *(name for name, absent in _LATER.items() if absent is not None and name in batch.schema.names)
+        )
         rows.check_prompts()
         used.append(rows.outputs_used())
         before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])
@@ -277,6 +293,14 @@ class _Rows:
         if most is not None:
             self.refuse(values > most, name, values, f"must be at most {most:,}")
         return values
+
+    def check_max_tokens(self, outputs: np.ndarray) -> None:
+        """Where it is given, it is not below the length of the output."""
+        if "max_tokens" not in self._batch.schema.names:
+            return
+        limits = pc.fill_null(self._batch.column("max_tokens"), LONGEST).to_numpy(zero_copy_only=False)
+        self.refuse(limits < outputs, "max_tokens", limits, "must be at least output_len")
+        self.refuse(limits > LONGEST, "max_tokens", limits, f"must be at most {LONGEST:,}")
 
     def check_prompts(self) -> None:
         """Segments of 1 token or more, which sum to `prompt_len`."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice, pairwise
 
 from serving.errors import UserError
-from serving.workload import Workload
+from serving.workload import Workload, WorkloadRequest
 from traces.arrivals import LATEST_NS
 
 
-def reshaped(workload: Workload, *, limit: int | None = None, rate_scale: float | None = None) -> Workload:
-    """The first `limit` requests of `workload`, arriving `rate_scale` times as fast.
+def reshaped(
+    workload: Workload,
+    *,
+    limit: int | None = None,
+    rate_scale: float | None = None,
+    warm_up_s: float | None = None,
+) -> Workload:
+    """Take the first `limit` requests of `workload`, arriving `rate_scale` times as fast, counted after `warm_up_s`.
 
-    Raises UserError if that moves an arrival beyond what a time in nanoseconds can hold.
+    Raises UserError if an arrival moves beyond what a time in nanoseconds can hold, or nothing is left to count.
     """
     requests = workload.requests if limit is None else list(islice(workload.requests, min(limit, sys.maxsize)))
     if rate_scale is not None:
@@ -23,7 +30,30 @@ def reshaped(workload: Workload, *, limit: int | None = None, rate_scale: float 
         if not last / rate_scale < LATEST_NS:
             raise UserError("rate-scale", rate_scale, "makes the trace last longer than 146 years; raise it")
         requests = [replace(request, arrival_ns=round(request.arrival_ns / rate_scale)) for request in requests]
-    return replace(workload, requests=requests)
+    if warm_up_s is None:
+        return replace(workload, requests=requests)
+    warm_up_ns = round(warm_up_s * 1e9)
+    by_the_clock = workload.concurrency is None
+    if by_the_clock and not any(request.arrival_ns >= warm_up_ns for request in requests):
+        raise UserError("warm-up", warm_up_s, "ends after the last arrival; shorten it, or take a longer trace")
+    return replace(workload, requests=requests, warm_up_ns=warm_up_ns)
+
+
+def only(workload: Workload, requests: Iterable[WorkloadRequest]) -> Workload:
+    """`workload` with only these of its requests, in their order.
+
+    Turns count anew in each session, and the first that is left waits for no answer: it comes at its arrival.
+    """
+    turns: Counter[str] = Counter()
+    kept = []
+    for request in requests:
+        if request.session:
+            turn = turns[request.session]
+            turns[request.session] += 1
+            if turn != request.turn:
+                request = replace(request, turn=turn, think_ns=request.think_ns if turn else None)
+        kept.append(request)
+    return replace(workload, requests=kept)
 
 
 def at_rate(workload: Workload, rate: float) -> Workload:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
+import io
 import logging
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from serving.errors import UserError, reason
+from serving.json_file import parse_json
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST
@@ -26,13 +29,20 @@ _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # lines; about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
+# A gzipped trace unpacks to ten times its size. What Deflate has packed a thousand times is no trace, and hardly ends.
+_SMALL_BYTES = 8 << 20
+_MOST_PACKED = 100
+_LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, as a JSON escape can say
 
 
 class Row:
     """One line of a trace: `fields` as the file has them, strings in a CSV and JSON values otherwise."""
 
-    def __init__(self, path: Path, line: int, fields: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, line: int, fields: Mapping[str, Any], typed: bool = False) -> None:
+        self._typed = typed  # numbers are no strings
         self.path = path
         self.line = line
         self.fields = fields
@@ -69,6 +79,18 @@ class Row:
             raise self.error(field, value, TOO_LATE)
         return self._in_range(field, value, number, 0, _LARGEST)
 
+    def instant_ns(self, field: str) -> int:
+        """An ISO 8601 date and time, in nanoseconds since 1970; UTC where it states no offset."""
+        text = self.text(field)
+        match = _INSTANT.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError(text)
+            second, fraction, offset = match.groups()
+            return _second_ns(second, offset or "Z") + int((fraction or "").ljust(9, "0"))
+        except ValueError:
+            raise self.error(field, text, "must look like 2023-11-16 18:15:46.6805900") from None
+
     def text(self, field: str) -> str:
         """A string; empty where the field is absent."""
         value = self.fields.get(field, "")
@@ -87,6 +109,8 @@ class Row:
     def _number(self, field: str, value: Any) -> Decimal:
         if value == "":
             raise self.error(field, None, "is missing; add it")
+        if self._typed and isinstance(value, str):
+            raise self.error(field, value, "must be a number, without quotes")
         if isinstance(value, bool) or not isinstance(value, (str, int, Decimal)):
             raise self.error(field, value, "must be a number")
         try:
@@ -108,13 +132,19 @@ class Row:
         return number
 
 
-def read_head(path: Path, size: int = 65536) -> bytes:
-    """The first `size` bytes of a trace, unpacked if it is gzipped. Raises UserError if it cannot be read."""
+@lru_cache(maxsize=64)
+def _second_ns(second: str, offset: str) -> int:
+    since = datetime.fromisoformat(second + offset) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000
+
+
+def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
+    """The first `size` bytes of a file, unpacked if it is gzipped. Raises UserError of `what` if it cannot be read."""
     try:
         with _open(path) as file:
             return file.read(size)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError("trace", str(path), f"cannot be read: {reason(error)}") from None
+        raise UserError(what, str(path), f"cannot be read: {reason(error)}") from None
 
 
 def csv_rows(path: Path, *known: str) -> Iterator[Row]:
@@ -145,25 +175,14 @@ def json_rows(path: Path, *known: str) -> Iterator[Row]:
         if not text.strip():
             continue
         try:
-            fields = json.loads(text, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=_once)
-        except json.JSONDecodeError as error:
-            remedy = f"is not JSON: {error.msg} at column {error.colno}"
-            raise UserError(f"{path}:{line}", text.strip(), remedy) from None
-        except (RecursionError, ValueError) as error:  # nested too deeply, too many digits, or a name twice
-            raise UserError(f"{path}:{line}", text.strip(), f"is not JSON: {error}") from None
+            fields = parse_json(text, parse_float=Decimal, parse_constant=Decimal)
+        except ValueError as error:
+            raise UserError(f"{path}:{line}", text.strip(), str(error)) from None
         if not isinstance(fields, dict):
             raise UserError(f"{path}:{line}", text.strip(), "must be a JSON object")
-        row = Row(path, line, fields)
+        row = Row(path, line, fields, typed=True)
         row.only(*known)
         yield row
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of them out")
-    return fields
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -171,14 +190,43 @@ def _open(path: Path) -> IO[bytes]:
         raise UserError("trace", str(path), "is not a regular file; save it to one first")
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
-    return cast("IO[bytes]", gzip.open(path)) if packed else path.open("rb")
+    return io.BufferedReader(_Unpacked(path), 1 << 20) if packed else path.open("rb")
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzipped file holds. Raises OSError where it has been packed more than any trace."""
+
+    def __init__(self, path: Path) -> None:
+        self._packed = path.open("rb")
+        self._file = gzip.GzipFile(fileobj=self._packed)
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._file.readinto(buffer)
+        self._read += read
+        if self._read > max(_SMALL_BYTES, _MOST_PACKED * self._packed.tell()):
+            raise OSError(
+                f"it unpacks to more than {_MOST_PACKED} times its size; unpack it with gunzip if it is meant"
+            )
+        return read
+
+    def close(self) -> None:
+        self._file.close()
+        self._packed.close()
+        super().close()
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     line = 0
     try:
         with _open(path) as file:
-            for line, data in enumerate(file, 1):
+            for line, data in enumerate(iter(partial(file.readline, _LONGEST_LINE_BYTES), b""), 1):
+                if len(data) == _LONGEST_LINE_BYTES:
+                    remedy = f"is longer than {_LONGEST_LINE_BYTES:,} bytes; end each request with a line break"
+                    raise UserError(f"{path}:{line}", "line", remedy)
                 yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
                 if line % _LOGGED == 0:
                     _LOG.info("reading %s: %s lines so far", path.name, f"{line:,}")

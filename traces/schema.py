@@ -112,6 +112,10 @@ REQUESTS = (
     Column("client_id", _TEXT, "", "what its client called it (X-Request-Id), or empty; null without an API server"),
     Column("client_ns", _I64, "ns", "its client's E2E beyond `received_ns` to `last_sent_ns`; null where not known"),
     Column("heard_ns", _I64, "ns", "when the router of several real engines heard that it had left; else null"),
+    Column("grammar_compile_ns", _I64, "ns", "how long it waited for its grammar, from `queued_ns`; null without one"),
+    Column(
+        "steps_before_end", _I64, "", "steps of its engine that had returned when its client wanted no more; else null"
+    ),
 )
 
 

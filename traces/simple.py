@@ -1,22 +1,28 @@
 """The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
 
-Fields: `arrival_s`, `arrival_ms` or `arrival_ns` (one of them); `prompt_tokens`; `output_tokens`; and optionally `id`
-(else the line's number from 0), `tenant`, `priority`, `slo_class`. JSON lines may give `prompt` instead of
-`prompt_tokens`: segments `[["sys0", 400], ["", 35]]`, where the empty name is private tokens and `["out:12", 80]`
-the first 80 output tokens of request 12.
+Fields: `arrival_s`, `arrival_ms`, `arrival_ns` or `timestamp` (one of them); `prompt_tokens`; `output_tokens`; and
+optionally `id` (else the line's number from 0), `tenant`, `priority`, `slo_class`, and `max_tokens`, where a stop token
+ends an answer that may have been longer. JSON lines may give `prompt` instead of `prompt_tokens`: segments
+`[["sys0", 400], ["", 35]]`, where the empty name is private tokens and `["out:12", 80]` the first 80 output tokens of
+request 12.
+
+A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then
+time 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.lengths import LONGEST
 from traces.rows import Row, csv_rows, json_rows, workload_of
 
-_ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1}
-_REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class")
+_TIMESTAMP = "timestamp"
+_ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, _TIMESTAMP: 1_000_000_000}
+_REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class", "max_tokens")
 
 
 class SimpleCsvReader:
@@ -49,10 +55,23 @@ def _workload(path: Path, rows: Iterable[Row]) -> Workload:
             raise row.error("id", request.id, f"is already the id of line {where[request.id].line}; ids must be unique")
         where[request.id] = row
         requests.append(request)
+    requests = _from_first_timestamp(requests, where)
     # A script that merges logs need not sort them; ties keep the order of their ids.
     requests.sort(key=lambda request: (request.arrival_ns, request.id))
     _check_outputs(requests, where)
     return workload_of(path, requests)
+
+
+def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:
+    """`requests` with arrivals from the earliest timestamp on, where the trace has timestamps."""
+    timed = [_TIMESTAMP in where[request.id].fields for request in requests]
+    if not any(timed):
+        return requests
+    if not all(timed):
+        row = where[requests[timed.index(False)].id]
+        raise row.error(_TIMESTAMP, None, "is missing; give every request one, or none")
+    earliest_ns = min(request.arrival_ns for request in requests)
+    return [replace(request, arrival_ns=request.arrival_ns - earliest_ns) for request in requests]
 
 
 def _request(row: Row, number: int) -> WorkloadRequest:
@@ -61,13 +80,29 @@ def _request(row: Row, number: int) -> WorkloadRequest:
         raise row.error("arrival", ", ".join(arrivals), f"give exactly one of {', '.join(_ARRIVALS)}")
     return WorkloadRequest(
         id=row.integer("id", 0) if "id" in row.fields else number,
-        arrival_ns=row.time_ns(arrivals[0], _ARRIVALS[arrivals[0]]),
+        arrival_ns=_arrival_ns(row, arrivals[0]),
         prompt=_prompt(row),
         output_len=row.tokens("output_tokens"),
         priority=row.integer("priority", -(2**31), default=0, most=2**31 - 1),
         tenant=row.text("tenant"),
         slo_class=row.text("slo_class"),
+        max_tokens=_max_tokens(row),
     )
+
+
+def _max_tokens(row: Row) -> int | None:
+    if row.fields.get("max_tokens") in (None, ""):
+        return None
+    limit = row.tokens("max_tokens")
+    if limit < row.tokens("output_tokens"):
+        raise row.error("max_tokens", limit, "must be at least output_tokens")
+    return limit
+
+
+def _arrival_ns(row: Row, field: str) -> int:
+    if field == _TIMESTAMP and "-" in str(row.fields[field])[1:]:
+        return row.instant_ns(field)
+    return row.time_ns(field, _ARRIVALS[field])
 
 
 def _prompt(row: Row) -> tuple[Segment, ...]:
@@ -77,7 +112,7 @@ def _prompt(row: Row) -> tuple[Segment, ...]:
     for item in row.items("prompt"):
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
             raise row.error("prompt", item, 'must be a segment [name, tokens], such as ["sys0", 400]')
-        name, tokens = (Row(row.path, row.line, {"prompt": part}) for part in item)
+        name, tokens = (Row(row.path, row.line, {"prompt": part}, typed=True) for part in item)
         prompt.append((name.text("prompt"), tokens.tokens("prompt")))
     if not prompt:
         raise row.error("prompt", [], "must hold at least one segment")

@@ -26,6 +26,7 @@ from traces.arrivals import LATEST_NS, Arrivals, Closed
 from traces.lengths import Empirical, Lengths
 
 _CHUNK = 8192
+_MOST_REQUESTS = 1_000_000_000  # which take hours to write
 
 
 class SystemPrompts(Settings, allow_inf_nan=False):
@@ -62,7 +63,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
 
     name: str = Field("synthetic", description="name of the workload")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
-    requests: int | None = Field(None, ge=1, description="number of requests")
+    requests: int | None = Field(None, ge=1, le=_MOST_REQUESTS, description="number of requests")
     duration_s: float | None = Field(None, gt=0, le=1e9, description="seconds during which requests arrive")
     arrivals: Arrivals = Field(description="arrival process")
     prompt: Lengths = Field(description="length of the user's part of a prompt, in tokens")
@@ -73,6 +74,9 @@ class SynthSpec(Settings, allow_inf_nan=False):
     tenant: str = Field("", description="tenant of every request")
     slo_class: str = Field("", description="SLO class of every request")
     structured: float = Field(0.0, ge=0, le=1, description="share of requests whose answers keep to a grammar")
+    grammar_compile_ms: float = Field(
+        0.0, ge=0, le=1e9, description="how long each of those waits in an engine for its grammar to be compiled"
+    )
 
     @property
     def expected_requests(self) -> float:
@@ -86,6 +90,9 @@ class SynthSpec(Settings, allow_inf_nan=False):
     def _consistent(self) -> SynthSpec:
         if (self.requests is None) == (self.duration_s is None):
             raise ValueError("give exactly one of requests and duration_s")
+        if self.expected_requests > _MOST_REQUESTS:
+            most = f"{_MOST_REQUESTS:,}"
+            raise ValueError(f"asks for more than {most} requests; lower duration_s or the rate")
         if isinstance(self.arrivals, Closed):
             if self.requests is None:
                 raise ValueError("closed arrivals need requests, not duration_s")
@@ -102,7 +109,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
 
 def parse_spec(data: Any, where: str = "spec") -> SynthSpec:
     """`data` as a spec, or a UserError with the first field that is wrong."""
-    return parse(SynthSpec, data, where)
+    return parse(SynthSpec, data, where, typed=True)
 
 
 def read_spec(path: str | Path) -> SynthSpec:
@@ -163,7 +170,11 @@ class _Synthetic:
         if spec.structured:
             draws = (share for _ in repeat(None) for share in rngs[7].random(_CHUNK).tolist())
             drawn = zip(requests, draws, strict=False)
-            requests = (replace(request, structured=draw < spec.structured) for request, draw in drawn)
+            compile_ns = round(spec.grammar_compile_ms * 1_000_000)
+            requests = (
+                replace(request, structured=True, grammar_compile_ns=compile_ns) if draw < spec.structured else request
+                for request, draw in drawn
+            )
         if spec.duration_s is None:
             return islice(requests, spec.requests)
         end_ns = round(spec.duration_s * 1_000_000_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from calibration.kernels.surface_file import read_surfaces
 from calibration.kernels.surfaces import bundled, bundled_names, is_whole
@@ -19,4 +20,4 @@ def load_kernels(gpu: GpuSpec) -> KernelTimes:
     if gpu.name not in bundled_names():
         return TransferredKernels.to(gpu)
     kernels = read_surfaces(bundled(gpu.name), gpu)
-    return kernels if is_whole(kernels) else replace(kernels, others=lambda: TransferredKernels.to(gpu, kernels))
+    return kernels if is_whole(kernels) else replace(kernels, others=partial(TransferredKernels.to, gpu, kernels))

@@ -13,6 +13,8 @@ its time grows with bytes and with devices, as each of theirs does. What an engi
   vLLM's own (the others), and NCCL beyond; the faster of the two where both may serve;
 - over PCIe where devices read each other's memory the same, in pairs;
 - over PCIe where they do not, NCCL through the host's memory, which nothing measured here knows;
+- over PCIe among more than two, what the board of the machine makes of it: boards, not GPUs, differ there, so that the
+  measured board of a GPU is one among several, and the error is how far they are apart;
 - over several nodes NCCL: what it takes within a node, and between nodes (`inter_node.py`).
 
 The numbers of a GPU are in `gpus/collectives.json`, made by `python -m calibration.kernels.fit --forms collectives`.
@@ -54,7 +56,7 @@ _PCIE = {2: 8 * _MIB}
 
 _HOST_SHARE = 0.26  # of PCIe's rate, in and out of the host's memory: 16 GB/s over PCIe 5, 8 over PCIe 4
 _HOST_SIGMA = 0.35
-_NVLINK_SIGMA, _PCIE_SIGMA = 0.26, 1.16  # 9 of 10 errors of GPUs left out in turn lie within 1.645 of it
+_NVLINK_SIGMA = 0.26  # 9 of 10 errors of GPUs left out in turn lie within 1.645 of it
 _STAND_IN = {"p2p": "all_to_all"}  # two devices exchange halves of twice the message
 
 
@@ -91,6 +93,7 @@ class ClosedForm:
         return np.minimum.reduce([line.ns(operation, link_bytes_per_s) for line in self.lines])
 
 
+_THROUGH_HOST: Mapping[str, ClosedForm] = {}
 _HOST = ClosedForm((Line(8_000.0, 4_000.0, _HOST_SHARE, 0.3),), _HOST_SIGMA)
 
 
@@ -100,11 +103,14 @@ class Collectives:
 
     forms   by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
     own     whether they were fitted to measurements of this very GPU
+    boards  forms of other boards with PCIe, empty for the way through the host's memory; they count among more than two
+            devices
     """
 
     gpu: GpuSpec
     forms: Sequence[Mapping[str, ClosedForm]]
     own: bool
+    boards: Sequence[Mapping[str, ClosedForm]] = ()
 
     def time(self, operation: Collective) -> Estimate:
         """Never below the link's rate, never less for more bytes, more devices or more nodes."""
@@ -113,17 +119,23 @@ class Collectives:
         if operation.nodes > 1:
             return self._on_several_nodes(operation)
         elements = np.asarray(operation.elements, dtype=np.float64)
-        found = [self._of(forms, operation) for forms in self.forms]
+        found = [self._of(forms, operation) for forms in self._counting(operation)]
         logs = np.array([np.log(ns) for ns, _ in found])
         ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
         error = np.array([error for _, error in found]).mean(axis=0)
-        if not self.own and self.forms[0]:
-            error = np.hypot(_NVLINK_SIGMA if over_nvlink(self.gpu) else _PCIE_SIGMA, logs.std(axis=0))
+        if not over_nvlink(self.gpu) and len(found) > 1:  # one board more, like the known ones
+            error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(found)))
+        elif not self.own and self.forms[0]:
+            error = np.hypot(_NVLINK_SIGMA, logs.std(axis=0))
         nccl = self.forms[0].get(_nccl(operation))
         known = self.own and nccl is not None and operation.gpus <= nccl.most_gpus and operation.kind not in _STAND_IN
         within = known & (2.0 * elements <= (nccl.most_bytes if nccl else 0.0))
         coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
         return Estimate(ns, np.broadcast_to(error, ns.shape), coverage)
+
+    def _counting(self, operation: Collective) -> list[Mapping[str, ClosedForm]]:
+        """The forms whose mean counts."""
+        return [*self.forms, *(self.boards if operation.gpus > 2 else ())]
 
     def _on_several_nodes(self, operation: Collective) -> Estimate:
         """What a node's own devices take, and what goes between nodes; on one node it would not take longer."""
@@ -138,7 +150,8 @@ class Collectives:
     def _by_nccl(self, operation: Collective) -> Any:
         """Nanoseconds within a node."""
         found = [
-            self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0] for forms in self.forms
+            self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0]
+            for forms in self._counting(operation)
         ]
         return np.exp(np.log(found).mean(axis=0))
 
@@ -188,15 +201,22 @@ def collectives_of(gpu: GpuSpec) -> Collectives:
     if not over_nvlink(gpu) and not gpu.peer_access:
         return Collectives(gpu, [{}], False)
     known = _bundled()
-    if gpu.name in known:
-        return Collectives(gpu, [known[gpu.name]], True)
-    return transferred(gpu, known)
+    if gpu.name not in known:
+        return transferred(gpu, known)
+    others = {name: forms for name, forms in known.items() if name != gpu.name}
+    boards = () if over_nvlink(gpu) else (*_alike(gpu, others), _THROUGH_HOST)
+    return Collectives(gpu, [known[gpu.name]], True, boards)
 
 
 def transferred(gpu: GpuSpec, known: Mapping[str, Mapping[str, ClosedForm]]) -> Collectives:
     """By `known` GPUs over the same kind of link, each at its share of `gpu`'s rate."""
-    alike = [forms for name, forms in known.items() if over_nvlink(find_gpu(name)) == over_nvlink(gpu)]
-    return Collectives(gpu, alike, False)
+    boards = () if over_nvlink(gpu) else (_THROUGH_HOST,)
+    return Collectives(gpu, _alike(gpu, known), False, boards)
+
+
+def _alike(gpu: GpuSpec, known: Mapping[str, Mapping[str, ClosedForm]]) -> list[Mapping[str, ClosedForm]]:
+    """Forms of GPUs over the kind of link that `gpu` has."""
+    return [forms for name, forms in known.items() if over_nvlink(find_gpu(name)) == over_nvlink(gpu)]
 
 
 def read_forms(data: Mapping[str, Any]) -> dict[str, dict[str, ClosedForm]]:

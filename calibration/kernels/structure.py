@@ -23,9 +23,11 @@ from calibration.latent_attention import (
 )
 from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
+from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
+_UNPACKING_TILES = ((16, 64), (32, 64))  # further ones, of kernels that unpack narrow weights to 16 bits (Marlin)
 _SPLITS = (1, 2, 4, 8)  # of the k dimension, when tiles alone would leave the device idle
 _WIDEST = 65536  # columns; a wider GEMM, such as a head, is several side by side and no less efficient
 _STEP_K = 64  # a tile's shortest step along k
@@ -73,7 +75,8 @@ def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -
     """Thread blocks make tiles of the output, as many at a time as there are SMs; the last wave may be half empty."""
     per_flop = 1e9 * gpu.sm_count / gpu.flop_per_s(gemm.dtype) / efficiency.compute
     compute: Any = np.inf
-    for rows, columns in _TILES:
+    unpacks = DTYPE_BYTES[gemm.dtype] < 2 and not gpu.has_unit_for(gemm.dtype)
+    for rows, columns in (*_TILES, *_UNPACKING_TILES) if unpacks else _TILES:
         tiles = np.ceil(gemm.m / rows) * (-(-gemm.n // columns) * batch)
         for split in _SPLITS:
             waves = np.ceil(tiles * split / gpu.sm_count)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from serving.errors import UserError, reason
+from serving.json_file import read_json_file
 from serving.whole_file import whole_file
 
 Made = TypeVar("Made")
@@ -30,13 +31,7 @@ def save(calibration: Any, path: Path) -> None:
 
 def read(path: Path, format: int) -> dict[str, Any]:
     """What a file of that format holds. Raises UserError for any other."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        remedy = f"cannot be read: {reason(error)}; tokentwin calibrate makes one"
-        raise UserError("calibration", str(path), remedy) from None
-    except ValueError as error:
-        raise UserError("calibration", str(path), f"is not JSON: {error}") from None
+    data = read_json_file(path, "calibration", "; tokentwin calibrate makes one")
     found = data.get("format") if isinstance(data, dict) else None
     if found != format:
         raise UserError("calibration", str(path), f"has format {found}, not {format}; calibrate again")

@@ -21,7 +21,7 @@ from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, factors_of, widened
 from calibration.steps.parts import step_parts, wider_types
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import narrowest_dtype
@@ -50,15 +50,19 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
     return found * PRIORS
 
 
-def correction_of(evidence: Evidence, origin: Origin, belief: Belief, deployment: Deployment) -> Correction:
+def correction_of(
+    evidence: Evidence, origin: Origin, belief: Belief, deployment: Deployment, gpu: GpuSpec
+) -> Correction:
     """What `belief` says of steps, with what the evidence says of types of more bits, in which none is faster."""
-    wider = wider_types(narrowest_dtype(find_model(deployment.model), deployment), find_gpu(origin.gpu))
+    wider = wider_types(narrowest_dtype(find_model(deployment.model), deployment), gpu)
     others = {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
     return belief.correction("measured runs of other engines", others)
 
 
-def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares: Floats) -> ExternalCalibration:
-    """What the evidence says of one configuration, of which `shares` are `step_shares`."""
+def of_belief(
+    evidence: Evidence, origin: Origin, deployment: Deployment, gpu: GpuSpec, shares: Floats
+) -> ExternalCalibration:
+    """What the evidence says of one configuration on `gpu`, of which `shares` are `step_shares`."""
     belief = evidence.belief(origin)
     decode, prompts = (
         factors_of(evidence.reach(figure, origin) * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
@@ -68,7 +72,7 @@ def of_belief(evidence: Evidence, origin: Origin, deployment: Deployment, shares
     return ExternalCalibration(
         gpu="",
         deployment=deployment.model_dump_json(),
-        correction=correction_of(evidence, origin, belief, deployment),
+        correction=correction_of(evidence, origin, belief, deployment, gpu),
         host=belief.host,
         interval=decode,
         prompt_interval=prompts,

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from calibration.kernels.times import Coverage, bound_by, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.provenance import Provenance
+from calibration.step_operations import step_operations
 from calibration.steps.correction import PROMPT_PARTS
 from calibration.steps.coverage import stacked, step_coverage
 from calibration.steps.interval import REACH, Factors, widened
 from calibration.steps.launches import launches
 from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.parts import never_slower
+from calibration.steps.parts import never_slower, parts_of
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,11 @@ class ExplainedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """A step, explained. `parts_ns` are corrected and sum to `step_ns`; operations are as kernels alone would take.
+    """A step, explained.
 
+    operations     every kind of kernel, with the time that it takes measured alone
+    kernels_ns     by part, the sum of these times
+    parts_ns       by part, the time within a step of the engine, as whole steps teach it; they sum to `step_ns`
     stages         of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
     host_ns        CPU time before the step, hidden in an overlapped loop
     beyond         reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
@@ -65,6 +69,7 @@ class Explanation:
     """
 
     operations: list[ExplainedOperation]
+    kernels_ns: dict[str, float]
     parts_ns: dict[str, float]
     stages: list[ExplainedStage]
     step_ns: float
@@ -104,7 +109,8 @@ def explained(
 def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     """Explain the step of `sizes` (plain numbers, not arrays)."""
     alike = stacked([sizes])
-    priced = [operation for operation in cost.operations(alike) if operation.size[0] > 0]
+    all_operations = cost.operations(alike)
+    priced = [operation for operation in all_operations if operation.size[0] > 0]
     operations = [explained(cost, operation, operation.name, np.ones(1, dtype=np.bool_)) for operation in priced]
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
     step_ns = sum(parts.values())
@@ -115,6 +121,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     rows = int(sizes.decode_rows + sizes.prefill_rows)
     return Explanation(
         operations=operations,
+        kernels_ns=_kernels_ns(cost, all_operations, alike),
         parts_ns=parts,
         stages=[
             ExplainedStage(stage.model.num_layers, float(sum(ns[0] for ns in stage.parts(alike).values())))
@@ -132,3 +139,13 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         launch_ns=cost.host.launch_ns,
         launch_source=cost.host.launches.source,
     )
+
+
+def _kernels_ns(cost: OperationCost, operations: list[Operation], sizes: StepSizes) -> dict[str, float]:
+    """Sum what the kernels of `operations` take alone, by part; those that draft come after those of the step."""
+    count = len(step_operations(cost.model, cost.deployment, sizes))
+    kernels: dict[str, float] = {}
+    for name, ns in parts_of(operations[:count], cost.kernels, {}):
+        kernels[name] = kernels.get(name, 0.0) + float(ns[0])
+    drafting = sum(float(ns[0]) for _, ns in parts_of(operations[count:], cost.kernels, {}))
+    return {name: ns for name, ns in {**kernels, "drafting": drafting}.items() if ns > 0}

@@ -19,7 +19,7 @@ from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.launches import PUBLISHED, LaunchCost
 from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.weight_types import check_heads
 
@@ -50,9 +50,13 @@ def predicted_cost(
 
 
 def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
-    """Twelve hexadecimal digits that change when the calibration does, what was learnt, or the kernel tables."""
+    """Twelve hexadecimal digits that change when the calibration does, what was learnt, the kernel tables, or
+    the datasheet of a GPU of one's own."""
     digest = blake2b((calibration.id if calibration else "").encode() + _bundled_bytes(), digest_size=6)
-    own = bundled(find_gpu(gpu).name)
+    spec = find_gpu(gpu)
+    if spec != gpus().get(spec.name):
+        digest.update(spec.model_dump_json().encode())
+    own = bundled(spec.name)
     for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -60,7 +64,7 @@ def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
 
 @cache
 def kernels(gpu: str) -> KernelTimes:
-    """Kernel times of a catalogued GPU, read once."""
+    """Kernel times of a GPU by its name or its file, read once."""
     return load_kernels(find_gpu(gpu))
 
 
@@ -78,7 +82,10 @@ def blind(
     known = bundled_evidence()
     origin = Origin.of(model, spec, deployment, client=client)
     left = known if without is None else known.without(without)
-    return of_belief(left, origin, deployment, step_shares(model, deployment, kernels(gpu)))
+    found = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
+    if spec.name in gpus():
+        return found
+    return replace(found, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")
 
 
 @cache

@@ -9,11 +9,11 @@ replayed with the requests that it had, and what sent them there by itself.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,7 @@ class GivenTimes:
     in_flight  steps under way at that time: 0, or 1 in the overlapped loop
     end_ns     when the last step ended
     tried      for each step, plans before it that could run nothing: when, and how many steps were under way then
+    left       of each request whose client wanted no more of it when, and how many steps had returned then
 
     A plan is made as soon as an earlier step ends, so those ends follow from the plans: with none in flight, the step
     before has ended; with one, the step before that. Two ends that one plan waited for are a nanosecond apart.
@@ -74,11 +75,13 @@ class GivenTimes:
         in_flight: list[int],
         end_ns: int,
         tried: Sequence[Sequence[tuple[int, int]]] | None = None,
+        left: Iterable[tuple[int, int]] = (),
     ) -> None:
         self._plans_ns = plans_ns
         count = len(plans_ns)
         made = zip(plans_ns, in_flight, strict=True)
         plans = [[*tries, one] for tries, one in zip(tried or [()] * count, made, strict=True)]
+        self._seen = sorted((at_ns, number - lag) for number, its in enumerate(plans) for at_ns, lag in its)
         ends: list[int | None] = [None] * count
         for number, (planned, lag) in ((number, one) for number, its in enumerate(plans) for one in its):
             last = number - 1 - lag
@@ -89,8 +92,10 @@ class GivenTimes:
         for number in range(count):
             if ends[number] is None:
                 ends[number] = max(end_ns, plans_ns[-1] + 1) + number
+        self._ends_ns = cast(list[int], ends)
         self._cpu_ns = [0] * count
         self._step_ns = [0] * count
+        left_ns = {self.left_ns(*one) for one in left}
         free = 0  # when the device is
         for number, end in enumerate(ends):
             assert end is not None
@@ -99,6 +104,9 @@ class GivenTimes:
                 next_ns, _ = plans[number + 1][0]
                 self._cpu_ns[number] = next_ns - plans_ns[number]  # the next is planned at once
                 start = max(next_ns, free)
+            elif plans_ns[number] + 1 in left_ns:  # and the next is tried only then, in vain
+                self._cpu_ns[number] = 1
+                start = max(plans_ns[number] + 1, free)
             self._step_ns[number] = end - start
             free = end
 
@@ -106,6 +114,18 @@ class GivenTimes:
         """When the first step from now on was planned; long after all of them, if there is none."""
         at = bisect_left(self._plans_ns, now_ns)
         return self._plans_ns[at] if at < len(self._plans_ns) else now_ns + _NEVER_NS
+
+    def left_ns(self, time_ns: int, returned: int) -> int:
+        """When the replay takes off a request whose client wanted no more of it at `time_ns`, after so many steps had
+        returned: before the next plan, and after the last one, or the end of the step before.
+        """
+        at = bisect_left(self._seen, (time_ns, 0))
+        if at < len(self._seen) and self._seen[at][1] <= returned:
+            return self._seen[at][0]
+        planned_ns, before = self._seen[at - 1] if at else (time_ns - 1, 0)
+        if before < returned <= len(self._ends_ns):
+            return self._ends_ns[returned - 1]
+        return planned_ns + 1
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self._cpu_ns[plan.seq] if plan.seq < len(self._cpu_ns) else 0
@@ -163,16 +183,22 @@ def _replay_engine(
     """Of one engine: the only one, or the one that `replica` numbers."""
     plans = [row["plan_ns"] for row in real_steps]
     tried = [_attempts(row) for row in real_steps]
-    times = GivenTimes(plans, [row["in_flight"] or 0 for row in real_steps], real_steps[-1]["end_ns"], tried)
     sink = TableSink()
     columns = ["request_id", "status", "prefix_hit_tokens", "preemptions", "output_tokens"]
     if deployment.kv_tiers is not None:
         columns += ["tier_hit_tokens", "swapped_in_tokens"]
-    had = recording.table("requests", [*columns, "replica", "queued_ns", "arrival_ns", "end_ns", "reason"])
+    had = recording.table(
+        "requests",
+        [*columns, "replica", "queued_ns", "arrival_ns", "end_ns", "reason", "grammar_compile_ns", "steps_before_end"],
+    )
     if replica is not None:
         had = had.filter(pc.equal(had["replica"], replica))
+    left = _left(had, real_steps)
+    in_flight = [row["in_flight"] or 0 for row in real_steps]
+    times = GivenTimes(plans, in_flight, real_steps[-1]["end_ns"], tried, left.values())
     planned_ns = sorted([*plans, *(at_ns for at_ns, _ in chain.from_iterable(tried))])
-    offered, seen_ns = _as_seen(recording.workload(), had, np.array(planned_ns))
+    left_ns = {id: times.left_ns(*one) for id, one in left.items()}
+    offered, seen_ns = _as_seen(recording.workload(), had, np.array(planned_ns), left_ns)
     on_wall = recording.run["clock"] == "wall"
     untiered = deployment.model_copy(update={"kv_tiers": None}) if on_wall else deployment
     cluster = Cluster(untiered, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
@@ -207,11 +233,27 @@ def recorded_deployment(recording: Recording) -> Deployment:
     return parse(Deployment, json.loads(recording.run["deployment"]), where=f"{recording.run['run_id']}.deployment")
 
 
-def _as_seen(workload: Workload, had: pa.Table, plans: Any) -> tuple[Workload, dict[int, int]]:
+def _left(had: pa.Table, steps: Sequence[dict[str, Any]]) -> dict[int, tuple[int, int]]:
+    """When clients wanted no more of their requests, by id, and how many steps had returned then."""
+    ends_ns = sorted(step["end_ns"] for step in steps)
+    left = {}
+    for row in had.to_pylist():
+        if row["status"] == "cancelled" or row["reason"] == STOPPED:
+            returned = row["steps_before_end"]
+            left[row["request_id"]] = (
+                row["end_ns"],
+                bisect_right(ends_ns, row["end_ns"]) if returned is None else returned,
+            )
+    return left
+
+
+def _as_seen(
+    workload: Workload, had: pa.Table, plans: Any, left_ns: Mapping[int, int]
+) -> tuple[Workload, dict[int, int]]:
     """The requests that an engine `had`, in the order in which its scheduler saw them, and when: at a planning time.
 
-    Then it saw hang-ups, too. What came after the last plan, and never ended, it did not see. Of a conversation it need
-    not have had every turn, so that turns stand alone.
+    Then it saw compiled grammars, too, and at `left_ns` that clients wanted no more of theirs. What came after the last
+    plan, and never ended, it did not see. Of a conversation it need not have had every turn, so that turns stand alone.
     """
     rows = {row["request_id"]: row for row in had.to_pylist()}
 
@@ -224,9 +266,10 @@ def _as_seen(workload: Workload, had: pa.Table, plans: Any) -> tuple[Workload, d
         row = rows.get(request.id)  # an interrupted run lacks some
         if row is None or (row["status"] == "unfinished" and row["queued_ns"] > plans[-1]):
             continue
-        cancel_ns = planned_ns(row["end_ns"]) if row["status"] == "cancelled" else None
-        stop_ns = planned_ns(row["end_ns"]) if row["reason"] == STOPPED else None
-        alone = replace(request, session="", turn=0, think_ns=None)
+        gone_ns = left_ns.get(request.id)
+        cancel_ns, stop_ns = (None, gone_ns) if row["reason"] == STOPPED else (gone_ns, None)
+        compile_ns = planned_ns(row["queued_ns"] + (row["grammar_compile_ns"] or 0)) - planned_ns(row["queued_ns"])
+        alone = replace(request, session="", turn=0, think_ns=None, grammar_compile_ns=compile_ns)
         seen.append(replace(alone, arrival_ns=row["arrival_ns"], cancel_ns=cancel_ns, stop_ns=stop_ns))
     seen.sort(key=lambda request: int(rows[request.id]["queued_ns"]))
     offered_ns = {request.id: planned_ns(rows[request.id]["queued_ns"]) for request in seen}

@@ -5,7 +5,6 @@ Whatever shows or exports a report reads it here, so that it never meets one tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from serving.deployments.config import parse
 from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
+from serving.json_file import parse_json
 from traces.document_table import table_of
 
 if TYPE_CHECKING:
@@ -219,11 +219,11 @@ def load_report(directory: Path) -> ValidationReport:
     """The report in `directory`. Raises UserError, one line, when it is missing or damaged."""
     name = f"{directory.name}/{REPORT}"
     try:
-        data = json.loads((directory / REPORT).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        data = parse_json((directory / REPORT).read_bytes())
+    except OSError as error:
         raise UserError("report", name, f"cannot be read ({error}); run tokentwin validate again") from None
     except ValueError as error:
-        raise UserError("report", name, f"is not JSON ({error}); run tokentwin validate again") from None
+        raise UserError("report", name, f"{error}; run tokentwin validate again") from None
     return parse(ValidationReport, data, where=name)
 
 

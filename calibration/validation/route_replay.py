@@ -53,7 +53,9 @@ def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
         else:
             request = replace(requests[id], arrival_ns=row["arrival_ns"])
             chosen = cast(RoutedReplica, router.choose(request, ready))
-            replica.takes(id, request.prompt_len, request.output_len)  # whatever was chosen now, that is where it went
+            replica.takes(
+                id, request.prompt_len, request.output_limit
+            )  # whatever was chosen now, that is where it went
             routes += 1
             identical += chosen is replica
             if chosen is not replica and difference is None:

@@ -15,7 +15,7 @@ from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.plan.roofline import MeanRequest, Roofline
 from planning.traffic import mean_rate
-from serving.deployments.gpu_spec import gpus
+from serving.deployments.gpu_spec import GpuSpec
 from serving.workload import Workload
 
 _USER, _RATE = "tok/s per user", "requests/s of a replica"
@@ -26,7 +26,7 @@ def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, 
     """A row for each candidate that fits, the cheapest first, and what does not."""
     found = priced_candidates(request, workload)
     mean, rate = MeanRequest.of(list(workload.requests)), mean_rate(workload)
-    rows = [_row(engine, mean, rate) for engine in found.engines if engine.gpu in gpus()]
+    rows = [_row(engine, gpu, mean, rate) for engine in found.engines if (gpu := engine.gpu_spec) is not None]
     return sorted(rows, key=lambda row: (row["$/h"], row["candidate"])), found.ruled_out
 
 
@@ -39,8 +39,8 @@ def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> No
         st.caption(f"{verbatim(name)} does not fit: {verbatim(reason)}")
 
 
-def _row(engine: Engine, mean: MeanRequest, rate: float) -> dict[str, Any]:
-    token_s, request_s = Roofline.of(engine, mean)
+def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[str, Any]:
+    token_s, request_s = Roofline.of(engine, gpu, mean)
     replicas = math.ceil(rate * request_s)
     return {
         "candidate": engine.name,

@@ -18,7 +18,7 @@ OUTCOMES = {
     "missed": "missed (only the engine shows it)",
 }
 ENDS = "The columns from and to are the ends of the 95 % interval of B - A, in the unit of the row."
-CARRIED_OVER = "Queues outlast the blocks, so the intervals may be too narrow. Compare longer runs, or more seeds."
+CARRIED_OVER = "Queues outlast the blocks, so the intervals are wide. Compare longer runs, or more seeds."
 
 
 def basis(answer: ComparisonDocument) -> str:

@@ -16,7 +16,8 @@ from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number, usual_first
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import gpus
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.model_catalogue import models
 from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
@@ -43,12 +44,14 @@ def show() -> None:
             return
         sizes = uniform_step(rows, context, prompts, chunk, past)
         try:
-            cost = predicted_cost(gpu, Deployment(model=model, device="cuda", tensor_parallel_size=devices))
+            stated, spec = Deployment(model=model, device="cuda", tensor_parallel_size=devices), find_gpu(gpu)
+            cost = predicted_cost(gpu, with_engine_defaults(stated, spec))
             found = explain(cost, sizes)
         except UserError as error:
             mistake(error)
             return
         _show(found, cost, rows)
+        st.caption(defaults_taken(stated, spec))
         st.subheader("The life of its tokens", anchor=False, help=_LIFE)
         life = token_life(cost.model, cost.deployment, sizes)
         columns = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.json_file import parse_json
 from serving.metrics import axis_of
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
@@ -152,7 +152,7 @@ def read_results(kind: type[Results], directory: Path, file: str) -> Results:
 def _read(kind: type[Results], directory: Path, file: str, written: int) -> Results:
     name, rung = f"{directory.name}/{file}", file.removesuffix(".json")
     try:
-        data = json.loads((directory / file).read_text(encoding="utf-8"))
+        data = parse_json((directory / file).read_bytes())
     except (OSError, ValueError) as error:
         remedy = f"cannot be read ({error}); run tokentwin validate {_COMMANDS.get(rung, rung)} again"
         raise UserError(rung, name, remedy) from None

@@ -18,6 +18,8 @@ from planning.request import Request, StatedDeployment
 from planning.settings import overridden
 from planning.traffic import Offered
 from serving.deployments.config import parse
+from serving.deployments.engine_defaults import with_engine_defaults
+from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.yaml_file import read_yaml
 from traces.slo import check_slo
@@ -71,8 +73,8 @@ class Experiment(Request):
 
     @property
     def serves(self) -> Any:
-        """The deployment, completed by what a GPU serves where nothing is stated."""
-        return completed(self.deployment, served())
+        """The deployment, completed by what a GPU serves where nothing is stated, and by its engine's defaults."""
+        return with_engine_defaults(completed(self.deployment, served()), find_gpu(self.gpu))
 
 
 class Expected(Request):

@@ -102,6 +102,7 @@ class Side(Part):
     deployment: RanDeployment = fact("the deployment of one replica")
     replicas: int | None = fact("of a simulated side, engines", default=None)
     router: str | None = fact("of a simulated side, what routes between them", default=None)
+    defaults: tuple[str, ...] = fact("of a simulated side, the settings left to its engine, a line a pool", default=())
 
 
 class Ranked(Part):
@@ -206,9 +207,17 @@ class ComparisonDocument(Compared, Document):
             yield Text.assemble(("DISTURBED", "bold yellow"), f": {self.disturbance}; take real times with care")
         elif self.disturbance:
             yield Text(f"weather: {self.disturbance}")
+        yield from map(Text, defaults_told((self.simulated or self).a, (self.simulated or self).b))
         if self.simulated is not None:
             yield from _errors(self.errors())
             yield from ranking_report(self.ranking or ())
+
+
+def defaults_told(a: Side, b: Side) -> list[str]:
+    """The lines about settings left to an engine; of both sides where they are the same."""
+    if a.defaults == b.defaults:
+        return list(a.defaults)
+    return [f"{name}: {line}" for name, side in (("A", a), ("B", b)) for line in side.defaults]
 
 
 def simulated_errors(
@@ -292,7 +301,7 @@ def compared_report(found: Compared) -> Iterator[RenderableType]:
     )
     yield Text(summary, style="dim")
     if units.carry_over:
-        warning = "queues last longer than blocks: intervals may be too narrow; compare longer runs, or several seeds"
+        warning = "queues last longer than blocks, so intervals are wide; compare longer runs, or several seeds"
         yield Text(warning, style="yellow")
     yield Text(found.verdict, style="bold")
 

@@ -10,10 +10,11 @@ from pydantic import Field
 from planning.deployments import completed
 from planning.request import Request, StatedDeployment, Timing
 from planning.settings import with_settings
-from planning.traffic import Offered
+from planning.traffic import Offered, waits_for_answers
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.workload import Workload
+from traces.reshape import reshaped
 
 
 class Side(Request):
@@ -46,7 +47,10 @@ class CompareRequest(Offered, _Judged):
 
     a: Side
     b: Side
-    seeds: int = Field(1, ge=1, description="number of seeds to simulate a YAML specification with")
+    seeds: int = Field(1, ge=1, le=10_000, description="number of seeds to simulate a YAML specification with")
+    warm_up_s: float | None = Field(
+        None, gt=0, le=1e9, description="seconds at the start whose arrivals are served but not counted"
+    )
     timing: Timing
 
     def workloads(self) -> list[Workload]:
@@ -57,6 +61,11 @@ class CompareRequest(Offered, _Judged):
         made = [self.workload(number) for number in range(self.seeds)]
         if not all(workload.requests for workload in made):
             raise UserError("traffic", made[0].name, "holds no requests")
+        if self.warm_up_s is not None:
+            if any(map(waits_for_answers, made)):
+                remedy = "needs arrivals that A and B have in common; leave it out where clients wait for answers"
+                raise UserError("warm-up", self.warm_up_s, remedy)
+            made = [reshaped(workload, warm_up_s=self.warm_up_s) for workload in made]
         return made
 
 

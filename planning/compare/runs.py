@@ -130,6 +130,7 @@ def simulated_side(scenario: PricedScenario) -> Side:
         deployment=RanDeployment(**scenario.deployment.model_dump(mode="json")),
         replicas=scenario.engines,
         router=scenario.routes_by,
+        defaults=scenario.defaults,
     )
 
 

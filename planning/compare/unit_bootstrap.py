@@ -24,6 +24,8 @@ LEVEL = 0.95
 FEWEST_UNITS = 5  # with fewer, t is so wide that no interval is given
 _DRAWS = 1000
 _MOST_CARRIED = 0.5  # of one unit into the next; beyond, units of one run cannot tell a trend from noise
+_UPPER_QUARTILE = 0.6745  # of a normal distribution
+_MOST_CORRELATED = 0.8  # lag-1 correlation that intervals allow for; two units in twenty are then independent
 
 
 # A number of one run, as a function of how often each unit counts, `[draws, units]`: `[draws]`, NaN where a draw leaves
@@ -136,13 +138,14 @@ def differences(
         [_change(a(weights), b(weights), ratio) for (a, b), ratio in zip(pairs, by_ratio.tolist(), strict=True)]
     )
     moved = np.where(by_ratio, _change(points[:, 0], points[:, 1], True), _change(points[:, 0], points[:, 1], False))
-    worth = _worth(weights, drawn) if serial else np.full(len(pairs), float(units))
+    correlation = _correlation(weights, drawn) if serial else np.full(len(pairs), -1.0)
+    worth = _worth(correlation, units) if serial else np.full(len(pairs), float(units))
     with np.errstate(invalid="ignore"):
         errors = np.nanstd(drawn, axis=0) * math.sqrt(units / (units - 1))
     half = _multiple(drawn - moved, errors, units) * errors * np.sqrt(units / worth)
     low, high = (np.where(by_ratio, points[:, 0] * np.expm1(end), end) for end in (moved - half, moved + half))
-    least = units * (1 - _MOST_CARRIED) / (1 + _MOST_CARRIED)
-    numbers = zip(points.tolist(), low.tolist(), high.tolist(), (worth <= least).tolist(), strict=True)
+    carried = correlation >= _MOST_CARRIED
+    numbers = zip(points.tolist(), low.tolist(), high.tolist(), carried.tolist(), strict=True)
     return [Difference(a, b, below, above, carried) for (a, b), below, above, carried in numbers]
 
 
@@ -156,12 +159,11 @@ def _change(a: Floats, b: Floats, ratio: bool) -> Floats:
     return found
 
 
-def _worth(weights: Ints, drawn: Floats) -> Floats:
-    """How many independent units the serial ones are worth to each statistic: `n (1 - r) / (1 + r)`.
+def _correlation(weights: Ints, drawn: Floats) -> Floats:
+    """Lag-1 correlation of what serial units contribute to each statistic.
 
-    That is what n terms of an autoregression with lag-1 correlation r are worth to their mean (Bayley and Hammersley
-    1946). A statistic is taken for the mean of what each unit contributes to it, which is how it goes with the unit's
-    weight over the draws. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954), and is corrected for that.
+    A statistic is taken for the mean of what each unit contributes to it, which is how it goes with the unit's weight
+    over the draws. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954), and is corrected for that.
     """
     units = weights.shape[1]
     moves = np.nan_to_num(drawn - np.nanmean(drawn, axis=0))
@@ -169,8 +171,20 @@ def _worth(weights: Ints, drawn: Floats) -> Floats:
     shares -= shares.mean(axis=0)
     total = (shares**2).sum(axis=0)
     r = np.divide((shares[1:] * shares[:-1]).sum(axis=0), total, out=np.zeros_like(total), where=total > 0)
-    r = np.clip(r + (1 + 4 * r) / units, 0.0, _MOST_CARRIED)
-    worth: Floats = np.where(total > 0, units * (1 - r) / (1 + r), units)
+    corrected: Floats = np.where(total > 0, r + (1 + 4 * r) / units, -1.0)
+    return corrected
+
+
+def _worth(correlation: Floats, units: int) -> Floats:
+    """How many independent units the serial ones are worth: `n (1 - r) / (1 + r)`.
+
+    That is what n terms of an autoregression with lag-1 correlation r are worth to their mean (Bayley and Hammersley
+    1946). For r the upper quartile of its estimate is taken, whose standard error is about sqrt((1 - r^2) / n)
+    (Bartlett 1946): few units may look independent by chance, and would then support claims where nothing differs.
+    """
+    error = np.sqrt(np.maximum(1 - correlation**2, 0.0) / units)
+    r = np.clip(correlation + _UPPER_QUARTILE * error, 0.0, _MOST_CORRELATED)
+    worth: Floats = units * (1 - r) / (1 + r)
     return worth
 
 

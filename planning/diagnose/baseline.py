@@ -114,4 +114,4 @@ def _fitting(scenario: PricedScenario) -> np.ndarray:
     stated = (deployment.scheduler.max_model_len for deployment in deployments)
     longest = max(longest_request(scenario), *stated)
     requests = scenario.workload.requests
-    return np.array([r.id for r in requests if r.prompt_len + r.output_len <= longest], dtype=np.int64)
+    return np.array([r.id for r in requests if r.prompt_len + r.output_limit <= longest], dtype=np.int64)

@@ -39,7 +39,8 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
     narrow_kv = {"kv_cache_dtype": "fp8", **memory} if memory and deployment.kv_cache_dtype == "auto" else {}
     match cause:
         case "more running requests":
-            yield from ({"max_num_seqs": times * scheduler.max_num_seqs} for times in (2, 8))
+            active: Settings = {} if scheduler.max_num_active_seqs is None else {"max_num_active_seqs": None}
+            yield from ({"max_num_seqs": times * scheduler.most_running, **active} for times in (2, 8))
         case "smaller chunks":
             smaller = smaller_chunks(scenario).deployment.scheduler
             yield {"enable_chunked_prefill": True, "max_num_batched_tokens": smaller.max_num_batched_tokens}
@@ -100,8 +101,7 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             yield {"enforce_eager": False} if deployment.enforce_eager else {}
             yield {"tensor_parallel_size": tp // 2, **memory} if memory and tp > 1 else {}
         case "no CPU time between steps":
-            overlaps = scheduler.async_scheduling or pp > 1
-            yield {} if overlaps else {"async_scheduling": True}
+            yield {} if scheduler.async_scheduling else {"async_scheduling": True}
         case "half the weights to read" | "free prefill":
             yield {"quantization": "fp8", **memory} if memory and deployment.quantization == "none" else {}
             yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}

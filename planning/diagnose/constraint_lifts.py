@@ -93,7 +93,7 @@ class Lift:
             case "perfect prefix reuse":  # one engine that caches and still misses lacks memory
                 by_setting = not scheduler.enable_prefix_caching or scenario.engines > 1
             case "no CPU time between steps":  # an overlapped loop hides it; the rest only a faster host can
-                by_setting = not scheduler.async_scheduling and deployment.pipeline_parallel_size == 1
+                by_setting = not scheduler.async_scheduling
             case "free launches":
                 by_setting = deployment.enforce_eager
             case _:
@@ -142,7 +142,7 @@ def longer_sequences(scenario: PricedScenario) -> PricedScenario | str:
         return "no request is longer than max_model_len"
     budget = scheduler.max_num_batched_tokens
     whole = budget if scheduler.enable_chunked_prefill else max(budget, longest)
-    return rescheduled(scenario, max_model_len=longest, max_num_batched_tokens=whole)
+    return rescheduled(scenario, max_model_len=longest, max_num_batched_tokens=whole, max_num_scheduled_tokens=None)
 
 
 def longest_request(scenario: PricedScenario) -> int:
@@ -151,7 +151,7 @@ def longest_request(scenario: PricedScenario) -> int:
         most = find_model(scenario.deployment.model).max_positions
     except UserError:  # the engine's own
         most = scenario.deployment.scheduler.max_model_len
-    lengths = (request.prompt_len + request.output_len for request in scenario.workload.requests)
+    lengths = (request.prompt_len + request.output_limit for request in scenario.workload.requests)
     return max((length for length in lengths if length <= most), default=0)
 
 
@@ -233,8 +233,8 @@ def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
 def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
     """Prompts in chunks of an eighth of a step's tokens, as far as that leaves room for every decode."""
     scheduler = scenario.deployment.scheduler
-    had = scheduler.max_num_batched_tokens
-    budget = max(had // _CHUNKS, min(scheduler.max_num_seqs, had))
+    had = scheduler.most_step_tokens
+    budget = max(had // _CHUNKS, min(scheduler.most_running, had))
     return rescheduled(scenario, enable_chunked_prefill=True, max_num_batched_tokens=budget)
 
 
@@ -243,14 +243,15 @@ def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
     scheduler = scenario.deployment.scheduler
     if not scheduler.enable_chunked_prefill and not scheduler.long_prefill_token_threshold:
         return "no prompt is cut in this run"
-    whole = {"enable_chunked_prefill": False, "long_prefill_token_threshold": 0}
+    whole = {"enable_chunked_prefill": False, "long_prefill_token_threshold": 0, "max_num_scheduled_tokens": None}
     budget = max(scheduler.max_num_batched_tokens, scheduler.max_model_len)
     return rescheduled(scenario, **whole, max_num_batched_tokens=budget)
 
 
 def more_places(scenario: PricedScenario) -> PricedScenario:
     """Eight times as many requests may run at once."""
-    return rescheduled(scenario, max_num_seqs=_PLACES * scenario.deployment.scheduler.max_num_seqs)
+    seqs = _PLACES * scenario.deployment.scheduler.most_running
+    return rescheduled(scenario, max_num_seqs=seqs, max_num_active_seqs=None)
 
 
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:

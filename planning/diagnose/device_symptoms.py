@@ -39,7 +39,7 @@ def _cut_small(e: Evidence) -> Found | None:
     """Prompts go in many chunks, though the steps that they are in have room for more."""
     if not e.has_steps or not e.step("prefill_rows").any():
         return None
-    with_prompts, budget = e.step("prefill_rows") > 0, e.deployment.scheduler.max_num_batched_tokens
+    with_prompts, budget = e.step("prefill_rows") > 0, e.deployment.scheduler.most_step_tokens
     chunks = float(e.step("prefill_rows").sum() / np.isfinite(e.metrics.values("queue_ms")).sum())
     full = float(e.metrics.values("batch_tokens")[with_prompts].mean()) / budget
     if chunks < _CHUNKS or full > HALF:
@@ -79,7 +79,7 @@ def _high_itl(e: Evidence) -> Found | None:
 def _slow_host(e: Evidence) -> Found | None:
     if not e.has_steps or e.host_share < SHARE:
         return None
-    can_overlap = not e.deployment.scheduler.async_scheduling and e.deployment.pipeline_parallel_size == 1
+    can_overlap = not e.deployment.scheduler.async_scheduling
     overlap = "run it again with --async-scheduling: the time that it saves was CPU time between steps"
     told = f"no step ran in {100 * e.host_share:.0f} % of the time in which there was work"
     return Found(e.host_share, told, proof=overlap if can_overlap else "")

@@ -34,6 +34,7 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
 
     Raises UserError for what cannot be read or simulated.
     """
+    tell("reading the recording", 0.0)
     recording = Recording.load(request.run)
     peak = find_gpu(request.peak) if request.peak else None
     evidence = Evidence(recording, check_slo(request.bounds), peak)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from planning.request import Request, TimedBy
+from serving.errors import UserError
 
 Latency = Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"]
 
@@ -27,3 +28,9 @@ class DiagnoseRequest(Request):
     router: str = Field("", description="simulate with this router instead of the recorded one")
     metric: Latency | None = Field(None, description="latency to explain at its p99, e.g. ttft_ms")
     bounds: dict[str, float] = Field({}, description="latency bounds in ms; a latency above its bound counts as high")
+
+    @model_validator(mode="after")
+    def _router_of_a_simulation(self) -> Self:
+        if self.router and self.gpu is None and self.calibration is None:
+            raise UserError("router", self.router, "needs a calibration or a GPU, which simulate the run; give one")
+        return self

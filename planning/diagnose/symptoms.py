@@ -117,7 +117,7 @@ def _full_kv(e: Evidence) -> Found | None:
 def _no_places(e: Evidence) -> Found | None:
     if not e.has_steps:
         return None
-    most = e.deployment.scheduler.max_num_seqs
+    most = e.deployment.scheduler.most_running
     stuck = (e.step("running") >= most) & (e.step("waiting") > 0) & (e.kv_usage < 0.9)
     share = e.time_share(stuck)
     if share < SHARE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 
 from serving.document import Document
 from serving.errors import UserError, reason
+from serving.json_file import parse_json
 
 ANSWER = "result.json"  # in the directory of a job
 _KNOWN = (
@@ -59,11 +59,11 @@ def _answer(path: Path) -> Document:
     from planning.plan.document import PlanDocument
 
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError("source", str(path), f"cannot be read: {reason(error)}") from None
-    except (ValueError, RecursionError):
-        raise UserError("source", str(path), _KNOWN) from None
+    except ValueError as error:
+        raise UserError("source", str(path), f"{error}; {_KNOWN}") from None
     kinds: dict[str, type[Document]] = {
         "recommendation": PlanDocument,
         "tallies": ComparisonDocument,

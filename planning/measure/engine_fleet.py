@@ -211,7 +211,7 @@ class _RoutedRun:
         for arrived in map(self.texts.sent, self._offered.arrivals(now)):
             send_ns = self._moment()
             replica = cast(RoutedReplica, self._router.choose(arrived, self._ready))
-            replica.takes(arrived.id, arrived.prompt_len, arrived.output_len)
+            replica.takes(arrived.id, arrived.prompt_len, arrived.output_limit)
             self._open[arrived.id] = arrived, replica.index
             engines[replica.index].send(Arrival(arrived, *self.texts.of(arrived), send_ns))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,11 +54,10 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:
     """What is to run, the model's files, and those of the model that drafts, if one does."""
+    if find_spec("torch") is None:
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
+    say(f"loading {deployment.model}")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
     from realengine.fast_dtype import with_fast_dtype
     from realengine.weights import load_model_files
 
@@ -81,6 +81,7 @@ def _ready(engines: _Loaded, say: Callable[[str], None], warm: bool = True) -> _
     if engines.memory_report:
         say(engines.memory_report)
     if warm:
+        say("warming up")
         engines.warm_up()
     return engines
 
@@ -115,7 +116,7 @@ def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say:
         kept.append(request)
         ended_ns = until_ns
     cut = "" if len(kept) == len(requests) else f", the first {len(kept):,} of {len(requests):,} requests"
-    say(f"{workload.name}: about {ended_ns / 1e9:,.0f} s{cut}")
+    say(f"replaying {workload.name} takes about {ended_ns / 1e9:,.0f} s{cut}")
     return replace(workload, requests=kept)
 
 

@@ -66,6 +66,8 @@ class CalibrateRequest(Request):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
+        if "recordings" in self.model_fields_set and not self.recordings:
+            raise UserError("recordings", None, "is empty; give recordings, or leave it out to measure")
         sources = [name for name in ("recordings", "iterations", "case", "served") if getattr(self, name)]
         if len(sources) > 1:
             raise UserError("from", ", ".join(sources), "give only one of recordings, iterations, case and served")

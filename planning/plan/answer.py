@@ -93,6 +93,7 @@ def plan_document(
                 deployment=engine.deployment.model_dump(mode="json"),
                 kv_tokens=engine.kv_tokens,
                 kv_requests=engine.kv_tokens / mean_tokens,
+                defaults=engine.defaults,
             )
             for engine in engines
         },
@@ -144,7 +145,6 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
         vllm_serve=vllm_command_of(best.offer.engine),
         one_fewer=Fewer(**_seen(fewer, objectives.each), attainment=fewer.attainment) if fewer else None,
-        holds=best.held.probability,
         choices=_choices(plan, best),
         headroom_percent=best.knee.headroom_percent,
         headroom_band=best.headroom,
@@ -176,7 +176,8 @@ def _choices(plan: Plan, best: Recommended) -> Choices | None:
 
 def _offered(offer: Offer, objectives: Sequence[Objective]) -> dict[str, Any]:
     assert offer.trial.figures is not None
-    return {**dict(offer.point), **_seen(offer.trial.figures, objectives)}
+    holds = offer.held.probability if offer.held else None
+    return {**dict(offer.point), **_seen(offer.trial.figures, objectives), "holds": holds}
 
 
 def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a fleet may be made of: a GPU, how many of them share the model, a policy, settings, a split; what fits on none.
 
-What the deployment leaves open is as `vllm serve` would have it on each GPU. One that names `gpu_memory_utilization`
+What the deployment leaves open is as its engine has it by default on each GPU. One that names `gpu_memory_utilization`
 gets the KV blocks that the GPU has room for; one that does not keeps its own number everywhere.
 """
 
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from planning.settings import with_settings
 from serving.deployments.config import Deployment
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import kv_tokens, with_kv_groups
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.vllm_defaults import served_by_default
 from serving.errors import UserError
 from serving.workload import Workload
 
@@ -64,6 +64,7 @@ class Engine:
 
     `varied` has the settings that other candidates have otherwise, as they are shown, where the name does not say them.
     With a `split`, a replica is that many engines for prefill and for decode, which all other replicas share.
+    `defaults` says which settings it leaves to its engine, and what they are.
     """
 
     gpu: str
@@ -71,6 +72,15 @@ class Engine:
     deployment: Deployment
     varied: tuple[str, ...] = ()
     split: Split | None = None
+    defaults: str = ""
+
+    @property
+    def gpu_spec(self) -> GpuSpec | None:
+        """None for a device of our own engine, which is named `cpu` or `cuda`."""
+        try:
+            return find_gpu(self.gpu)
+        except UserError:
+            return None
 
     @property
     def gpus(self) -> int:
@@ -117,7 +127,7 @@ class RuledOut(NamedTuple):
 
 def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
     """`deployment` with room for the longest request, in steps of 1,024 tokens, as far as the model's positions go."""
-    longest = max((request.prompt_len + request.output_len for request in workload.requests), default=1)
+    longest = max((request.prompt_len + request.output_limit for request in workload.requests), default=1)
     fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
     return deployment.rescheduled(max_model_len=fitting)
 
@@ -133,29 +143,33 @@ def candidate_engines(
 ) -> tuple[list[Engine], list[RuledOut]]:
     """Every combination of GPUs by name, sizes, policies, settings and splits, in that order: what fits, and the rest.
 
-    What neither the scheduler section of `base` nor a variation states is as `vllm serve` has it on that GPU.
+    What neither the scheduler section of `base` nor a variation states is as the engine has it by default on that GPU.
     `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
     and when no combination of settings is allowed: memory that is too small is an answer, a split that is none is not.
     """
     for name in prices:
         if name not in gpus:
             raise UserError("price", name, f"is the price of no candidate; choose from {', '.join(gpus)}")
-    bases, fitting, ruled_out, refused = [], [], [], []
+    bases, fitting, ruled_out, refused, wrong = [], [], [], [], []
     for settings in variations:
         try:
             others = {path: value for path, value in settings.items() if path not in _NAMED}
-            stated = {*base.scheduler.model_fields_set, *(path.rpartition(".")[2] for path in settings)}
-            bases.append((with_settings(base, settings), stated, shown_settings(others)))
+            bases.append((with_settings(base, settings), shown_settings(others)))
         except UserError as error:
-            refused.append(error)
+            wrong.append((settings, error))
             ruled_out.append(RuledOut(" ".join(shown_settings(settings)), str(error)))
+    for settings, _ in wrong:
+        for path, value in settings.items():
+            alike = [other for other in variations if path in other and other[path] == value]
+            if all(any(other is one for one, _ in wrong) for other in alike):
+                with_settings(base, {path: value})  # which no combination allows: refused if it is wrong by itself
     if not bases:
-        raise refused[0]
+        raise wrong[0][1]
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
-    for (name, gpu), tp, policy, (varied, stated, shown), split in combined:
-        served = served_by_default(varied, gpu, stated)
-        deployment = served.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
-        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown, split)
+    for (name, gpu), tp, policy, (varied, shown), split in combined:
+        stated = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})
+        deployment, defaults = with_engine_defaults(stated, gpu), defaults_taken(stated, gpu)
+        engine = Engine(name, prices.get(name, gpu.usd_per_hour), deployment, shown, split, defaults)
         try:
             fitting.append(_with_kv(engine, gpu))
         except UserError as error:

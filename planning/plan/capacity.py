@@ -19,7 +19,7 @@ from planning.plan.frontier import point
 from planning.plan.trial import Question, Trial, simulated
 from planning.traffic import mean_rate
 from planning.workers import Task, Workers
-from traces.reshape import reshaped
+from traces.reshape import only, reshaped
 
 _REPLICAS, MOST_ARRIVALS = 16, 4000  # at most
 _LOADS = (0.15, 0.35, 0.6, 0.8)  # of the highest rate
@@ -74,4 +74,4 @@ def _busiest(question: Question) -> Question:
     kept = requests[begin : begin + MOST_ARRIVALS]
     first_ns = kept[0].arrival_ns
     moved = [replace(request, arrival_ns=request.arrival_ns - first_ns) for request in kept]
-    return replace(question, workload=replace(question.workload, requests=moved), requests=len(moved), draws=())
+    return replace(question, workload=only(question.workload, moved), requests=len(moved), draws=())

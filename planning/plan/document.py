@@ -41,7 +41,13 @@ class Observed(Part):
 
 
 class Offered(Observed, Point):
-    """A fleet that meets all objectives, the fewest replicas of its engine that do."""
+    """A fleet that meets all objectives, and how probably."""
+
+    holds: Number = fact(
+        "probability that every SLO holds, over what steps may take and the draws of the traffic; null if unknown",
+        "fraction",
+        default=None,
+    )
 
 
 class Fewer(Observed):
@@ -99,11 +105,6 @@ class Recommendation(Offered):
     deployment: dict[str, Any] = fact("the deployment of one replica; of a split one with the fleet, which it takes")
     vllm_serve: str | None = fact("the command that serves one replica, where there is one")
     one_fewer: Fewer | None = fact("one replica fewer; null where that is none", default=None)
-    holds: Number = fact(
-        "probability that every SLO holds, over what steps may take and the draws of the traffic; null if unknown",
-        "fraction",
-        default=None,
-    )
     choices: Choices | None = fact("what other appetites for risk would take; null if unknown", default=None)
     headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
     headroom_band: tuple[int, int | None] | None = fact(
@@ -199,6 +200,7 @@ class Candidate(Part):
     deployment: dict[str, Any] = fact("the deployment of one replica", default={})
     kv_tokens: int | None = fact("for which one engine has KV blocks", "tokens", default=None)
     kv_requests: float | None = fact("requests of mean length for which it has", "requests", default=None)
+    defaults: str = fact("the settings left to its engine, and what they are", default="")
 
 
 class Histogram(Part):
@@ -344,6 +346,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if best.breaks_first:
             yield f"with more than {best.headroom_percent} % more traffic, {best.breaks_first} breaks first"
         yield f"step times: {best.standing.mark}: {best.standing.reason}"
+        if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
+            yield plan.candidates[best.engine].defaults
         deployment = parse(Deployment, best.deployment, where="deployment")
         if (nodes := nodes_of(deployment)) > 1:
             joined = inter_node(deployment)

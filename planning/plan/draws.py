@@ -71,7 +71,7 @@ def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:
     One whose length was stated stays as it is, and so does our own, of which there are no more positions to take.
     """
     deployment, room = engine.deployment, engine.deployment.scheduler.max_model_len
-    if all(request.prompt_len + request.output_len <= room for request in other.requests):
+    if all(request.prompt_len + request.output_limit <= room for request in other.requests):
         return engine
     with suppress(UserError):
         if long_enough(deployment, planned) == deployment:

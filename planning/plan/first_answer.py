@@ -27,9 +27,8 @@ from planning.plan.search import search
 from planning.plan.trial import LIKELY, Question, Trial, simulated, try_alone, try_fleet
 from planning.traffic import mean_rate
 from planning.workers import Workers
-from serving.deployments.gpu_spec import gpus
 from serving.workload import Workload, WorkloadRequest
-from traces.reshape import reshaped
+from traces.reshape import only, reshaped
 
 _TRIED = 6  # candidates
 _WORK = 4000  # requests of a simulation of each candidate, together
@@ -100,9 +99,10 @@ def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Eng
     slowest_s = dict(question.objectives.bounds).get("tpot_ms", math.inf) / 1e3
 
     def replicas(engine: Engine) -> tuple[bool, float]:
-        if engine.gpu not in gpus():
+        gpu = engine.gpu_spec
+        if gpu is None:
             return False, 1.0
-        found = Roofline.of(engine, mean)
+        found = Roofline.of(engine, gpu, mean)
         return found.token_s > slowest_s, rate * found.request_s
 
     sized = [(engine, *replicas(engine)) for engine in engines]
@@ -164,10 +164,17 @@ def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tup
     if len(requests) <= enough:
         return question, replicas
     part = math.ceil(enough * replicas / len(requests))
-    taken = [requests[at] for at in range(len(requests)) if (at + 1) * part // replicas > at * part // replicas]
+    places: dict[str | int, int] = {}  # a conversation is taken or left as a whole
+    at = [places.setdefault(request.session or request.id, len(places)) for request in requests]
+    taken = [r for r, place in zip(requests, at, strict=True) if _falls_on(place, part, replicas)]
     some = _only(question, _stretch(taken, enough, busiest))
     faster = reshaped(some.workload, rate_scale=1 + _MARGIN if busiest else 1 - _MARGIN)
     return replace(some, workload=faster), part
+
+
+def _falls_on(place: int, part: int, replicas: int) -> bool:
+    """Whether that one of the arrivals goes to so large a part of the replicas, evenly."""
+    return (place + 1) * part // replicas > place * part // replicas
 
 
 def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[WorkloadRequest]:
@@ -193,4 +200,4 @@ def try_some_alone(question: Question, engine: Engine) -> Trial:
 
 
 def _only(question: Question, requests: list[WorkloadRequest]) -> Question:
-    return replace(question, workload=replace(question.workload, requests=requests), requests=len(requests), draws=())
+    return replace(question, workload=only(question.workload, requests), requests=len(requests), draws=())

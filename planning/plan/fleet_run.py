@@ -9,7 +9,6 @@ from planning.plan.request import PlanRequest
 from planning.priced_scenario import price_scenario
 from planning.progress import Tell, quiet
 from planning.simulation import SimulatedRun, recorded
-from serving.deployments.gpu_spec import gpus
 from serving.errors import UserError
 
 
@@ -22,7 +21,7 @@ def record_fleet(
     if engine not in candidates:
         raise UserError("engine", engine, f"is not a candidate; choose one of {', '.join(candidates)}")
     chosen = candidates[engine]
-    gpu = chosen.gpu if chosen.gpu in gpus() else None  # else our own engine's device
+    gpu = chosen.gpu if chosen.gpu in (request.gpus or ()) else None  # else what was calibrated
     deployment = chosen.deployment.model_copy(update={"fleet": chosen.fleet(replicas, request.router)})
     scenario = price_scenario(workload, request.calibration, gpu, deployment, prices=request.prices)
     return recorded(scenario, out, overwrite=overwrite, tell=tell)

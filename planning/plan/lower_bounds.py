@@ -53,7 +53,7 @@ def _deadlines(objective: Objective, longest: int) -> tuple[float, float]:
 
 
 def _prompt_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
-    most = max(scheduler.max_num_batched_tokens, _SHORTEST_CHUNK)
+    most = max(scheduler.most_step_tokens, _SHORTEST_CHUNK)
     return min(_prefill_ns(cost, tokens) / tokens for tokens in _doubling(_SHORTEST_CHUNK, most)) / 1e6
 
 
@@ -68,7 +68,7 @@ def _prefill_ns(cost: CostModel, tokens: int) -> int:
 def _output_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
     """At one token of context each, which is less than any has, and with every draft token accepted."""
     per_row = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
-    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    most = min(scheduler.most_running, scheduler.most_step_tokens)
     times = ((rows, next(iter(cost.decode_run_ns(rows, rows, rows, 1)))) for rows in _doubling(1, most))
     return min(ns / (rows * per_row) for rows, ns in times) / 1e6
 

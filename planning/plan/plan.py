@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from planning.plan.candidates import Engine, RuledOut
 from planning.plan.curves import fleet_point
-from planning.plan.document import Dearer, FleetPoint, Infeasible
+from planning.plan.document import SURE, Dearer, FleetPoint, Infeasible
 from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Searched, search, silent
 from planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
 from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
-from planning.plan.worth import Held, held, most_worth
+from planning.plan.worth import Held, most_worth
+from planning.plan.worth import held as held_by
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
@@ -32,11 +33,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """A fleet that meets all objectives, the fewest replicas of its engine that do."""
+    """A fleet that meets all objectives, and how probably; by default the fewest replicas of its engine that do."""
 
     engine: Engine
     point: Point
     trial: Trial
+    held: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,21 @@ def make_plan(
         RUNNERS_UP + 1,
         lambda left: progress(left + after),
     )
-    offers = sorted(
-        (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
-        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
-    )
+    offers = _offers(found, limits)
+    if offers:
+        offers = _by_worth(workers, offers, limits)
+        reopened = _reopened(found, offers[0], limits)
+        if reopened != found:  # other draws made the answer dearer than what was given up for its price
+            dearest = _may_win_below(offers[0])
+            found = search(
+                workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, resumed=reopened, dearest=dearest
+            )
+            offers = _by_worth(workers, _offers(found, limits), limits)
     trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
     recommendation = None
     if offers:
-        held, offers = _by_worth(workers, offers, limits)
+        held = offers[0].held
+        assert held is not None
         recommendation, more = _recommended(workers, offers, held, limits, trials, progress)
         more.append((offers[0].engine, offers[0].trial))
         trials += more
@@ -154,16 +163,50 @@ def _offer(entry: Searched, spares: int) -> Offer:
     return Offer(entry.engine, point(entry.engine, trial, spares), trial)
 
 
-def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> tuple[Held, list[Offer]]:
-    """How probably the offer of most worth holds, and the offers with that one first, one of each engine."""
-    fewest = [(offer.engine, offer.trial.replicas) for offer in offers[: RUNNERS_UP + 1]]
-    best, held = most_worth(workers, fewest, limits.most, limits.spares)
-    chosen = next(offer for offer in offers if offer.engine is best.engine)
-    others = [offer for offer in offers if offer is not chosen]
-    if chosen.trial.replicas != best.replicas:
-        (trial,) = workers.run([partial(try_fleet, engine=best.engine, replicas=best.replicas, to_the_end=True)])
-        chosen = Offer(best.engine, point(best.engine, trial, limits.spares), trial)
-    return held, [chosen, *others]
+def _offers(found: Sequence[Searched], limits: Limits) -> list[Offer]:
+    """The fewest replicas of each engine that will do, the cheapest first."""
+    return sorted(
+        (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
+        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
+    )
+
+
+def _may_win_below(best: Offer) -> float:
+    """The price in dollars an hour at which a fleet that surely holds is worth as much as `best`."""
+    probability = best.held.probability if best.held else None
+    return best.point.usd_per_hour * (SURE / probability if probability else 1.0)
+
+
+def _reopened(found: Sequence[Searched], best: Offer, limits: Limits) -> list[Searched]:
+    """With the engines that were given up, but may be worth more than `best`, open again."""
+    below = _may_win_below(best)
+    return [
+        replace(entry, pruned=False)
+        if entry.pruned and entry.usd_per_hour(entry.least, limits.spares) < below
+        else entry
+        for entry in found
+    ]
+
+
+def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> list[Offer]:
+    """The offer of most worth, then the next cheapest, and how probably each of them holds; one of each engine."""
+    sized = most_worth(workers, [(o.engine, o.trial.replicas) for o in offers], limits.most, limits.spares)
+    by_engine = {fleet.engine.name: (fleet.replicas, held) for fleet, held in sized}
+    best = sized[0][0].engine.name
+    others = [offer for offer in offers if offer.engine.name != best]
+    shown = [next(offer for offer in offers if offer.engine.name == best), *others[:RUNNERS_UP]]
+    unknown = [offer for offer in shown if offer.engine.name not in by_engine]
+    more = held_by(workers, [(offer.engine, offer.trial.replicas) for offer in unknown])
+    by_engine |= {offer.engine.name: (offer.trial.replicas, found) for offer, found in zip(unknown, more, strict=True)}
+    grown = [o for o in shown if by_engine[o.engine.name][0] != o.trial.replicas]
+    tasks = [partial(try_fleet, engine=o.engine, replicas=by_engine[o.engine.name][0], to_the_end=True) for o in grown]
+    again = dict(zip((o.engine.name for o in grown), workers.run(tasks), strict=True))
+    made = []
+    for offer in shown:
+        trial = again.get(offer.engine.name, offer.trial)
+        found = by_engine[offer.engine.name][1]
+        made.append(Offer(offer.engine, point(offer.engine, trial, limits.spares), trial, found))
+    return [made[0], *sorted(made[1:], key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus))]
 
 
 def _recommended(
@@ -207,7 +250,7 @@ def _choices(
 ) -> dict[int, tuple[FleetPoint, Held]]:
     """By replicas what becomes of those that are `known` to hold so probably, and of the `others`."""
     more = [number for number in dict.fromkeys(others) if number not in known]
-    found = {**known, **dict(zip(more, held(workers, [(engine, number) for number in more]), strict=True))}
+    found = {**known, **dict(zip(more, held_by(workers, [(engine, number) for number in more]), strict=True))}
     points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in found])
     return {number: (point, found[number]) for number, point in zip(found, points, strict=True)}
 

@@ -53,13 +53,19 @@ class PlanRequest(Offered):
     calibration: TimedBy = None
     deployment: StatedDeployment | None = Field(None, description="YAML file with the other settings of the deployment")
 
-    @field_validator("gpus", "tensor_parallel_sizes", mode="before")
+    @field_validator("gpus", "tensor_parallel_sizes", "policies", "splits", mode="before")
     @classmethod
     def _some(cls, values: Any, info: Any) -> Any:
-        option = "gpu" if info.field_name == "gpus" else "tp"
-        if values is not None and not len(values):
+        option = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "splits": "split"}[
+            info.field_name
+        ]
+        if values is None:
+            return values
+        if not isinstance(values, list | tuple):
+            raise UserError(option, repr(values), "must be a list")
+        if not len(values):
             raise UserError(option, None, "is missing; choose at least one candidate")
-        for value in values or () if option == "tp" else ():
+        for value in values if option == "tp" else ():
             if not str(value).isdecimal() or not 1 <= int(value) <= 64:
                 raise UserError("tp", value, "must be a number of GPUs from 1 to 64")
         return values

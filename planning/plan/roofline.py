@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from planning.plan.candidates import Engine
-from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import find_model
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.step_work import StepWork
@@ -42,11 +42,11 @@ class Roofline(NamedTuple):
     request_s: float
 
     @classmethod
-    def of(cls, engine: Engine, mean: MeanRequest) -> Roofline:
-        """For a GPU that `find_gpu` knows."""
+    def of(cls, engine: Engine, gpu: GpuSpec, mean: MeanRequest) -> Roofline:
+        """Of an engine whose GPUs are `gpu`."""
         context = mean.prompt + mean.output / 2
-        batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.max_num_seqs), 1.0)
-        work = StepWork(find_model(engine.deployment.model), engine.deployment, find_gpu(engine.gpu))
+        batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.most_running), 1.0)
+        work = StepWork(find_model(engine.deployment.model), engine.deployment, gpu)
         # Steps with one row, with all, and with a prompt, which shares its step, and so the reading of weights.
         compute, memory = _steps_s(work, [(0, 1, context), (0, batch, batch * context), (mean.computed, 0, 0)])
         request_s = max(mean.output * compute[1] / batch + compute[2], mean.output * memory[1] / batch)

@@ -86,19 +86,24 @@ def search(
     trial: Try = try_fleet,
     alone: Try = try_alone,
     near: float = _NEAR,
+    resumed: Sequence[Searched] | None = None,
+    dearest: float = 0.0,
 ) -> list[Searched]:
     """Every engine with its fewest replicas, up to `most`, or pruned where `keep` others are cheaper, or one by far:
     `near` times, and by more than any risk makes up for.
 
+    What was `resumed` goes on from there, and nothing is pruned that may cost less than `dearest`.
     They are in the order given. `progress` is called before every round. Fleets are tried by `trial`, and by `alone`
     whether any can do.
     """
-    starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
-    found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
+    found = list(resumed or ())
+    if not found:
+        starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
+        found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
     while True:
-        dearest = _dearest(found, spares, keep, max(near, 1 / (1 - workers.common.risk)))
-        found = [_pruned(entry, spares, dearest) for entry in found]
-        trials = [(at, _ask(entry, spares, dearest, trial, alone)) for at, entry in enumerate(found) if entry.open]
+        limit = max(dearest, _dearest(found, spares, keep, max(near, 1 / (1 - workers.common.risk))))
+        found = [_pruned(entry, spares, limit) for entry in found]
+        trials = [(at, _ask(entry, spares, limit, trial, alone)) for at, entry in enumerate(found) if entry.open]
         progress(sum(entry.bisection.left for entry in found if entry.open))
         if not trials:
             return found

@@ -11,10 +11,10 @@ import shlex
 
 from planning.plan.candidates import Engine
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.engine_defaults import BLOCK_SIZE, UTILIZATION, engine_defaults
+from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import find_model, hub_id
 from serving.deployments.node_groups import nodes_of
-from serving.deployments.vllm_defaults import BLOCK_SIZE, UTILIZATION, served_by_default
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
@@ -38,7 +38,7 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
     if (nodes := nodes_of(deployment)) > 1:
         raise UserError("nodes", nodes, "need a command each; start vLLM by its guide to parallelism and scaling")
     scheduler = deployment.scheduler
-    usual = served_by_default(deployment, gpu).scheduler if gpu else None
+    usual = engine_defaults(deployment, gpu) if gpu else {}
     settings: dict[str, object] = {"dtype": deployment.dtype}
     for name, value, default in (
         ("tensor-parallel-size", deployment.tensor_parallel_size, 1),
@@ -46,13 +46,16 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
         ("data-parallel-size", deployment.data_parallel_size, 1),
         ("all2all-backend", deployment.all2all_backend, "allgather_reducescatter"),
         ("max-model-len", scheduler.max_model_len, _longest(deployment)),
-        ("max-num-seqs", scheduler.max_num_seqs, usual and usual.max_num_seqs),
-        ("max-num-batched-tokens", scheduler.max_num_batched_tokens, usual and usual.max_num_batched_tokens),
+        ("max-num-seqs", scheduler.max_num_seqs, usual.get("max_num_seqs")),
+        ("max-num-batched-tokens", scheduler.max_num_batched_tokens, usual.get("max_num_batched_tokens")),
+        ("max-num-active-seqs", scheduler.max_num_active_seqs, None),
+        ("max-num-scheduled-tokens", scheduler.max_num_scheduled_tokens, None),
         ("block-size", scheduler.block_size, BLOCK_SIZE),
         ("quantization", _QUANTIZATION.get(deployment.quantization), None),
         ("kv-cache-dtype", deployment.kv_cache_dtype, "auto"),
         ("scheduling-policy", scheduler.policy, "fcfs"),
         ("long-prefill-token-threshold", scheduler.long_prefill_token_threshold, 0),
+        ("prefill-schedule-interval", scheduler.prefill_schedule_interval, 1),
     ):
         if value != default:
             settings[name] = value
@@ -68,6 +71,7 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
         "" if scheduler.enable_chunked_prefill else "--no-enable-chunked-prefill",
         "" if scheduler.enable_prefix_caching else "--no-enable-prefix-caching",
         "" if scheduler.async_scheduling else "--no-async-scheduling",
+        "--long-prefill-token-threshold-adaptive" if scheduler.long_prefill_token_threshold_adaptive else "",
     ]
     words = ["vllm", "serve", hub_id(deployment.model)]
     words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -95,15 +99,7 @@ def vllm_command_of(engine: Engine) -> str | None:
     if engine.split:
         return None
     try:
-        return vllm_command(engine.deployment, _gpu(engine))
-    except UserError:
-        return None
-
-
-def _gpu(engine: Engine) -> GpuSpec | None:
-    """None for a device of our own engine, which is named `cpu` or `cuda`."""
-    try:
-        return find_gpu(engine.gpu)
+        return vllm_command(engine.deployment, engine.gpu_spec)
     except UserError:
         return None
 

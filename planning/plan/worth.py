@@ -23,6 +23,7 @@ from planning.plan.trial import Question
 from planning.workers import Workers
 
 _MORE = (0, 1, 2, 4, 8)  # replicas than an engine needs
+_ROUNDING = 1e-9  # of a mean of probabilities
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,44 @@ def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> li
 
 def most_worth(
     workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int
-) -> tuple[Fleet, Held]:
-    """The fleet of most worth, with as many replicas as hold with the risk taken on other draws of the traffic, too."""
-    best = _most_worth(workers, fewest, most, spares)
+) -> list[tuple[Fleet, Held]]:
+    """The fleet of most worth first, then the other engines that came near it, each sized as though it were alone.
+
+    The worth of an engine is that of as many replicas as hold with the risk taken on all draws of the traffic, so that
+    no answer costs more than another that holds at least as probably. `fewest` has the cheapest engine first; those
+    that cannot be worth more than the best so far, even if they surely hold, are left out.
+    """
+    sized: list[tuple[Fleet, Held]] = []
+    beaten = 0.0  # the greatest worth of a fleet that holds with the risk taken
+    for engine, replicas in fewest:
+        usd = (replicas + spares) * engine.usd_per_hour
+        if sized and usd and SURE / usd <= beaten:
+            continue
+        fleet, found = _sized(workers, engine, replicas, most, spares)
+        sized.append((fleet, found))
+        if found.probability is None or not fleet.usd_per_hour:
+            break  # nothing but the price tells engines apart
+        if found.probability >= 1 - workers.common.risk - _ROUNDING:
+            beaten = max(beaten, found.probability / fleet.usd_per_hour)
+    known = np.array([np.nan if found.probability is None else found.probability for _, found in sized])
+    prices = np.array([fleet.usd_per_hour for fleet, _ in sized])
+    best = 0
+    if not np.isnan(known).any() and prices.all():
+        best = choose(known + _ROUNDING, known / prices, workers.common.risk) or 0
+    return [sized[best], *(each for at, each in enumerate(sized) if at != best)]
+
+
+def _sized(workers: Workers[Question], engine: Engine, fewest: int, most: int, spares: int) -> tuple[Fleet, Held]:
+    """So many replicas of one engine as are worth most, and as hold with the risk taken on other draws, too."""
+    best = _most_worth(workers, [(engine, fewest)], most, spares)
     if not workers.common.draws:
         return best, Held(best.holds)
     stride, last = max(best.replicas // 8, 1), min(2 * best.replicas + 1, most)
     for replicas in (*range(best.replicas, last, stride), last):
-        (found,) = held(workers, [(best.engine, replicas)])
-        if found.probability is None or found.probability >= 1 - workers.common.risk - 1e-9:
+        (found,) = held(workers, [(engine, replicas)])
+        if found.probability is None or found.probability >= 1 - workers.common.risk - _ROUNDING:
             break
-    return Fleet(best.engine, replicas, (replicas + spares) * best.engine.usd_per_hour, found.planned), found
+    return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour, found.planned), found
 
 
 def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:

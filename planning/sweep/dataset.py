@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from serving.directory_lock import DirectoryLock
 from serving.errors import UserError, reason
+from serving.json_file import read_json_file
 from serving.whole_file import whole_file
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, described
@@ -130,10 +131,7 @@ class SweepDataset:
 
 def _agreed(file: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
     """What `file` and `about` say together. Raises UserError when they contradict each other."""
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError("out", str(file), f"cannot be read: {error}") from None
+    before = read_json_file(file, "out")
     was, now = before.pop("inputs", {}), about["inputs"]
     changed = [path for path in now if was.get(path, now[path]) != now[path]]
     if changed:

@@ -23,8 +23,11 @@ def in_processes(
 ) -> Results:
     """In at most `jobs` processes of this machine, by default one for each CPU that this process may use.
 
-    `limit_s` is the longest that a run may take, in seconds.
+    `limit_s` is the longest that a run may take, in seconds. One job without a limit is done in this process.
     """
+    if jobs == 1 and limit_s is None:
+        yield from map(measure, points)
+        return
     tasks = [partial(_measured, point=point) for point in points]
     with Workers(measure, jobs) as workers, closing(workers.each(tasks, limit_s)) as outcomes:
         for at, outcome in outcomes:
@@ -45,7 +48,7 @@ def find_executor(name: str, jobs: int | None, limit_s: float | None = None) -> 
     """The executor called `name`, making `jobs` runs at once (None: as many as there are CPUs for), each in `limit_s`
     seconds or not at all. Raises UserError for a name that is none, and for Ray where it is not installed.
     """
-    if name not in _EXECUTORS:
+    if not isinstance(name, str) or name not in _EXECUTORS:
         raise UserError("executor", name, f"must be one of {', '.join(_EXECUTORS)}")
     if name == "ray" and find_spec("ray") is None:
         raise UserError("executor", "ray", "is not installed; pip install 'tokentwin[ray]'")

@@ -29,11 +29,13 @@ class Point:
     config      the `Scenario` as JSON values, with all defaults; as far as it was given when `error` is set
     parameters  value of each path that the sweep varies, and `seed` if it has seeds
     error       why this cannot run at all, or empty
+    defaults    which settings it leaves to its engines, and what those are: a line each
     """
 
     config: dict[str, Any]
     parameters: dict[str, Any]
     error: str = ""
+    defaults: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -62,15 +64,19 @@ def points(settings: SweepSettings) -> list[Point]:
     first_error: UserError | None = None
     for overrides, seed in variations:
         config = overridden(settings.base, overrides)
-        error = ""
+        error, defaults = "", tuple[str, ...]()
         try:
-            full = parse(Scenario, _on_calibrated(config), where="base").model_dump(mode="json")
+            config = _sized(config, overrides)
+            scenario, defaults = parse(Scenario, _on_calibrated(config), where="base").whole()
+            full = scenario.model_dump(mode="json")
+            if full["deployment"]["gpu_memory_utilization"] is not None:
+                del full["deployment"]["scheduler"]["num_blocks"]  # which follow, and if stated would override it
         except UserError as wrong:
             error, first_error, full = str(wrong), first_error or wrong, config
         parameters = {path: found_at(config, path, found_at(full, path)) for path in paths}
         if seed is not None:
             full, parameters[SEED] = _seeded(full, seed), seed
-        point = Point(full, parameters, error)
+        point = Point(full, parameters, error, defaults)
         if point.id in made:
             raise UserError("run", canonical(parameters), "is in the sweep twice; leave one of the two out")
         made[point.id] = point
@@ -129,6 +135,20 @@ def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(stated, dict):
         return config
     return {**config, "deployment": merged(json.loads(Calibration.load(directory).deployment), stated)}
+
+
+def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`config`, in which a gpu_memory_utilization that varies is not overridden by the num_blocks of base."""
+    memory, blocks = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
+    if overrides.get(memory) is None:
+        return config
+    if overrides.get(blocks) is not None:
+        remedy = "cannot be combined with gpu_memory_utilization, which it overrides; vary one of them"
+        raise UserError(blocks, overrides[blocks], remedy)
+    if found_at(config, blocks) is None:
+        return config
+    scheduler = {name: value for name, value in config["deployment"]["scheduler"].items() if name != "num_blocks"}
+    return {**config, "deployment": {**config["deployment"], "scheduler": scheduler}}
 
 
 def _seeded(node: Any, seed: int) -> Any:

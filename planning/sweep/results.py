@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.text import Text
 from planning.sweep.dataset import ABOUT
 from serving.document import Answer
 from serving.errors import UserError
+from serving.json_file import parse_json
 from serving.metrics import METRICS, STATISTICS
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
@@ -107,7 +107,7 @@ def axis_title(column: str) -> str:
 def _about(path: Path) -> dict[str, Any]:
     name = f"{path.parent.name}/{path.name}"
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError("sweep", name, f"cannot be read: {error}") from None
     if not isinstance(about, dict):

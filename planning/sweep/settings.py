@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from planning.request import Request
-from serving.deployments.config import parse
+from serving.deployments.config import check_text, parse
 from serving.errors import UserError
 from serving.yaml_file import read_mapping
 
 Overrides = dict[str, Any]  # values by dotted path
+_PAGE = "docs/sweeps.md"
 MOST_RUNS = 50_000  # each takes 50 kB before it is made
 _Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -142,19 +143,25 @@ def is_seed(name: str) -> bool:
 
 def load_sweep(path: str | Path) -> SweepSettings:
     """The sweep in a YAML file, with a deployment that is only named read in. Raises UserError."""
-    data = _mapping(path, "sweep")
-    settings = parse(SweepSettings, data, where=str(path))
+    return read_sweep(read_mapping(path, "sweep", _PAGE), str(path))
+
+
+def read_sweep(data: Mapping[str, Any], where: str = "sweep") -> SweepSettings:
+    """The sweep in a mapping, likewise; `where` begins the name of a field that is wrong. Raises UserError."""
+    settings = parse(SweepSettings, _plain(data, where), where=where)
     deployment = settings.base.get("deployment")
     if isinstance(deployment, str):
-        inlined = {**settings.base, "deployment": _mapping(deployment, "deployment")}
+        named = _plain(read_mapping(deployment, "deployment", _PAGE), deployment)
+        inlined = {**settings.base, "deployment": named}
         settings = settings.model_copy(update={"base": inlined})
     return settings
 
 
-def _mapping(path: str | Path, kind: str) -> dict[str, Any]:
-    data = read_mapping(path, kind, "docs/sweeps.md")
+def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """As JSON has it, which names a run."""
+    check_text(data, where)
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(data), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(kind, str(path), f"may only hold text, finite numbers, lists and mappings: {error}") from None
+        raise UserError(where, None, f"may only hold text, finite numbers, lists and mappings: {error}") from None
     return plain

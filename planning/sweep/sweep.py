@@ -49,6 +49,11 @@ class Sweep:
         schema = run_schema(runs, settings.bands)
         return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
 
+    @property
+    def defaults(self) -> list[str]:
+        """Which settings runs leave to their engines, and what those are: a line for each engine on each GPU."""
+        return list(dict.fromkeys(line for point in self.points for line in point.defaults))
+
     def run(
         self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = quiet
     ) -> Swept:

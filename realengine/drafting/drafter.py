@@ -73,7 +73,7 @@ def propose(
         drafter.draft(gone, (), theirs, seating)
         for row in gone:
             drafter.leave(row.request.id)
-    lasts = {id for id, sequence in theirs.items() if sequence.output_len == sequence.request.arrived.output_len}
+    lasts = {id for id, sequence in theirs.items() if len(sequence.tokens) == sequence.request.end_len}
     going_on = {row.request.id for row in here if row.samples} - lasts - set(stopped)
     found = drafter.draft(here, going_on, theirs, seating)
     proposed = {row.request.id: found.get(row.request.id, []) for row in here if row.request.id in going_on}

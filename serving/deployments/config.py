@@ -6,6 +6,7 @@ defaults are vLLM's where vLLM has the setting. The same file describes a run fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from serving.speculative import SpeculativeConfig
 from serving.yaml_file import read_mapping
 
 Model = TypeVar("Model", bound=BaseModel)
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters
 
 
 class SchedulerConfig(TerseSettings):
@@ -33,11 +35,25 @@ class SchedulerConfig(TerseSettings):
     seldom_set = (
         "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
         "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+        "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
+        "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
+    max_num_active_seqs: int | None = Field(
+        None, ge=1, description="most requests that run at once, up to max_num_seqs; null: max_num_seqs"
+    )
     max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="most tokens scheduled in one step")
+    max_num_scheduled_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens scheduled in one step, drafting's own not counted; null: max_num_batched_tokens",
+    )
     max_model_len: int = Field(8192, ge=2, le=100_000_000, description="most prompt plus output tokens of one request")
+    cut_at_max_model_len: bool = Field(
+        False,
+        description="end an answer that reaches max_model_len, as vLLM's scheduler does; false: reject such a request",
+    )
     block_size: int = Field(16, ge=1, le=65_536, description="tokens in one KV block")
     num_blocks: int = Field(4096, ge=2, le=10_000_000, description="number of KV blocks, with the null block")
     enable_chunked_prefill: bool = Field(True, description="allow a prompt to be split over several steps")
@@ -60,6 +76,16 @@ class SchedulerConfig(TerseSettings):
         "multiple of block_size; 0: only where a prompt or a shared prefix ends; null: everywhere",
     )
     long_prefill_token_threshold: int = Field(0, ge=0, description="prefill tokens of one request a step; 0: no limit")
+    long_prefill_token_threshold_adaptive: bool = Field(
+        False,
+        description="raise that threshold to max_num_batched_tokens / requests that run or wait, where that is more",
+    )
+    prefill_schedule_interval: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="while requests decode, compute prompts only in one of so many steps, unless some are left waiting",
+    )
     scheduler_reserve_full_isl: bool = Field(True, description="admit a request only if all of its known tokens fit")
     watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks that admission leaves free")
     policy: Literal["fcfs", "priority"] = Field(
@@ -71,6 +97,13 @@ class SchedulerConfig(TerseSettings):
         "forgets the blocks they would have filled. vLLM does not, and can reuse blocks that were never computed",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
+    decode_stagger: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="under async_scheduling, plans from a decode of a request to its next. Follows from "
+        "pipeline_parallel_size",
+    )
     speculative: SpeculativeConfig | None = Field(None, description="drafting (docs/speculative.md)")
     sarathi_token_budget: int = Field(
         0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0: max_num_batched_tokens"
@@ -125,6 +158,16 @@ class SchedulerConfig(TerseSettings):
     def _whole_prompts_fit(self) -> SchedulerConfig:
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
+        if not self.enable_chunked_prefill and self.most_step_tokens < self.max_model_len:
+            raise ValueError(
+                "max_num_scheduled_tokens must be at least max_model_len when enable_chunked_prefill is off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _active_requests_have_seats(self) -> SchedulerConfig:
+        if self.most_running > self.max_num_seqs:
+            raise ValueError(f"max_num_active_seqs must be at most max_num_seqs {self.max_num_seqs}")
         return self
 
     @model_validator(mode="after")
@@ -145,6 +188,22 @@ class SchedulerConfig(TerseSettings):
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             raise ValueError(f"prefix_cache_retention_interval must be a multiple of block_size {self.block_size}")
         return self
+
+    def full_length(self, prompt_len: int, output_len: int) -> int:
+        """Tokens of a request at its end, if it has so many of its prompt and wants so many of output."""
+        if self.cut_at_max_model_len and prompt_len < self.max_model_len:
+            return min(prompt_len + output_len, self.max_model_len)
+        return prompt_len + output_len
+
+    @property
+    def most_running(self) -> int:
+        """Most requests that run at once."""
+        return self.max_num_active_seqs or self.max_num_seqs
+
+    @property
+    def most_step_tokens(self) -> int:
+        """Most tokens scheduled in one step."""
+        return min(self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
 
 class Deployment(TerseSettings):
@@ -248,10 +307,10 @@ class Deployment(TerseSettings):
         return value
 
     @model_validator(mode="after")
-    def _stages_run_the_plain_loop(self) -> Deployment:
-        if self.pipeline_parallel_size > 1 and self.scheduler.async_scheduling:
-            remedy = f"cannot be combined with pipeline_parallel_size {self.pipeline_parallel_size}; set it to false"
-            raise UserError("scheduler.async_scheduling", True, remedy)
+    def _stages_are_as_vllm_runs_them(self) -> Deployment:
+        stagger = self.scheduler.decode_stagger
+        if stagger not in (1, self.decode_stagger):
+            raise UserError("scheduler.decode_stagger", stagger, "follows from pipeline_parallel_size; leave it out")
         if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
             remedy = "cannot be combined with scheduler.speculative; leave one of them out"
             raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, remedy)
@@ -310,6 +369,18 @@ class Deployment(TerseSettings):
         """Devices over which a mixture's experts are spread, whole."""
         return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
 
+    @property
+    def decode_stagger(self) -> int:
+        """Plans from a decode of a request to its next, as vLLM's V2 model runner needs them."""
+        return self.pipeline_parallel_size if self.scheduler.async_scheduling else 1
+
+    @property
+    def staged_settings(self) -> SchedulerConfig:
+        """The scheduler's settings with what follows from the pipeline stages."""
+        if self.scheduler.decode_stagger == self.decode_stagger:
+            return self.scheduler
+        return self.scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
+
     def rescheduled(self, **changes: Any) -> Deployment:
         """With other settings of the scheduler, which are not checked again."""
         return self.model_copy(update={"scheduler": self.scheduler.model_copy(update=changes)})
@@ -331,14 +402,26 @@ class Deployment(TerseSettings):
 
 def load_deployment(path: str | Path) -> Deployment:
     """A deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
-    return parse(Deployment, read_mapping(path, "deployment", "docs/engine.md"), where=str(path))
+    stated = read_mapping(path, "deployment", "docs/engine.md")
+    return with_stated_blocks(parse(Deployment, stated, where=str(path), typed=True))
 
 
-def parse(model: type[Model], data: Any, where: str) -> Model:
-    """`data` as a `model`, or a UserError with the first field that is wrong."""
+def with_stated_blocks(deployment: Deployment) -> Deployment:
+    """`deployment` as somebody wrote it: a stated num_blocks overrides gpu_memory_utilization, as vLLM's does."""
+    if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
+        return deployment
+    return deployment.model_copy(update={"gpu_memory_utilization": None})
+
+
+def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> Model:
+    """Make a `model` of `data`, or raise UserError with the first field that is wrong.
+
+    Data that is `typed`, as YAML is, has no text where a number is meant; text of a command line or a form has.
+    """
+    check_text(data, where)
     try:
         made = model.model_validate(data)
-        _refuse_truths(data, made, where)
+        _refuse_other_types(data, made, where, typed)
         return made
     except ValidationError as error:
         first = error.errors()[0]
@@ -360,21 +443,45 @@ def _way_in(data: Any, way: Sequence[int | str]) -> Iterator[str]:
     for part in way:
         if isinstance(part, int) or not isinstance(node, int | float | str | list | tuple):
             yield str(part)
-            inner = (isinstance(node, dict) and part in node) or isinstance(node, list | tuple)
-            node = node[part] if inner else None
+            if isinstance(node, dict):
+                node = node.get(part)
+            else:
+                listed = isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+                node = node[part] if listed else None
 
 
-def _refuse_truths(data: Any, made: Any, where: str) -> None:
-    """Raises UserError for a `true` or `false` of which pydantic has made the number 1 or 0."""
+def _refuse_other_types(data: Any, made: Any, where: str, typed: bool) -> None:
+    """Raise UserError for a truth that pydantic has made a number, and for `typed` text that it has made either."""
     if isinstance(data, bool) and not isinstance(made, bool) and isinstance(made, int | float):
         raise UserError(where, str(data).lower(), "must be a number")
+    if typed and isinstance(data, str) and isinstance(made, int | float):
+        raise UserError(where, data, f"must be {'true or false' if isinstance(made, bool) else 'a number'}, no text")
     if isinstance(data, dict):
         for name, value in data.items():
             inner = made.get(name) if isinstance(made, dict) else getattr(made, str(name), None)
-            _refuse_truths(value, inner, f"{where}.{name}")
+            _refuse_other_types(value, inner, f"{where}.{name}", typed)
     elif isinstance(data, list | tuple) and isinstance(made, list | tuple):
         for at, (value, inner) in enumerate(zip(data, made, strict=False)):
-            _refuse_truths(value, inner, f"{where}.{at}")
+            _refuse_other_types(value, inner, f"{where}.{at}", typed)
+
+
+def check_text(data: Any, where: str) -> None:
+    """Raises UserError for what no file can say: text that is not UTF-8 or has a NUL, bytes, and sets."""
+    if isinstance(data, str) and ("\0" in data or _NO_TEXT.search(data)):
+        raise UserError(where, repr(data), "must be UTF-8 text without a NUL")
+    if isinstance(data, bytes | bytearray):
+        raise UserError(where, repr(data), "must be text, not bytes")
+    if isinstance(data, set | frozenset):
+        raise UserError(where, repr(data), "must be a list, which has an order")
+    if isinstance(data, dict):
+        for name, value in data.items():
+            if not isinstance(name, str):
+                raise UserError(where, repr(name), "must be text, as every name is")
+            check_text(name, where)
+            check_text(value, f"{where}.{name}" if where else name)
+    elif isinstance(data, list | tuple):
+        for at, value in enumerate(data):
+            check_text(value, f"{where}.{at}")
 
 
 def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:

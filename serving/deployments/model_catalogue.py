@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import ATTENTION
-from serving.errors import UserError, reason
+from serving.errors import UserError
+from serving.json_file import read_json_file
 from serving.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
@@ -101,8 +101,4 @@ def _key(name: str) -> str:
 
 
 def _from_file(path: Path) -> ModelSpec:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError("model", str(path), f"cannot be read as JSON: {reason(error)}") from None
-    return spec_from_hf_config(data, path.resolve().parent.name or "model")
+    return spec_from_hf_config(read_json_file(path, "model"), path.resolve().parent.name or "model")

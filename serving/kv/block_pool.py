@@ -15,7 +15,7 @@ from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.kv.block_runs import BlockTable, FreeQueue, Run
 from serving.kv.blocks import NO_HIT, CacheObserver, Hit, blocks_for
-from serving.kv.content import Content, OwnContent
+from serving.kv.content import Content, OwnContent, SegmentContent
 from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
@@ -44,12 +44,21 @@ class BlockPool:
         self._blank = self.total  # free blocks without content, and
         self._blank_ids: list[int] = []  # theirs, the next to be taken last
         self._named = False
+        self._drops_last = False
         if named:
             self._name()
 
     def _name(self) -> None:
         self._named = True
         self._blank_ids = list(range(self.total, 0, -1))
+
+    def drop_last_found(self) -> None:
+        """Find blocks by their own tokens alone, and then do without the last, as vLLM does beside a KV connector: the
+        head of `eagle` computed its KV there from a token that may differ. Nothing can be found yet."""
+        if not self.counts_only:
+            self._tree = PrefixTree(self.block_size, SegmentContent(self.block_size))
+            self._trees = [self._tree]
+        self._drops_last = True
 
     @property
     def defers(self) -> bool:
@@ -77,7 +86,12 @@ class BlockPool:
     def _find(self, request: Request) -> list[tuple[Run, int]]:
         if not (self.caches or (self._caching and request.preemptions)):
             return []
-        return self._tree.find(request, (request.known - 1) // self.block_size)
+        found = self._tree.find(request, (request.known - 1) // self.block_size)
+        if self._drops_last and found:
+            run, end = found.pop()
+            if end - 1 > run.first:
+                found.append((run, end - 1))
+        return found
 
     def admit(self, request: Request, hit: Hit) -> None:
         if hit.blocks:

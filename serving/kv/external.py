@@ -1,8 +1,8 @@
 """KV that lies outside an engine's own blocks: in slower memory, or in another engine.
 
-A scheduler asks how much of a waiting request could be loaded instead of computed. If anything, the request gets its
-blocks and waits, loading, while others pass it; when the data are there it goes first. The rules are those of vLLM V1's
-KV connectors with asynchronous loads. What a transfer costs, and when it ends, is the implementation's affair.
+A scheduler asks how much of a waiting request could be loaded instead of computed. If anything, the request gets blocks
+for it and waits, loading, while others pass it; when the data are there it goes first. The rules are those of vLLM's
+KV connectors. What a transfer costs, and when it ends, is the implementation's affair.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from serving.workload import WorkloadRequest
 class ExternalKv(Protocol):
     """What a scheduler asks of KV outside its engine, and tells it."""
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether the step that admits a request loads its KV, instead of a transfer that others pass."""
+        ...
+
     def matched(self, request: Request, found: int) -> int:
-        """Tokens after the first `found` that can be loaded; with `found` at most `known - 1`.
+        """Tokens after the first `found` that can be loaded; with `found` at most `known`, or `known - 1` where loads
+        are synchronous.
 
         Called whenever a waiting request is considered, so it must change nothing.
         """
@@ -29,7 +35,8 @@ class ExternalKv(Protocol):
         """Begin to load `tokens` tokens from `start` on; the request has blocks for them, and is loading.
 
         To be answered, once and not before this call returns, by the scheduler's `loaded` or `load_failed`: also when
-        the request has been aborted meanwhile, since its blocks are free only then.
+        the request has been aborted meanwhile, since its blocks are free only then. Where loads are synchronous, the
+        request runs, and nothing is to be answered.
         """
         ...
 

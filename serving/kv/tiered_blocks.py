@@ -7,7 +7,7 @@ does, and move down as newer ones come. What a transfer is, and how long it take
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
@@ -29,6 +29,8 @@ class Filling(NamedTuple):
 
 class TieredBlocks:
     """Blocks of `block_bytes` in `tiers`, behind a scheduler of `config`. Raises UserError where a tier holds none."""
+
+    synchronous: ClassVar[bool] = False
 
     def __init__(self, tiers: KvTiersConfig, block_bytes: int, config: SchedulerConfig, content: Content) -> None:
         self.block_size = config.block_size

@@ -19,13 +19,11 @@ class Drafts:
 
     tokens      draft tokens of one request in a step, at most
     lookahead   tokens beyond those of its step that a request holds KV blocks for
-    prefills    rows of the step being planned whose requests had no token sampled in the step before
     acceptance  what becomes of them; until another is put in its place, coins
     """
 
     def __init__(self, config: SpeculativeConfig, max_model_len: int, overlaps: bool) -> None:
         self._longest = max_model_len
-        self.prefills = 0
         self.tokens = config.num_speculative_tokens
         self.lookahead = config.num_lookahead_tokens
         self._config = config
@@ -56,7 +54,7 @@ class Drafts:
         request.draft_tokens += drafts
         request.accepted_tokens += accepted
         plan.verified += ((drafts, accepted),)
-        kept = min(accepted, request.max_len - request.known - 1)
+        kept = min(accepted, request.end_len - request.known - 1)
         plan.accepted_tokens += kept
         for _ in range(kept):
             insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned

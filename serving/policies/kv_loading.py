@@ -1,63 +1,143 @@
 """Requests whose KV is loaded from outside instead of computed, under vLLM's rules for asynchronous loads.
 
 While KV is on its way, its request holds the blocks for it and others pass it; once it is there, the request goes
-first. What lies outside, and when a load ends, is `ExternalKv`'s affair.
+before all that hold none. A load begins only if it leaves enough blocks for the prompts that are under way already.
+What lies outside, and when a load ends, is `ExternalKv`'s affair.
 """
 
 from __future__ import annotations
 
-from serving.kv.blocks import Hit, KvBlocks
+from collections import deque
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import Hit, KvBlocks, blocks_for
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status
+from serving.step_plan import StepPlan
+from serving.waiting import WaitingQueue
 
 
 class KvLoading:
     """The loads of one scheduler.
 
-    ready  waiting requests whose KV has been loaded, in the order in which it came
+    holding      waiting requests that hold KV blocks, or did until their load failed, in order of admission
+    step_blocks  blocks that the drafts of a step take
+    leaving      requests that have ended, whose blocks a step in flight may still write to, and its number
     """
 
-    def __init__(self, external: ExternalKv, pool: KvBlocks, block_size: int) -> None:
+    def __init__(self, external: ExternalKv, pool: KvBlocks, config: SchedulerConfig, holding: WaitingQueue) -> None:
         self.external = external
-        self.ready: dict[int, Request] = {}
+        self.holding = holding
+        self.leaving: deque[tuple[int, Request]] = deque()
+        self._prefills: dict[int, Request] = {}  # blocks are reserved for: `holding`, and running with a part computed
         self._pool = pool
-        self._block_size = block_size
+        self._block_size = config.block_size
+        self._state_blocks = config.state_blocks
+        self._drafting = 0  # tokens beyond those known that a decode step takes blocks for
+        if (drafts := config.speculative) is not None:
+            self._drafting = 1 + drafts.num_speculative_tokens + drafts.num_lookahead_tokens
+        self.step_blocks = blocks_for(self._drafting, self._block_size)
 
-    def load(self, request: Request, hit: Hit, tokens: int, slots: int) -> None:
-        """Begin to load `tokens` tokens after those of `hit`.
+    # Who is there
 
-        Blocks are taken for `slots` tokens, which are all that its next step can want, so that what has been loaded
-        waits for nobody: requests that hold some blocks and lack others could otherwise wait for one another for ever.
+    def head(self) -> Request | None:
+        """The first whose load has ended."""
+        for request in self.holding:
+            if request.status is not Status.LOADING:
+                return request
+        return None
+
+    def admitted(self, request: Request, tokens: int) -> None:
+        """`request` runs now, and computes `tokens` tokens in the step being planned."""
+        if request.id in self._prefills:
+            self.holding.remove(request)
+        elif request.computed + tokens < request.known:
+            self._prefills[request.id] = request
+        self.external.admitted(request)
+
+    def planned(self, plan: StepPlan) -> None:
+        """`plan` is the next step: what samples in it has computed its prompt."""
+        for request, _, _, samples, _ in plan.listed:
+            if samples:
+                self._prefills.pop(request.id, None)
+
+    def preempted(self, request: Request) -> None:
+        self._prefills.pop(request.id, None)
+
+    def ended(self, request: Request, status: Status) -> bool:
+        """`request` leaves with `status`; whether its blocks are written to, or still needed elsewhere."""
+        if self._prefills.pop(request.id, None) is not None and request.status is not Status.RUNNING:
+            self.holding.remove(request)
+        if status is Status.FINISHED:
+            return request.held > 0 and self.external.keeps(request)
+        return request.status is Status.LOADING
+
+    @property
+    def reserved(self) -> int:
+        """Blocks that must stay free when a load begins: those that prompts under way have still to take."""
+        return self.step_blocks + sum(
+            max(blocks_for(request.known + self._drafting, self._block_size) - request.held, 0)
+            for request in self._prefills.values()
+        )
+
+    @property
+    def deadlocked(self) -> bool:
+        """Whether all blocks that are taken belong to requests whose loads have ended, if there are any.
+
+        If nobody runs and none of them can, they wait for one another for ever.
         """
+        held = 0
+        for request in self.holding:
+            if request.status is Status.LOADING:
+                return False
+            if request.held:
+                held += request.held + self._state_blocks
+        return len(self.holding) > 0 and held == self._pool.total - self._pool.free
+
+    # A load
+
+    def matched(self, request: Request, found: int) -> int:
+        """Tokens after the first `found` to be loaded. None where the drafts beside them would never fit: vLLM would
+        wait for ever."""
+        tokens = self.external.matched(request, found)
+        if tokens and self.step_blocks and not self.external.synchronous:
+            need = blocks_for(found + tokens, self._block_size) + self._state_blocks + self.step_blocks
+            if need > self._pool.total:
+                return 0
+        return tokens
+
+    def load(self, request: Request, hit: Hit, tokens: int) -> None:
+        """Begin to load `tokens` tokens after those of `hit`, into blocks that are taken for them."""
         found = hit.blocks * self._block_size
         self._pool.admit(request, hit)
-        self._pool.extend(request, slots)
+        self._pool.extend(request, found + tokens)
+        if request.first_hit is None:
+            request.first_hit = found
         request.loading = found + tokens
         request.status = Status.LOADING
+        request.passed_over = True
+        if request.id not in self._prefills:  # else an earlier load has failed, and it has kept its place
+            self._prefills[request.id] = request
+            self.holding.add(request)
         self.external.load(request, found, tokens)
 
     def loaded(self, request: Request) -> None:
-        """The KV that `load` loads is there."""
+        """The KV that `load` loads is there. Nobody can find it before its request has had its turn."""
         if request.ended:
             self._pool.release(request)
-            return
-        if request.first_hit is None:
-            request.first_hit = request.hashed * self._block_size
-        request.found(request.loading)
-        self._pool.register(request, request.loading)
-        request.loading = 0
-        request.status = Status.WAITING
-        self.ready[request.id] = request
+        else:
+            request.status = Status.WAITING
 
     def load_failed(self, request: Request) -> None:
         """It never will be there."""
-        self._pool.release(request)
         request.loading = 0
-        if not request.ended:
-            request.status = Status.WAITING
+        self.loaded(request)
 
-    def keeps(self, request: Request, status: Status) -> bool:
-        """Whether the blocks of a request that ends with `status` are written to, or still needed elsewhere."""
-        if status is Status.FINISHED:
-            return request.held > 0 and self.external.keeps(request)
-        return request.loading > 0
+    def take(self, request: Request) -> None:
+        """It is the turn of `request`, which holds blocks: make what was loaded its own, or let go of them."""
+        if request.loading:
+            self._pool.register(request, request.loading)
+            request.found(min(request.loading, request.known - 1))  # the last token has to be computed for the next
+            request.loading = 0
+        elif not request.computed:
+            self._pool.release(request)

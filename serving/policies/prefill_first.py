@@ -29,7 +29,7 @@ class PrefillFirstScheduler(VllmScheduler):
         """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests. What is left of
         the budget."""
         for request in sorted(self.unsteady.values(), key=by_admission):
-            tokens = min(self.wanted(request), max(budget - self.draft_slots, 0))
+            tokens = min(self.wanted(request), max(self.room(plan, budget), 0))
             if tokens and not decodes(request) and self.lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self.give(plan, request, tokens)
         return budget

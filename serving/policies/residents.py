@@ -10,6 +10,7 @@ from mypy_extensions import mypyc_attr
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_groups import most_held
 from serving.errors import UserError
+from serving.kv.block_pool import BlockPool
 from serving.kv.blocks import Hit, blocks_for
 from serving.kv.content import Content
 from serving.kv.contiguous_pool import ContiguousPool
@@ -47,8 +48,10 @@ class Residents:
         self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
         self._block_size = config.block_size
         self._state_blocks = config.state_blocks
+        self._cuts = config.cut_at_max_model_len
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
+        self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
         self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
 
     def new_queue(self) -> WaitingQueue:
@@ -57,6 +60,9 @@ class Residents:
 
     def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
         request = Request(arrived, outputs)
+        if self._cuts:
+            request.max_len = self.config.full_length(request.prompt_len, arrived.output_limit)
+            request.end_len = min(request.end_len, request.max_len)
         request.reason = self._reason_to_reject(request)
         if request.reason:
             request.status = Status.REJECTED
@@ -69,7 +75,7 @@ class Residents:
 
     def _reason_to_reject(self, request: Request) -> str:
         """Why the request could never finish, or an empty string."""
-        if request.prompt_len < 1 or request.max_len == request.prompt_len:
+        if request.prompt_len < 1 or request.end_len == request.prompt_len:
             return "a request needs at least one prompt token and one output token"
         if request.max_len > self.config.max_model_len:
             return (
@@ -100,18 +106,20 @@ class Residents:
                 return self._grouped.lacking(request, end)
         return -(-end // self._block_size) - request.held
 
-    def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
+    def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
         """Whether there are blocks for the first `tokens` tokens, of which the step computes those up to `now`, beside
-        those of `hit`."""
+        those of `hit`, or those that the request holds, while `reserved` ones stay free."""
         if self._contiguous is not None:
             need = self._contiguous.reserved(request)
             if need > self._contiguous.longest:
                 return False
+        elif hit is None:
+            need = blocks_for(tokens, self._block_size) - request.held
         elif self._grouped is not None:
             need = self._grouped.to_admit(tokens, hit, now)
         else:
             need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
-        return need + (self._watermark if self.running else 0) <= self.pool.free
+        return need + (self._watermark if self.running else 0) + reserved <= self.pool.free
 
     # KV from outside: see `kv_loading.py`
 
@@ -122,7 +130,12 @@ class Residents:
         if self._grouped is not None:
             remedy = "cannot be combined with KV from outside; leave it empty"
             raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)
-        self.kv_loading = KvLoading(external, self.pool, self._block_size)
+        if self._hash_lookahead:
+            assert isinstance(self.pool, BlockPool)
+            self.pool.drop_last_found()
+            self._hash_lookahead = 0
+        ordered = type(self).new_queue is Residents.new_queue
+        self.kv_loading = KvLoading(external, self.pool, self.config, self.new_queue() if ordered else FcfsQueue())
 
     def loaded(self, request: Request) -> None:
         assert self.kv_loading is not None

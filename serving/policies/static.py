@@ -13,7 +13,7 @@ from typing import Any
 
 from serving.deployments.config import SchedulerConfig
 from serving.policies.prefill_first import PrefillFirstScheduler, decodes
-from serving.request import Request
+from serving.request import Request, Status
 from serving.step_plan import Padding, StepPlan
 
 _MS = 1_000_000
@@ -60,12 +60,12 @@ class StaticScheduler(PrefillFirstScheduler):
     @property
     def _is_full(self) -> bool:
         batch = self._to_admit
-        return not batch or len(batch) == self.config.max_num_seqs or len(batch) < len(self.waiting)
+        return not batch or len(batch) == self._most_running or len(batch) < len(self.waiting)
 
     def head(self) -> Request | None:
         """The next of the batch. What ended is passed over; what loads instead joins a later batch."""
         batch = self._to_admit
-        while batch and (batch[0].ended or batch[0].loading or batch[0].id in self.running):
+        while batch and (batch[0].ended or batch[0].status is not Status.WAITING):
             batch.popleft()
         return batch[0] if batch else None
 
@@ -102,7 +102,7 @@ class StaticScheduler(PrefillFirstScheduler):
             most, ends = max((tokens for _, tokens in self._prompts.values()), default=0), self.config.max_model_len
             self._to_pad = deque((end, min(most - tokens, ends - end)) for end, tokens in self._prompts.values())
             self._length = max((sum(lacking) for lacking in self._to_pad), default=0)
-        rows, budget = self.config.max_num_seqs - len(plan.listed), budget - plan.tokens
+        rows, budget = self._most_running - len(plan.listed), budget - plan.tokens
         while self._to_pad and rows > 0 and budget > 0:
             start, lacking = self._to_pad.popleft()
             tokens = min(lacking, budget)
@@ -121,13 +121,13 @@ class StaticScheduler(PrefillFirstScheduler):
 
     def _batch(self) -> deque[Request]:
         """The requests at the head of the queue that fit together to their very ends, beside those that load."""
-        free = self.pool.free - sum(self._blocks_to_come(request) for request in self.waiting if request.loading)
-        loaded = self.kv_loading.ready.values() if self.kv_loading is not None else ()
-        ready = [request for request in self.waiting if not request.held]
+        loads = [request for request in self.waiting if request.status is Status.LOADING]
+        free = self.pool.free - sum(self._blocks_to_come(request) for request in loads)
+        waiting = [r for r in self.waiting if r.status is Status.WAITING and not r.compiling]
         batch: deque[Request] = deque()
-        for request in (*loaded, *ready):
+        for request in sorted(waiting, key=lambda request: not request.held):
             free -= self._blocks_to_come(request)
-            if free < 0 or len(batch) == self.config.max_num_seqs:
+            if free < 0 or len(batch) == self._most_running:
                 break
             batch.append(request)
         return batch

@@ -60,10 +60,14 @@ class SteadyDecode:
         self._unsteady = rules.unsteady
         self._budget_varies = budget_varies
         self._overlaps = config.async_scheduling
-        self._most_running = config.max_num_seqs
+        self._most_running = config.most_running
         self._block_size = config.block_size
         self._reserved = config.kv_reservation != "paged"  # nobody takes blocks after its admission
-        self._joins = config.speculative is None  # a decode set counts on one token of each request a step
+        drafting = config.speculative
+        self._joins = drafting is None  # a decode set counts on one token of each request a step
+        self._two_budgets = (
+            drafting is not None and drafting.draft_slots > 0 and config.max_num_scheduled_tokens is not None
+        )
 
     # One step
 
@@ -75,6 +79,8 @@ class SteadyDecode:
     def rows_beside(self, budget: int) -> list[tuple[Request, int]] | None:
         """Rows outside the decode set if the whole set can be granted too; None if order matters."""
         rules, decodes, free = self._rules, self._decodes, self._pool.free
+        if self._two_budgets:
+            return None
         left = budget - len(decodes.members)
         need = 0 if self._reserved else len(decodes.crossing())
         if not self._unsteady:
@@ -128,7 +134,7 @@ class SteadyDecode:
         if not self._joins:
             return
         for request, _, _, samples, _ in plan.listed:
-            if samples and request.unscheduled and not request.arrived.structured:
+            if samples and request.unscheduled > 0 and not request.arrived.structured:
                 del self._unsteady[request.id]
                 self._decodes.join(request)
 
@@ -166,7 +172,7 @@ class SteadyDecode:
         if in_flight and in_flight[0].rows_outside_decodes():
             return 0
         loading = rules.kv_loading
-        if loading is not None and (loading.ready or not pool.counts_only):  # it is told of every block that fills
+        if loading is not None and (loading.leaving or not pool.counts_only):  # it is told of every block that fills
             return 0
         steps = decodes.steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:

@@ -55,7 +55,7 @@ class TrtllmScheduler(VllmScheduler):
             return f"{request.prompt_len} prompt tokens exceed max_num_batched_tokens {self._budget}, and are not split"
         return super()._reason_to_reject(request)
 
-    def _fits(self, request: Request, tokens: int, hit: Hit, now: int) -> bool:
+    def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
         promised = sum(self.most_held(each) for each in self.running.values())
         enough = promised + self.most_held(request) <= self.pool.total
-        return enough and super()._fits(request, tokens, hit, now)
+        return enough and super()._fits(request, tokens, hit, now, reserved)

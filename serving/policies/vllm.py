@@ -19,8 +19,11 @@ from mypy_extensions import mypyc_attr
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
+from serving.kv.blocks import NO_HIT, Hit
 from serving.kv.content import Content
 from serving.policies.grouped_decode import GroupedDecode
+from serving.policies.kv_loading import KvLoading
+from serving.policies.prefill_interval import PrefillInterval
 from serving.policies.residents import Residents
 from serving.policies.service_meter import ServiceMeter
 from serving.policies.steady_decode import SteadyDecode
@@ -61,14 +64,20 @@ class VllmScheduler(Residents):
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
         self._preempted_in_vain = 0  # preemptions since a step last sampled
         # A pydantic attribute costs three plain ones.
-        self._overlaps = config.async_scheduling
-        self._budget = config.max_num_batched_tokens
-        self._most_running = config.max_num_seqs
+        self._overlaps = self._steps_overlap = config.async_scheduling
+        self._stagger = config.decode_stagger
+        self._plans = 0  # made, those that run nothing included
+        self._most_running = config.most_running
         self._long_prefill = config.long_prefill_token_threshold
         self._reserves_all = config.scheduler_reserve_full_isl
         self._chunks = config.enable_chunked_prefill
-        self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
         self.draft_slots = config.speculative.draft_slots if config.speculative else 0
+        self._most_scheduled = config.most_step_tokens  # drafts' slots take of another, larger budget
+        self._budget = config.max_num_batched_tokens if self.draft_slots else self._most_scheduled
+        self._adaptive = config.long_prefill_token_threshold_adaptive
+        self._interval = PrefillInterval(steps) if (steps := config.prefill_schedule_interval) > 1 else None
+        self._holds_prompts = False  # whether the step being planned leaves prompts alone
+        self._prefills = 0  # rows of the step being planned whose requests had no token sampled in the step before
         self._pads = self._serves = False  # whether a decode may be admitted with drafts, and beside others
         self._most_of_one = self._budget  # tokens of one request in the step being planned
         # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
@@ -109,10 +118,11 @@ class VllmScheduler(Residents):
             del self.unsteady[request.id]
         else:
             self.waiting.remove(request)
-            if loading is not None:
-                loading.ready.pop(request.id, None)
-        if loading is None or not loading.keeps(request, status):
-            self.pool.release(request)
+        if loading is None or not loading.ended(request, status):
+            if loading is not None and request.in_flight and self._steps_overlap:
+                loading.leaving.append((self._in_flight[-1].seq, request))
+            else:
+                self.pool.release(request)
         request.status = status
         del self.requests[request.id]
 
@@ -120,26 +130,49 @@ class VllmScheduler(Residents):
 
     def schedule(self) -> StepPlan:
         lag = len(self._in_flight)
-        if lag and not self._overlaps:
+        self._plans += 1
+        if (lag and not self._overlaps) or self._stagger > 1:
             self._steady.pipeline()
+            self._steps_overlap = True
         plan = StepPlan(self._steady.planned, self.decodes, lag)
         self._most_of_one = self.most_of_one() if self._long_prefill else self._budget
-        if self.drafts is not None:
-            self.drafts.prefills = 0
+        self._prefills = 0
+        if self._interval is not None:
+            decodes = len(self.decodes.members) > 0 or any(request.decoding for request in self.unsteady.values())
+            self._holds_prompts = decodes and self._interval.holds_prompts
         self.fill(plan, self.step_budget())
+        if self._interval is not None:
+            self._interval.planned(plan, self._prefills > 0, self._holds_prompts, self.waiting)
         self._preempted_in_vain = 0 if plan.sampled_rows else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
             remedy = "is too small: requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl"
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
         if plan.tokens:
+            if self.kv_loading is not None:
+                self.kv_loading.planned(plan)
             self._steady.launch(plan)
+            if self._stagger > 1:
+                self._stagger_decodes(plan)
         return plan
+
+    def _stagger_decodes(self, plan: StepPlan) -> None:
+        """Whom `plan` samples for decodes again when its token has passed all pipeline stages."""
+        for request, _, _, samples, _ in plan.listed:
+            if samples:
+                request.eligible = self._plans + self._stagger
 
     def most_of_one(self) -> int:
         """Most tokens of one request in a step. Alone, a request is not held back."""
-        if not self._long_prefill or len(self.running) + len(self.waiting) <= 1:
+        requests = len(self.running) + len(self.waiting)
+        if not self._long_prefill or requests <= 1:
             return self._budget
-        return self._long_prefill
+        return max(self._long_prefill, self.config.max_num_batched_tokens // requests if self._adaptive else 0)
+
+    def room(self, plan: StepPlan, budget: int) -> int:
+        """Most tokens of one more row of `plan`, `budget` being left."""
+        if not self.draft_slots:
+            return budget
+        return min(budget - self.draft_slots, self._most_scheduled - plan.tokens)
 
     # Its parts: running requests
 
@@ -157,17 +190,20 @@ class VllmScheduler(Residents):
 
     def _serve_one_by_one(self, plan: StepPlan, budget: int) -> int:
         for request in self.turns(self.running.values()):
-            if budget <= self.draft_slots:
+            room = self.room(plan, budget)
+            if room <= 0:
                 break
             if request.id not in self.running:  # preempted for the sake of one before it
                 continue
-            tokens = min(self.wanted(request), budget - self.draft_slots)
+            tokens = min(self.wanted(request), room)
             if not tokens:
                 continue
             if self._grouped is not None:
                 self._grouped.slide(request)
             while self.lacking_blocks(request, tokens) > self.pool.free:
                 victim = self.victim()
+                if self.kv_loading is not None and self._is_in_flight(victim, plan):
+                    return budget
                 budget += self._preempt(plan, victim)
                 if victim is request:
                     break
@@ -175,14 +211,25 @@ class VllmScheduler(Residents):
                 budget -= self.give(plan, request, tokens)
         return budget
 
+    @staticmethod
+    def _is_in_flight(request: Request, plan: StepPlan) -> bool:
+        """Whether a step before `plan` that has not returned writes to its blocks, as a load into them would then."""
+        return request.in_flight > sum(row.tokens for row in plan.listed if row.request is request)
+
     def turns(self, requests: Iterable[Request]) -> list[Request]:
-        """Running requests in the order in which they get their tokens."""
+        """Running requests that may get tokens, in the order in which they do."""
+        if self._stagger > 1:
+            requests = [request for request in requests if request.eligible <= self._plans]
         return sorted(requests, key=by_decodes_first if self.decodes_first else by_admission)
 
     def wanted(self, request: Request) -> int:
         """Tokens this running request could use in a step, drafts among them."""
         if request.placeholders and (not self._overlaps or self._last_is_under_way(request)):
             return 0  # its token is under way: the last one, or one that must be known first
+        if self._holds_prompts and not request.decoding:
+            return 0
+        if request.eligible > self._plans:
+            return 0  # its token is still in an earlier pipeline stage
         wanted = request.pending
         if request.proposed:
             wanted = min(wanted + request.proposed, self.drafts.room(request.computed))  # type: ignore[union-attr]
@@ -201,9 +248,9 @@ class VllmScheduler(Residents):
         samples = request.scheduled(tokens, drafts)
         known = request.known - self._hash_lookahead
         self.pool.register(request, end if end < known else known)
+        self._prefills += not request.decoding
+        request.decoding = samples
         if self.drafts is not None:
-            self.drafts.prefills += not request.decoding
-            request.decoding = samples
             request.proposed = self.drafts.acceptance.proposed(request, plan.seq) if samples else 0
         if samples:
             request.sampled_in.append((plan.seq, 1))
@@ -225,6 +272,8 @@ class VllmScheduler(Residents):
                     self.service.sampled(request, -1)
         del self.running[request.id]
         del self.unsteady[request.id]
+        if self.kv_loading is not None:
+            self.kv_loading.preempted(request)
         request.recomputed += request.computed
         request.preempted()
         self.pool.release(request, may_return=True)
@@ -236,38 +285,60 @@ class VllmScheduler(Residents):
 
     def admit_waiting(self, plan: StepPlan, budget: int) -> None:
         """Admit waiting requests, in order, until one does not fit."""
-        self._pads = self.drafts is not None and not self.drafts.prefills
+        self._pads = self.drafts is not None and not self._prefills
         self._serves = bool(plan.listed)
-        while budget > self.draft_slots and len(self.running) < self._most_running:
+        while len(self.running) < self._most_running and (room := self.room(plan, budget)) > 0:
             request = self.head()
             if request is None:
                 break
-            circumstances = (request.id, self.pool.version, budget, self._most_of_one, not self.running)
+            circumstances = self._circumstances(request, budget, self._most_of_one)
             if circumstances == self._refused:
                 break
-            tokens = self._admit(plan, request, budget - self.draft_slots)
+            tokens = self._admit(plan, request, room)
             if request.status is Status.LOADING:
+                self._refused = None
                 continue
             if not tokens:
+                if not self.running:
+                    self._must_not_be_deadlocked()
                 # Who is admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
                 stays = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
-                self._refused = circumstances if stays and not self._pads else None
+                stays = stays and len(self.running) > 0 and not (self._pads or self._holds_prompts)
+                self._refused = circumstances if stays and circumstances else None
                 break
             budget -= self.give(plan, request, tokens)
 
     def head(self) -> Request | None:
-        """Who is admitted next: what has been loaded, else the first that waits for no step and no load under way."""
-        if self.kv_loading is not None:
-            for request in self.kv_loading.ready.values():
-                return request
+        """Who is admitted next: who has been loaded, else the first that waits for no step, load or grammar."""
+        if self.kv_loading is not None and (loaded := self.kv_loading.head()) is not None:
+            return loaded
         for request in self.waiting:
-            if not request.stale and not request.loading:
+            if not (request.stale or request.compiling or request.status is Status.LOADING):
                 return request
+            request.passed_over = True
         return None
 
     def head_was_refused(self, head: Request, budget: int) -> bool:
         """Whether `head` did not fit when last looked at beside others, and nothing has changed since."""
-        return (head.id, self.pool.version, budget, self.most_of_one(), False) == self._refused
+        return self._circumstances(head, budget, self.most_of_one()) == self._refused
+
+    def _circumstances(self, head: Request, budget: int, most_of_one: int) -> tuple[object, ...]:
+        """What decides whether `head` fits; nothing where that cannot be said."""
+        loadable = 0
+        if self.kv_loading is not None:
+            if not self.pool.counts_only or self.drafts is not None:
+                return ()
+            loadable = self.kv_loading.external.matched(head, 0)
+        return head.id, self.pool.version, budget, most_of_one, loadable
+
+    def _must_not_be_deadlocked(self) -> None:
+        """Nobody runs, and the head does not fit: raise UserError if that will never change."""
+        if self.kv_loading is not None and not self._in_flight and self.kv_loading.deadlocked:
+            remedy = (
+                "is too small: requests hold KV that they loaded, and wait for one another's blocks for ever; "
+                "raise it, or set scheduler_reserve_full_isl"
+            )
+            raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
 
     def waiting_budget(self) -> int:
         """What waiting requests may have of the budget in a step in which the decode set runs."""
@@ -275,21 +346,28 @@ class VllmScheduler(Residents):
 
     def _admit(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait, or load."""
-        loading = self.kv_loading
-        if request.held:  # loaded: all its blocks are there
-            hit, found = None, request.computed
+        loading, hit, loadable = self.kv_loading, None, 0
+        if loading is not None and request.held:
+            loading.take(request)
+        if request.held:
+            found = request.computed
         else:
-            hit = self.pool.lookup(request)
+            reads = not request.arrived.skip_reading_prefix_cache
+            hit = self.pool.lookup(request) if reads else NO_HIT
             found = hit.blocks * self._block_size
-            if loading is not None and (loadable := loading.external.matched(request, found)):
-                slots = request.known if self.drafts is None else self.drafts.slots(request.known + self.drafts.tokens)
-                if self._fits(request, slots, hit, slots):
-                    loading.load(request, hit, loadable, slots)
-                return 0
+            if loading is not None and reads and (loadable := loading.matched(request, found)):
+                if not loading.external.synchronous:
+                    if self._fits_to_load(request, hit, loading, found + loadable):
+                        loading.load(request, hit, loadable)
+                    return 0
+                found += loadable
         tokens = request.known - found
+        if tokens > 1 and self._holds_prompts:
+            return 0
         if tokens == 1 and self._pads and (self._serves or found):
             tokens = self.drafts.padded(found)  # type: ignore[union-attr]
-            if tokens > self._budget - self.draft_slots:  # no step has room for that: vLLM would wait for ever
+            most_room = min(self._budget - self.draft_slots, self._most_scheduled)
+            if tokens > most_room:  # no step has room for that: vLLM would wait for ever
                 tokens = 1
             elif tokens > budget:
                 return 0
@@ -300,29 +378,39 @@ class VllmScheduler(Residents):
             if not self._chunks and tokens <= self._budget:
                 return 0
             tokens = budget
-        if hit is not None:
+        if hit is not None or loading is not None:
             slots = found + tokens if self.drafts is None else self.drafts.slots(found + tokens)
             if not self._fits(request, max(request.known, slots) if self._reserves_all else slots, hit, slots):
                 return 0
+        if hit is not None:
             self.pool.admit(request, hit)
             request.found(found)
             if request.first_hit is None:
-                request.first_hit = found
+                request.first_hit = found - loadable
         self.waiting.remove(request)
         if request.preemptions:
             request.recomputed -= found
         elif self.service is not None:
             self.service.admitted(request)
         request.status = Status.RUNNING
+        request.decoding = request.pending == 1
+        request.passed_over = False
         request.admitted = self._admissions
         self._admissions += 1
         self.running[request.id] = request
         self.unsteady[request.id] = request
         plan.admitted += (request,)
         if loading is not None:
-            loading.ready.pop(request.id, None)
-            loading.external.admitted(request)
+            loading.admitted(request, tokens)
+            if loadable:
+                loading.external.load(request, found - loadable, loadable)
         return tokens
+
+    def _fits_to_load(self, request: Request, hit: Hit, loading: KvLoading, tokens: int) -> bool:
+        """Whether there are blocks to load the tokens of `request` up to `tokens`."""
+        if self._reserves_all and not self._fits(request, request.known, hit, tokens):
+            return False
+        return self._fits(request, tokens, hit, tokens, loading.reserved)
 
     # When a step has ended
 
@@ -330,6 +418,9 @@ class VllmScheduler(Residents):
         in_flight, decodes = self._in_flight, self.decodes
         if not in_flight or in_flight.popleft() is not plan:
             raise ValueError(f"plan {plan.seq} is not the oldest in flight")
+        if self.kv_loading is not None:
+            while self.kv_loading.leaving and self.kv_loading.leaving[0][0] <= plan.seq:
+                self.pool.release(self.kv_loading.leaving.popleft()[1])
         decodes.committed = plan.clock
         if decodes.lag > len(in_flight) and decodes.members:
             self.pool.register_decodes(decodes, lag=len(in_flight))
@@ -345,11 +436,11 @@ class VllmScheduler(Residents):
             if drafts:
                 accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
                 if self.service is not None:
-                    self.service.sampled(request, min(accepted, request.max_len - request.known - 1))
+                    self.service.sampled(request, min(accepted, request.end_len - request.known - 1))
             request.returned(tokens, samples, drafts, accepted)
             if fresh and (plan.lag or drafts or self._hash_lookahead):  # else all was known and registered at planning
                 self.pool.register(request, request.computed - request.in_flight)
-            if samples and (request.known == request.max_len or request.id in stopped):
+            if samples and (request.known == request.end_len or request.id in stopped):
                 ended.append(request)
                 if self.drafts is not None:  # a step under way may have been planned as if drafts were rejected
                     request.sampled_in = [(step, count) for step, count in request.sampled_in if step <= plan.seq]
@@ -373,6 +464,8 @@ class VllmScheduler(Residents):
 
     def skip(self, steps: int) -> list[Request]:
         self._preempted_in_vain = 0
+        if self._interval is not None:
+            self._interval.skipped(steps, self.waiting)
         last = self._steady.skip(steps)
         return [] if last is None else self.commit(last)
 

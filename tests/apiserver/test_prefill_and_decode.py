@@ -54,7 +54,7 @@ def test_the_decoder_pulls_what_the_prefiller_hands_on(prefill: str, tmp_path: P
         assert status == 400 and refused["error"]["param"] == "kv_transfer_params"
     recording = Recording.load(tmp_path / "run")
     pulled, computed = recording.requests.sort_by("request_id").to_pylist()
-    assert pulled["transfer_ns"] == 599 * 131_072 / 10e9 * 1e9 // 1 + 1 + 100_000
+    assert pulled["transfer_ns"] == 600 * 131_072 / 10e9 * 1e9 // 1 + 1 + 100_000
     assert computed["transfer_ns"] is None
     assert [tokens for tokens in recording.steps["prefill_tokens"].to_pylist() if tokens] == [600]
 

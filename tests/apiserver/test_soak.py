@@ -1,4 +1,4 @@
-"""Ten minutes of clients who come, talk, stop, and hang up: nothing is lost, and memory does not grow."""
+"""Long service: clients who come, talk, stop and hang up lose nothing, and memory does not grow."""
 
 import asyncio
 import json
@@ -60,3 +60,45 @@ def test_memory_is_flat(tmp_path):
             assert all(end[kind] < 1.1 * warm[kind] + 10 for kind in end)
         assert "Traceback" not in server.said
     assert not list(Path(tmp_path / "out").glob(".*"))
+
+
+UNIQUE_S = 7200
+PROMPT_TOKENS = 1000
+RATE_PER_S = 10
+
+
+async def prompt_that_never_comes_again(server, number):
+    """Send one request whose prompt shares no KV block with any other, and read its answer."""
+    rng = Random(number)
+    prompt = [rng.randrange(30_000) for _ in range(PROMPT_TOKENS)]
+    body = {"prompt": prompt, "max_tokens": 20, "ignore_eos": True, "stream": True, "user": f"user {number}"}
+    loop = asyncio.get_running_loop()
+    _, stream = await loop.create_connection(lambda: Stream(body), *server.address)
+    await stream.done
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(UNIQUE_S + 600)
+def test_memory_reaches_a_plateau_while_every_prompt_is_new(tmp_path):
+    """Two hours fill the KV cache of each replica many times over, and with it whatever remembers prompts."""
+    long = soaked(UNIQUE_S)
+    with serving(tmp_path, *TWIN, "--replicas", 2, "--router", "prefix-affinity", "--speed", 5) as server:
+        memory = []
+
+        async def run():
+            began_s, number, pending = monotonic(), 0, set()
+            while (passed_s := monotonic() - began_s) < long:
+                if passed_s >= len(memory) * long / 24:
+                    memory.append({kind: sum(map(resident_mb, pids)) for kind, pids in server.processes().items()})
+                    print(json.dumps({"s": round(passed_s), "requests": number, "mb": memory[-1]}), flush=True)
+                pending.add(task := asyncio.create_task(prompt_that_never_comes_again(server, number)))
+                task.add_done_callback(pending.discard)
+                number += 1
+                await asyncio.sleep(max(began_s + number / RATE_PER_S - monotonic(), 0))
+            await asyncio.gather(*pending)
+
+        asyncio.run(run())
+        if long == UNIQUE_S:
+            middle, end = memory[len(memory) // 2], memory[-1]
+            assert all(end[kind] < 1.02 * middle[kind] + 2 for kind in end), memory
+        assert "Traceback" not in server.said

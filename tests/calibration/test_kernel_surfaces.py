@@ -204,6 +204,15 @@ def test_a_type_that_was_not_tabulated_is_stood_in_for() -> None:
     assert stood_in.sigma > own.sigma
 
 
+@pytest.mark.parametrize("name", sorted(gpus()))
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_narrow_weights_of_one_row_are_near_the_bandwidth(name: str, dtype: str) -> None:
+    """Kernels that unpack narrow weights have small tiles, so that a decode step is not bound by padded rows."""
+    gemm = Gemm("gate and up", 1.0, 28_672, 4096, dtype)
+    gpu = find_gpu(name)
+    assert float(floor_ns(gpu, gemm) / load_kernels(gpu).time(gemm).ns) > 0.5
+
+
 def test_small_messages_take_the_custom_all_reduce() -> None:
     time = KERNELS["H100"].time
     small, beyond = (time(Collective("c", "all_reduce", 8, elements)).ns for elements in (2**17, 2**17 + 1))

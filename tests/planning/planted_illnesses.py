@@ -519,7 +519,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
     "experts over nodes": ("compute", ("free communication",), "communication", experts_over_nodes),
     "rejected drafts": ("compute", ("no drafts",), "rejected drafts", rejected_drafts),
     "unfused kernels": ("compute", ("fused kernels",), "prompts take the device", unfused),
-    "needless GPUs": ("compute", ("free communication",), "more GPUs do not help", needless_gpus),
+    "needless GPUs": ("compute", ("free communication",), "communication", needless_gpus),
     "pipeline bubbles": ("compute", ("no pipeline bubbles",), "pipeline bubbles", bubbles),
     "bubbles between tokens": ("compute", ("no pipeline bubbles",), "pipeline bubbles", bubbles_between_tokens),
     "launches": ("compute", ("free launches",), "launch-bound steps", launches),

@@ -154,7 +154,8 @@ def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(
         latency = 100 * np.exp(autocorrelated(rng, count, rho))
         sides = [table(latency * np.exp(0.3 * autocorrelated(rng, count, rho))) for _ in "ab"]
         claims += bool(compare(PairedRuns([sides[0]], [sides[1]])).difference)
-    assert 0 < claims / runs <= 0.05 + 3 * standard_error(runs)  # and not never
+    assert claims / runs <= 0.05 + 3 * standard_error(runs)
+    assert claims or runs < 100, "never is too rare"
 
 
 def test_requests_are_not_taken_for_independent() -> None:
@@ -446,7 +447,7 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
     runs = run("compare", tmp_path / "a", tmp_path / "b", "--format", "json")
     assert json.loads(files.output)["rows"] == json.loads(runs.output)["rows"]
     shown = run("compare", tmp_path / "a", tmp_path / "b")
-    assert shown.exit_code == 0 and "B is better: " in shown.output
+    assert shown.exit_code == 0 and "B is better in " in shown.output
 
 
 def test_recordings_that_cannot_be_paired_are_named(spec: Path, tmp_path: Path) -> None:

@@ -7,17 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planning.plan import capacity
 from planning.plan import first_answer as first
 from planning.plan.candidates import Engine
 from planning.plan.first_answer import FirstAnswer, first_answer
 from planning.plan.headline import first_answer as told
 from planning.plan.plan import Limits, make_plan
-from planning.plan.trial import Question, Trial, try_fleet
+from planning.plan.trial import Question, Trial, simulated, try_fleet
+from planning.traffic import planned_traffic
 from planning.workers import Workers
 from serving.workload import Workload
 from tests.budget import examples
 from tests.planning.plan_samples import engine, question, traffic
 from tests.planning.test_plan_steady import alike
+from traces.synth import parse_spec, synthesise
 
 
 def answers(query: Question, engines, limits: Limits) -> tuple[FirstAnswer | None, FirstAnswer | None]:
@@ -93,3 +96,43 @@ def test_of_many_candidates_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_it_says_what_it_is(found: FirstAnswer | None, said: str) -> None:
     assert told(found) == f"From quick estimates: {said}"
+
+
+def conversations(requests: int = 300, turns: int = 3) -> Workload:
+    """Sessions of a few turns, each of which thinks before the next."""
+    length = {"kind": "fixed", "tokens": 40}
+    spec = {
+        "requests": requests, "arrivals": {"kind": "poisson", "rate": 3}, "prompt": length, "output": length,
+        "sessions": {"turns": turns, "think_ms": 200},
+    }  # fmt: skip
+    made = synthesise(parse_spec(spec))
+    return replace(made, requests=list(made.requests))
+
+
+@pytest.mark.parametrize("busiest", [True, False])
+def test_part_of_traffic_with_sessions_is_simulated(busiest: bool) -> None:
+    """A stretch begins in the middle of conversations; a part of the fleet has whole ones."""
+    query = question("ttft_ms p90<=9000", workload=conversations())
+    for replicas in (1, 4):
+        assert first.try_share(query, engine(), replicas, 60, busiest).figures is not None
+    part, _ = first._share(query, 4, 90, busiest)
+    taken = [r.session for r in part.workload.requests]
+    assert len(taken) == 90 and len(set(taken)) < 60
+
+
+def test_traffic_with_sessions_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first, "_WORK", 60)
+    monkeypatch.setattr(capacity, "MOST_ARRIVALS", 60)
+    query = question("ttft_ms p90<=9000", workload=conversations())
+    assert first_answer(query, [engine()], Limits(most=16), lambda: ()) is not None
+    with Workers(query, 1) as workers:
+        (curve,) = capacity.engine_curves(workers, [engine()], 1)
+    assert curve.points
+    busiest = planned_traffic(query.workload, 2.0, None)
+    turns = [r.turn for r in busiest.requests]
+    assert (
+        0 < len(turns) < 300
+        and simulated(
+            replace(query, workload=busiest, requests=len(turns)), engine(), query.pricing(engine()), 1, to_the_end=True
+        ).figures
+    )

@@ -179,9 +179,26 @@ def test_a_little_more_for_much_more_probability_is_worth_it(holds, expected):
     """Prices are 20 to 22 for the slow GPU, and 20.5 for the fast one, of which one more is out of reach."""
     offers = [(engine("slow"), 20), (engine("fast", usd=2.05), 10)]
     workers: Any = Known(replace(QUERY, risk=0.1), holds)
-    best, _ = most_worth(workers, offers, 64, 0)
+    ((best, _), *_) = most_worth(workers, offers, 64, 0)
     assert (best.engine.gpu, best.replicas, best.holds) == (*expected, holds[expected])
 
 
 def test_steps_at_a_share_are_those_of_the_band() -> None:
     assert Steps(1.0).at(0.95).speed == pytest.approx(1 / 1.2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_plan_over_two_engines_is_never_dearer_and_riskier_than_over_one(seed: int) -> None:
+    """Replicas that other draws of the traffic ask for may make another engine the better one, even a pruned one."""
+    draws = tuple(traffic(100, 40.0, seed=seed + n) for n in (20, 40))
+    query = replace(question("ttft_ms p90<=300", workload=traffic(100, 40.0, seed=seed)), pricing=BySpeed(WIDE))
+    query = replace(query, draws=draws)
+    one, other = engine(), engine("fast", usd=2.3 + seed / 2)
+    together, *alone = (planned(query, engines).recommendation for engines in ([one, other], [one], [other]))
+    assert together is not None
+    for best in alone:
+        if best is not None and best.held.probability is not None and together.held.probability is not None:
+            dearer = together.offer.point.usd_per_hour > best.offer.point.usd_per_hour
+            assert not (dearer and together.held.probability <= best.held.probability)
+    document = plan_document(None, planned(query, [one, other]), [], {})
+    assert all(offer.holds is not None for offer in document.runners_up)

@@ -42,6 +42,15 @@ def step(rows: int, context: int, prompt: int) -> StepPlan:
     return plan
 
 
+def test_prices_of_a_gpu_with_few_tables_go_to_other_processes() -> None:
+    """RTX 4090 has few shapes of its own, and the rest from GPUs like it."""
+    pricing = KernelPricing()
+    engine = Engine("RTX-4090", 1.0, LLAMA)
+    plan = step(3, 900, 500)
+    ns = pricing(engine).step_ns(plan)
+    assert pickle.loads(pickle.dumps(pricing))(engine).step_ns(plan) == ns
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_cost_model_asked_before_prices_as_a_new_one_and_stands_for_its_own_steps(stages: int) -> None:
     engine = Engine("H100", 2.0, LLAMA.model_copy(update={"pipeline_parallel_size": stages}))

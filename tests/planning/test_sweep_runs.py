@@ -75,9 +75,9 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
         )
         workload = synthesise(parse_spec(config["workload"]))
         deployment = base_deployment(str(folder)).model_copy(update={"policy": row["policy"]})
-        deployment, cost, _ = priced(str(folder), None, deployment)
-        assert deployment == Deployment(policy=row["policy"], scheduler=SCHEDULER)
-        metrics = run_metrics(workload, deployment, cost)
+        known = priced(str(folder), None, deployment)
+        assert known.deployment == Deployment(policy=row["policy"], scheduler=SCHEDULER)
+        metrics = run_metrics(workload, known.deployment, known.cost)
         assert row["ttft_ms_p99"] == metrics.distribution("ttft_ms").p99
         assert row["request_throughput"] == metrics.scalars()["request_throughput"]
         assert (row["requests"], row["requests_finished"], row["num_blocks"], row["gpus"]) == (30, 30, 399, 1)

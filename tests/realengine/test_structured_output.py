@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -73,10 +74,9 @@ def run(engine: Engine, asked: list[tuple[str, float]], tokens: int = 60) -> tup
     answers = []
     for id, (name, temperature) in enumerate(asked):
         arrived = WorkloadRequest(id, 0, (("", 5 + 7 * id),), tokens, structured=bool(name))
-        grammar = engine.grammars.make(ASKED[name]) if name else None
         prompt = [(3 * id + at) % EOS for at in range(arrived.prompt_len)]
         how = SamplingParams(temperature, seed=id)
-        engine.add(arrived, prompt, sampling=how, stop_ids=engine.spec.eos_ids, grammar=grammar)
+        engine.add(arrived, prompt, sampling=how, stop_ids=engine.spec.eos_ids, grammar=ASKED[name])
         answers.append(engine.sequences[id])
     steps = []
     while engine.scheduler.requests:
@@ -161,6 +161,31 @@ def test_a_recorded_run_is_decided_again_and_its_masks_have_a_price(folder, tmp_
         as_accepted(recorded_deployment(recording), [recording]), TokenCost(10**6, 0, 0), simulated, tokens=True
     ).run(workload)
     assert sum(filter(None, simulated.steps["masked_rows"].to_pylist())) == masked
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_others_run_while_a_grammar_is_compiled_and_that_is_decided_again(folder, tmp_path, monkeypatch, overlapped):
+    engine = engine_for(folder, async_scheduling=overlapped, max_num_seqs=3, max_num_batched_tokens=24)
+    make = engine.grammars.make
+    monkeypatch.setattr(engine.grammars, "make", lambda written: sleep(0.03) or make(written))
+    hang_up = {3: 10_000_000, 5: 200_000_000}  # while it is compiled, and while it runs or has ended
+    requests = [
+        WorkloadRequest(id, id * 500_000, (("", 20),), 15, structured=id % 2 == 1, cancel_ns=hang_up.get(id))
+        for id in range(9)
+    ]
+    record(Workload(requests), engine, tmp_path / "run")
+    recording = Recording.load(tmp_path / "run")
+    rows = {row["request_id"]: row for row in recording.requests.to_pylist()}
+    for id, row in rows.items():
+        waited_ns = row["grammar_compile_ns"]
+        if id % 2 == 0:
+            assert waited_ns is None
+            assert id or row["scheduled_ns"] < rows[1]["scheduled_ns"]
+        elif row["scheduled_ns"] is not None:
+            assert 20_000_000 < waited_ns <= row["scheduled_ns"] - row["queued_ns"]
+    assert rows[3]["status"] == "cancelled" and rows[3]["scheduled_ns"] is None
+    replayed = replay_decisions(recording)
+    assert replayed.exact, replayed.first_difference
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

@@ -85,10 +85,10 @@ def test_the_ends_of_generation_config_count_too(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("config.json", "{", r"config\.json is not valid JSON"),
+        ("config.json", "{", r"config\.json is not JSON"),
         ("config.json", "[]", "must be a JSON object"),
         ("config.json", None, r"has no config\.json"),
-        ("generation_config.json", "{", r"generation_config\.json is not valid JSON"),
+        ("generation_config.json", "{", r"generation_config\.json is not JSON"),
         ("generation_config.json", '{"eos_token_id": "end"}', "eos_token_id"),
         ("model.safetensors", None, "cannot be read"),
         ("model.safetensors", "", "cannot be read"),

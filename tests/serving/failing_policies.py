@@ -5,6 +5,7 @@ import time
 
 from serving.policies.ranked import RankedScheduler
 from serving.policies.vllm import VllmScheduler
+from serving.request import Request, Status
 from tests.stand_in import StandIn
 
 
@@ -22,6 +23,7 @@ ManyTokens = believing(max_num_batched_tokens=1_000_000)
 ManySequences = believing(max_num_seqs=1_000_000)
 ManyBlocks = believing(num_blocks=1_000_000)
 OtherBlocks = believing(block_size=64)
+OneStage = believing(decode_stagger=1)
 
 
 class NanScore(RankedScheduler):
@@ -156,3 +158,48 @@ class LooksAtEveryone(VllmScheduler):
         for request in self.running.values():
             hash(request)
         return super().schedule()
+
+
+class RejectsLong(VllmScheduler):
+    """Breaks nothing, and serves few."""
+
+    longest = 100
+
+    def add(self, arrived):
+        if arrived.prompt_len <= self.longest:
+            return super().add(arrived)
+        request = Request(arrived)
+        request.status, request.reason = Status.REJECTED, "too long for me"
+        return request
+
+
+class RejectsAll(RejectsLong):
+    longest = 0
+
+
+class Dawdles(VllmScheduler):
+    def schedule(self):
+        time.sleep(0.01)
+        return super().schedule()
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("\x1b[2J")
+
+    __repr__ = __str__
+
+
+class RaisesUnspeakably(VllmScheduler):
+    def step_budget(self):
+        raise Unspeakable
+
+
+class ReturnsUnspeakably(VllmScheduler):
+    def steady_steps(self):
+        return Unspeakable()
+
+
+class SteersTheTerminal(VllmScheduler):
+    def step_budget(self):
+        raise ValueError("\x1b[2J\x07 \u202e")

@@ -21,7 +21,8 @@ class Live:
         self.priority = spec.get("priority", 0)
         prompt = [(segment, j) for segment, tokens in spec["prompt"] for j in range(tokens)]
         self.prompt_len = len(prompt)
-        self.max_len = self.prompt_len + spec["output_len"]
+        self.max_len = self.prompt_len + spec.get("max_tokens", spec["output_len"])
+        self.end_len = self.prompt_len + spec["output_len"]
         self.tokens = prompt + [(f"out:{self.id}", j) for j in range(spec["output_len"])]
         self.known = self.prompt_len
         self.computed = self.placeholders = self.in_flight = self.stale = self.hashed = self.junction = 0
@@ -269,7 +270,7 @@ class NaiveVllm:
                 self.blocks.register(request, request.computed - request.in_flight)
             if samples[request]:
                 sampled.append(request)
-                if request.known == request.max_len:
+                if request.known == request.end_len:
                     finished.append(request)
                     request.done = True
                     self.blocks.free(request)

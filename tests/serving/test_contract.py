@@ -15,6 +15,7 @@ from serving.scheduler import POLICIES, find_policy
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
+from tests.sim.test_pipeline_parallel import StageTimes
 
 FAILING = Path(__file__).with_name("failing_policies.py")
 COST = TokenCost(6_000_000, 20_000, 400)
@@ -44,6 +45,9 @@ BROKEN = {
     "PromisesNone": r"step 0: steady_steps\(\) is None; it must be a whole number",
     "PromisesTooMuch": r"step \d+: promises \d+ steady steps; one ends in \d+",
     "PromisesAlone": r"step \d+, request \d+: is not the decode set alone, as steady_steps\(\) had promised",
+    "RaisesUnspeakably": r"step 0: raised Unspeakable: \(its message cannot be read\) \(failing_policies.py, line",
+    "ReturnsUnspeakably": r"step 0: steady_steps\(\) is a Unspeakable that cannot be shown",
+    "SteersTheTerminal": r"step 0: raised ValueError: \\x1b\[2J\\x07 \\u202e \(failing_policies.py",
     "EndsNobody": r"step \d+, request 0: commit\(\) returned Request\(0, running.*which has not ended",
 }
 
@@ -66,6 +70,18 @@ def test_what_breaks_the_contract_is_one_line(name: str) -> None:
 @pytest.mark.parametrize("steps", [False, True])
 def test_a_policy_of_ones_own_that_keeps_to_it_decides_as_built_in(steps: bool, overlapped: bool) -> None:
     run("serving.policies.vllm:VllmScheduler", steps, async_scheduling=overlapped)
+
+
+def test_a_policy_of_ones_own_waits_for_tokens_in_earlier_pipeline_stages() -> None:
+    scheduler = LIMITS.model_copy(update={"num_blocks": 200, "async_scheduling": True})
+    staged = {"pipeline_parallel_size": 3, "scheduler": scheduler}
+    for policy in ("serving.policies.vllm:VllmScheduler", f"{FAILING}:OneStage"):
+        cluster = Cluster(Deployment(policy=policy, **staged), StageTimes([1000] * 3), TableSink())
+        if "OneStage" not in policy:
+            assert cluster.run(WORKLOAD).finished == len(BURSTS)
+            continue
+        with pytest.raises(UserError, match=r"step \d+, request \d+: decodes again in fewer than 3 plans"):
+            cluster.run(WORKLOAD)
 
 
 @pytest.mark.parametrize("thread", [False, True])

@@ -149,12 +149,12 @@ def test_a_config_is_found_as_a_file_or_a_folder(tmp_path: Path) -> None:
     assert find_model(str(path)) == find_model(str(tmp_path))
     assert find_model(str(tmp_path)).name == tmp_path.name
     path.write_text("{")
-    with pytest.raises(UserError, match="cannot be read as JSON"):
+    with pytest.raises(UserError, match="is not JSON"):
         find_model(str(tmp_path))
     path.write_text("[]")
     with pytest.raises(UserError, match="must be a JSON object"):
         find_model(str(path))
-    with pytest.raises(UserError, match="cannot be read as JSON"):
+    with pytest.raises(UserError, match="cannot be read"):
         find_model(str(tmp_path / "none.json"))
 
 

@@ -27,7 +27,12 @@ COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 # Drafts are not part of the naive program: recordings alone judge them (test_conformance.py).
 @pytest.mark.parametrize(
     "path",
-    sorted(p for p in DATA.glob("oracle*/*.gz") if "draft" not in p.name and "eagle" not in p.name),
+    sorted(
+        path
+        for folder in ("oracle", "oracle_windows")  # of what it knows
+        for path in DATA.glob(f"{folder}/*.gz")
+        if "draft" not in path.name and "eagle" not in path.name
+    ),
     ids=lambda p: p.name.split(".")[0],
 )
 def test_the_naive_program_reproduces_the_recordings(path: Path) -> None:
@@ -51,7 +56,12 @@ def ours(
         sorted(
             (
                 WorkloadRequest(
-                    r["id"], r["arrival_ns"], tuple(map(tuple, r["prompt"])), r["output_len"], r["priority"]
+                    r["id"],
+                    r["arrival_ns"],
+                    tuple(map(tuple, r["prompt"])),
+                    r["output_len"],
+                    r["priority"],
+                    max_tokens=r.get("max_tokens"),
                 )
                 for r in recording["requests"]
             ),
@@ -130,7 +140,10 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
         request = {"id": id, "arrival_ns": arrival, "prompt": prompt}
         request |= {"output_len": chance.randint(1, most_output), "priority": chance.randint(0, 2)}
         requests.append(request)
-    longest = max(sum(n for _, n in r["prompt"]) + r["output_len"] for r in requests)
+    if chance.random() < 0.4:  # stop tokens
+        for request in requests:
+            request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 2, 30])
+    longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
     max_model_len = longest + chance.choice([0, 0, 1, 20])
     chunked = chance.random() < 0.8
     need = -(-longest // size)

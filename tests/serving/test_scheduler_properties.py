@@ -159,6 +159,10 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
     groups = draw(st.sampled_from([(), *GROUPS])) if depth == 1 or overlapped else ()
     states = 0 if groups else draw(st.sampled_from([0, 0, 3]))
     config = SchedulerConfig(
+        prefill_schedule_interval=draw(st.sampled_from([1, 1, 3])),
+        max_num_active_seqs=draw(st.sampled_from([None, 1])),
+        max_num_scheduled_tokens=draw(st.sampled_from([None, None, 3])),
+        long_prefill_token_threshold_adaptive=draw(st.booleans()),
         kv_groups=groups,
         state_blocks=states,
         prefix_cache_retention_interval=draw(st.sampled_from([0, 2 * size, None])),
@@ -186,7 +190,12 @@ def test_nothing_is_lost_whatever_happens(given_driver: tuple[Driver, random.Ran
     for id in range(chance.randrange(1, 25)):
         shared: list[Segment] = [("sys", 20)] if shares and chance.random() < 0.5 else []
         prompt = (*shared, ("", chance.randrange(1, 30)))
-        driver.add(WorkloadRequest(id, id, prompt, chance.randrange(1, 14), chance.randrange(3)))
+        skips = chance.random() < 0.2
+        driver.add(
+            WorkloadRequest(
+                id, id, prompt, chance.randrange(1, 14), chance.randrange(3), skip_reading_prefix_cache=skips
+            )
+        )
         for _ in range(chance.randrange(4)):
             driver.step(stop=chance)
         if chance.random() < 0.2:

@@ -56,8 +56,9 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
     model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=config["max_model_len"])
     caching = config.get("enable_prefix_caching", True)
     cache = CacheConfig(block_size=config["block_size"], enable_prefix_caching=caching)
+    settings = {name: config[name] for name in _STATED if name in config} | config.get("vllm", {})
     given = {
-        "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **{n: config[n] for n in _STATED if n in config}),
+        "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **settings),
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
     }
     whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
@@ -128,17 +129,17 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
     while len(steps) < most_steps:
         while to_come and to_come[0]["arrival_ns"] <= now:
             given = to_come.popleft()
-            scheduler.add_request(
-                Request(
-                    request_id=str(given["id"]),
-                    prompt_token_ids=[id for segment, count in given["prompt"] for id in tokens(segment, 0, count)],
-                    sampling_params=SamplingParams(max_tokens=given["output_len"], ignore_eos=True),
-                    pooling_params=None,
-                    block_hasher=hasher,
-                    priority=given.get("priority", 0),
-                    arrival_time=float(given["arrival_ns"]),
-                )
+            request = Request(
+                request_id=str(given["id"]),
+                prompt_token_ids=[id for segment, count in given["prompt"] for id in tokens(segment, 0, count)],
+                sampling_params=SamplingParams(max_tokens=given["output_len"], ignore_eos=True),
+                pooling_params=None,
+                block_hasher=hasher,
+                priority=given.get("priority", 0),
+                arrival_time=float(given["arrival_ns"]),
             )
+            request.skip_reading_prefix_cache = given.get("skip_cache", False)
+            scheduler.add_request(request)
         if scheduler.requests:
             plan = scheduler.schedule()
             rows = {id: int(count) for id, count in plan.num_scheduled_tokens.items()}

@@ -13,6 +13,7 @@ from tests.command import tokentwin
 DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = sorted((DATA / "oracle").glob("*.rec.json.gz"))
 WINDOWS = sorted((DATA / "oracle_windows").glob("*.rec.json.gz"))  # of block tables by group; see docs/serving.md
+FEATURES = sorted((DATA / "oracle_features").glob("*.rec.json.gz"))  # rarer ones, a few recordings of each
 SMALLEST = min(RECORDINGS, key=lambda path: path.stat().st_size)
 
 
@@ -57,7 +58,7 @@ def test_the_recordings_cover_both_loops_and_preemption():
     assert {"fcfs_tight_kv", "priority_tight_kv", "overlap_tight_kv", "prefix_multiturn"} <= names
 
 
-@pytest.mark.parametrize("path", RECORDINGS + WINDOWS, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", RECORDINGS + WINDOWS + FEATURES, ids=lambda path: path.name.split(".")[0])
 def test_every_recording_is_reproduced(path):
     result = conform(path)
     assert result.identical, str(result)
@@ -110,7 +111,7 @@ def test_the_command_exits_0_when_identical_and_1_when_not(tampered):
     [
         (None, "cannot be read"),
         (b"steps", "must be JSON"),
-        (b"\x1f\x8bnot gzip", "must be JSON"),
+        (b"\x1f\x8bnot gzip", "cannot be read"),
         (b"\xff\xfe\x00", "must be JSON"),
         (b"[1, 2]", "not an oracle recording"),
         (b'{"config": {}, "cost": {}, "steps": []}', "is not an oracle recording: it has no requests, results"),
@@ -125,6 +126,47 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path, content, message)
         path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         conform(path)
+
+
+def unknown(recording, *way):
+    for key in way[:-1]:
+        recording = recording[key]
+    recording[way[-1]] = 7
+
+
+@pytest.mark.parametrize(
+    "way, field",
+    [
+        (("config", "colour"), r"config\.colour"),
+        (("requests", 3, "colour"), r"requests\[3\]\.colour"),
+        (("steps", 5, "colour"), r"steps\[5\]\.colour"),
+        (("config", "max_loras"), r"config\.max_loras"),
+        (("config", "encoder"), r"config\.encoder"),
+        (("requests", 0, "lora"), r"requests\[0\]\.lora"),
+        (("requests", 0, "mm"), r"requests\[0\]\.mm"),
+        (("results", 2, "colour"), r"results\[2\]\.colour"),
+        (("cost", "colour"), "colour"),
+    ],
+)
+def test_a_field_that_is_not_known_is_refused_by_name(tampered, way, field):
+    path = tampered(lambda recording: unknown(recording, *way))
+    with pytest.raises(UserError, match=field) as error:
+        conform(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("abort_ns", 700_000_000), ("max_tokens", 4000), ("salt", "a"), ("skip_cache", True), ("grammar_ns", 10**12)],
+)
+def test_a_field_that_is_known_is_not_ignored(tmp_path, field, value):
+    """Salts of two kinds, because a salt that all have changes nothing."""
+    path = DATA / "oracle" / ("overlap_prefix_multiturn" if field != "max_tokens" else "overlap_roomy")
+    recording = json.loads(gzip.decompress(path.with_suffix(".rec.json.gz").read_bytes()))
+    for request in recording["requests"][::2]:
+        request[field] = value
+    (tmp_path / "changed.json").write_text(json.dumps(recording))
+    assert not conform(tmp_path / "changed.json").identical
 
 
 def test_the_command_exits_2_with_one_line(tmp_path):

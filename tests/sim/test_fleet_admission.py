@@ -12,6 +12,7 @@ from serving.cost_model import TokenCost
 from serving.deployments.fleet import Patience, Retry
 from serving.workload import WorkloadRequest
 from sim.gateway import backoff_s, patience_s
+from sim.router import ROUTERS
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, assert_everything_is_accounted_for, poisson
 from traces.run_metrics import RunMetrics
@@ -56,12 +57,13 @@ def test_a_limited_queue_loses_as_m_m_1_k(rho, limit):
 
 
 @pytest.mark.statistical
-def test_a_limit_on_the_fleet_loses_as_m_m_c_k():
+def test_a_limit_on_the_fleet_loses_as_m_m_c_k(monkeypatch):
     """Three one-slot replicas fed by what amounts to a central queue of two places."""
+    monkeypatch.setitem(ROUTERS, "least-work", "tests.sim.test_fleet_admission:LeastWork")  # sees all, as ours do
     servers, limit, rho = 3, 2, 1.2
     fleet = {
         "pools": [{"replicas": servers}],
-        "router": "tests.sim.test_fleet_admission:LeastWork",
+        "router": "least-work",
         "admission": {"max_queued": limit},
     }
     run = FleetRun(fleet, single_steps(simulated(40_000), rho, servers=servers), PER_TOKEN, **ONE_SLOT)

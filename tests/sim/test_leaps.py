@@ -30,6 +30,10 @@ OF_ENGINES = {
     "sglang": {"scheduler_recv_interval": 7},
     "trtllm": {"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5},
 }
+RARER = {
+    "prefill_schedule_interval": 7, "max_num_active_seqs": 2, "max_num_scheduled_tokens": 15,
+    "long_prefill_token_threshold": 3, "long_prefill_token_threshold_adaptive": True,
+}  # fmt: skip
 SHORT = examples(0.3)
 
 
@@ -107,8 +111,8 @@ def assert_same(workload, cost, **settings):
     assert (kept_simulated, kept) == (simulated, leapt)
     assert leapt_steps.equals(steps)
     assert leapt["token_times_ns"].null_count == leapt["status"].to_pylist().count("rejected")
-    # Steps with padding are not leapt over, nor what is all too long to run.
-    assert few < many or not many or settings.get("policy") == "static"
+    # Steps with padding are not leapt over, nor runs of which nearly all is too long to run.
+    assert few < many or many < 9 or settings.get("policy") == "static"
     return leapt
 
 
@@ -161,15 +165,37 @@ def conversations(offered):
     overlapped=st.booleans(),
     shared=st.booleans(),
     windows=st.sampled_from([(), (5,), (40, 0), (300, 300, 0)]),
+    compiles=st.booleans(),
+    stops=st.booleans(),
+    rarer=st.sampled_from([{}, {}, {"prefill_schedule_interval": 3}, {"prefill_schedule_interval": 40}, RARER]),
 )
 @SHORT
 def test_leaping_is_stepping_whatever_the_settings(
-    seed, rate, policy, concurrency, blocks, seqs, budget, block_size, queue, calibrated, overlapped, shared, windows
+    seed,
+    rate,
+    policy,
+    concurrency,
+    blocks,
+    seqs,
+    budget,
+    block_size,
+    queue,
+    calibrated,
+    overlapped,
+    shared,
+    windows,
+    compiles,
+    stops,
+    rarer,
 ):
     def cost():
         return step_cost(seed) if calibrated else TokenCost(3_000_000, 9_000, 999, plan_ns=seed % 5_000)
 
     offered = requests(seed, 60, rate, priorities=3)
+    if compiles:
+        offered = [replace(one, grammar_compile_ns=(one.id * seed) % 400_000_000) for one in offered]
+    if stops:
+        offered = [replace(one, max_tokens=one.output_len + (one.id * seed) % 3) for one in offered]
     workload = Workload(conversations(offered) if shared else offered, concurrency=concurrency, shares_prefixes=shared)
     assert_same(
         workload,
@@ -184,6 +210,7 @@ def test_leaping_is_stepping_whatever_the_settings(
         queue=queue,
         async_scheduling=overlapped,
         **({"edf_ttft_ms": {"": 500.0}} if policy == "edf" else {}),
+        **rarer,
     )
 
 

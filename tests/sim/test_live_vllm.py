@@ -35,7 +35,23 @@ def scenario(seed: int) -> dict[str, Any]:
         config["num_blocks"] += 2 * tokens  # we reject at once what only enough accepted drafts would bring to an end
     if chance.random() < 0.3 and config.get("speculative", {}).get("method") != "draft_model":
         config |= with_windows(config, chance)
+    if chance.random() < 0.4:
+        config["vllm"] = rarer_settings(config, chance)
+        for request in found["requests"]:
+            request["skip_cache"] = chance.random() < 0.2
     return {"name": f"seed {seed}", **found}
+
+
+def rarer_settings(config: dict[str, Any], chance: Random) -> dict[str, Any]:
+    """Of vLLM's scheduler, some."""
+    settings = {
+        "max_num_active_seqs": chance.randint(1, config["max_num_seqs"]),
+        "prefill_schedule_interval": chance.choice([2, 3, 8]),
+        "long_prefill_token_threshold_adaptive": True,
+    }
+    if config.get("enable_chunked_prefill", True):
+        settings["max_num_scheduled_tokens"] = chance.randint(1, config["max_num_batched_tokens"])
+    return {name: value for name, value in settings.items() if chance.random() < 0.5}
 
 
 @pytest.mark.deep

@@ -113,14 +113,18 @@ def test_over_stages_each_takes_as_long_as_its_slowest_rank(each_ns, prompts):
 
 
 @examples(1)
-@given(st.integers(2, 4), st.lists(st.tuples(st.integers(2, 200), st.integers(1, 20)), min_size=1, max_size=8))
-def test_ranks_that_do_the_same_over_stages_do_what_one_does_alone(stages, sizes):
+@given(
+    st.integers(2, 4),
+    st.lists(st.tuples(st.integers(2, 200), st.integers(1, 20)), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_ranks_that_do_the_same_over_stages_do_what_one_does_alone(stages, sizes, overlaps):
     """Stages are equal: a step has entered the first when another may be planned, as one engine alone takes it."""
 
     def steps(ranks: int) -> list[dict[str, int]]:
         sized = [size for size in sizes for _ in range(ranks)]
         requests = [WorkloadRequest(at, 0, (("", prompt),), output) for at, (prompt, output) in enumerate(sized)]
-        engine, sink = mixture(ranks).model_copy(update={"pipeline_parallel_size": stages}), TableSink()
+        engine, sink = mixture(ranks, overlaps).model_copy(update={"pipeline_parallel_size": stages}), TableSink()
         Cluster(engine, StageTimes([1000] * stages, transfer=70, cpu=30), sink).run(Workload(requests))
         held = ("start_ns", "end_ns", "stages_ns", "prefill_tokens", "decode_rows", "decode_context")
         return [[step[name] for name in held] for step in steps_of(sink, 0)]

@@ -144,8 +144,8 @@ drafts = st.fixed_dictionaries(
 @st.composite
 def engines(draw, tiered=True):
     """Settings of a replica that go together."""
-    kinds = ["plain", "overlapped", "stages", "drafts", "overlapped drafts"]
-    with_tiers = ["tiers", "overlapped tiers", "tiers stages", "tiers drafts", "overlapped tiers drafts"]
+    kinds = ["plain", "overlapped", "stages", "overlapped stages", "drafts", "overlapped drafts"]
+    with_tiers = [f"tiers {kind}" for kind in kinds]
     kind = draw(st.sampled_from([*kinds, *with_tiers] if tiered else kinds))
     proposals = draw(drafts) if "drafts" in kind else None
     if proposals and "tiers" in kind:
@@ -167,7 +167,7 @@ def engines(draw, tiered=True):
         "speculative": proposals,
     }
     return {
-        "policy": draw(st.sampled_from(sorted(POLICIES))),
+        "policy": draw(st.sampled_from([*sorted(POLICIES), *POLICIES.values()])),  # by its class: as a user's own
         "pipeline_parallel_size": draw(st.integers(2, 3)) if "stages" in kind else 1,
         "kv_tiers": draw(tiers) | draw(swaps) if "tiers" in kind else None,
         "scheduler": scheduler,

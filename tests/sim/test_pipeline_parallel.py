@@ -143,11 +143,39 @@ def test_cpu_time_is_paid_once_a_way_through_the_pipeline() -> None:
     assert done.duration_ns == 20 // 4 * 300 + 23 * 1000
 
 
-def test_a_lone_request_gains_nothing_and_waits_for_every_token() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_lone_request_gains_nothing_and_waits_for_every_token(overlaps: bool) -> None:
     alone = [WorkloadRequest(0, 0, (("", CHUNK),), 11)]
-    done, sink = run(StageTimes([1000] * 4, 50), alone, 4)
+    done, sink = run(StageTimes([1000] * 4, 50), alone, 4, async_scheduling=overlaps)
     assert done.duration_ns == 11 * 4150
-    assert sink.steps["in_flight"].to_pylist() == [0] * 11
+    assert sink.steps["in_flight"].to_pylist() == [0, *[int(overlaps)] * 10]
+
+
+def test_the_overlapped_loop_hides_cpu_time_from_all_tokens_but_the_first() -> None:
+    alone = [WorkloadRequest(0, 0, (("", CHUNK),), 11)]
+    times = [
+        run(StageTimes([1000] * 4, cpu=300), alone, 4, async_scheduling=overlaps)[0].duration_ns
+        for overlaps in (False, True)
+    ]
+    assert times == [11 * 4300, 300 + 11 * 4000]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_decodes_that_begin_one_stage_time_apart_fill_every_stage(stages: int) -> None:
+    """A request decodes in every `stages`-th plan, and every plan is one request's."""
+    requests = [WorkloadRequest(id, 0, (("", CHUNK),), 20) for id in range(stages)]
+    done, sink = run(StageTimes([1000] * stages), requests, stages, async_scheduling=True)
+    assert done.duration_ns == (20 * stages + stages - 1) * 1000
+    rows = sink.steps["decode_rows"].to_pylist()
+    assert rows == [0] * stages + [1] * 19 * stages
+
+
+def test_decodes_that_were_sampled_together_stay_together() -> None:
+    """They leave the other stages idle: vLLM decodes a request in every `stages`-th plan."""
+    requests = [WorkloadRequest(id, 0, (("", CHUNK // 4),), 20) for id in range(4)]
+    done, sink = run(StageTimes([1000] * 3), requests, 3, async_scheduling=True)
+    assert done.duration_ns == 20 * 3000
+    assert sink.steps["decode_rows"].to_pylist() == [0] + [4] * 19
 
 
 def test_chunks_of_one_prompt_follow_each_other_into_the_pipeline() -> None:
@@ -185,9 +213,16 @@ def offered(draw: st.DrawFn) -> list[WorkloadRequest]:
 
 
 @SHORT
-@given(offered(), st.sampled_from(sorted(POLICIES)), st.integers(2, 8), st.sampled_from([8, 14, 300]), st.booleans())
-def test_a_pipeline_serves_the_same_requests_token_by_token(requests, policy, stages, num_blocks, ordered):
-    limits = {"num_blocks": num_blocks, "max_model_len": 110, "max_num_seqs": 9}
+@given(
+    offered(),
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(2, 8),
+    st.sampled_from([8, 14, 300]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_pipeline_serves_the_same_requests_token_by_token(requests, policy, stages, num_blocks, ordered, overlaps):
+    limits = {"num_blocks": num_blocks, "max_model_len": 110, "max_num_seqs": 9, "async_scheduling": overlaps}
     cost = StageTimes([500 + 37 * stage for stage in range(stages)], 11, 23)
     order = "priority" if ordered else "fcfs"
     runs = [run(cost, requests, size, policy, order, tokens=True, **limits) for size in (1, stages)]
@@ -437,10 +472,10 @@ def test_stages_are_paid_for_and_passed_on_to_vllm() -> None:
 
 
 def test_what_is_not_simulated_is_refused_in_one_line() -> None:
-    with pytest.raises(
-        UserError, match=r"scheduler\.async_scheduling: True: cannot be combined with pipeline_parallel"
-    ):
-        Deployment(pipeline_parallel_size=2, scheduler=SchedulerConfig(async_scheduling=True))
+    for overlapped, stages in ((True, 2), (False, 3), (True, 1)):
+        scheduler = SchedulerConfig(async_scheduling=overlapped, decode_stagger=3)
+        with pytest.raises(UserError, match=r"scheduler\.decode_stagger: 3: follows from pipeline_parallel_size"):
+            Deployment(pipeline_parallel_size=stages, scheduler=scheduler)
     with pytest.raises(UserError, match="pipeline_parallel_size: 2: needs the kernel tables of a GPU"):
         run(TokenCost(1000, 0, 0), prompts(1), 2)
     with pytest.raises(

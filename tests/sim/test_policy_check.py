@@ -48,6 +48,18 @@ def test_a_policy_that_never_returns_is_not_asked_again(monkeypatch: pytest.Monk
     assert {finding.rule for finding in found.findings if any(finding.broken.values())} == {"time"}
 
 
+def test_a_slow_policy_meets_the_limit_of_the_whole_check() -> None:
+    found = check_policy(f"{FAILING}:Dawdles", limit_s=0.1)
+    broken = {finding.rule: finding.broken["plain"] for finding in found.findings if any(finding.broken.values())}
+    assert list(broken) == ["time"]
+    assert re.search(r"^tight KV: step \d+: \w+\(\) was under way after 0.1 s, the limit of all calls", broken["time"])
+
+
+@pytest.mark.parametrize("name", ["RejectsLong", "RejectsAll"])
+def test_a_policy_may_reject(name: str) -> None:
+    assert check_policy(f"{FAILING}:{name}").holds
+
+
 def test_what_grows_with_the_batch_is_said() -> None:
     found = check_policy(f"{FAILING}:LooksAtEveryone")
     assert found.holds

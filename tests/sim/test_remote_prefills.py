@@ -46,7 +46,7 @@ def test_a_prompt_is_pulled_and_only_its_last_token_computed() -> None:
     decoding.arrives(0, 0, 64, "a")
     (row,) = decoding.ended()
     assert row["status"] == "finished" and row["output_tokens"] == 3
-    assert row["transfer_ns"] == 63 * MS + MS // 2  # as with any prefix, the last token is computed
+    assert row["transfer_ns"] == 64 * MS + MS // 2  # all of it; the last token is computed again
     assert row["first_token_ns"] - row["arrival_ns"] == row["transfer_ns"] + 2 * MS
     assert [step["prefill_tokens"] + step["decode_rows"] for step in decoding.sink.steps.to_pylist()] == [1, 1, 1]
 
@@ -55,7 +55,7 @@ def test_what_is_in_the_cache_is_not_pulled_again() -> None:
     decoding = Decoding()
     decoding.arrives(0, 0, 64, "a", "shared")
     decoding.arrives(1, 200, 64, "a", "shared")
-    assert [row["transfer_ns"] for row in decoding.ended()] == [63 * MS + MS // 2, 15 * MS + MS // 2]
+    assert [row["transfer_ns"] for row in decoding.ended()] == [64 * MS + MS // 2, 16 * MS + MS // 2]
 
 
 @pytest.mark.parametrize("servers", ["aa", "ab"])
@@ -64,7 +64,7 @@ def test_the_link_into_a_replica_is_shared(servers: str) -> None:
     for id, server in enumerate(servers):
         decoding.arrives(id, 0, 64, server)
     for row in decoding.ended():
-        assert row["transfer_ns"] == pytest.approx(2 * 63 * MS + MS / 2, abs=10)
+        assert row["transfer_ns"] == pytest.approx(2 * 64 * MS + MS / 2, abs=10)
 
 
 def test_a_prompt_of_which_nothing_is_elsewhere_is_computed() -> None:

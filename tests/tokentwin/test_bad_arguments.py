@@ -1,5 +1,6 @@
 """Whatever is wrong with an argument of any command is one line and exit status 2; nothing is written."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ REST = {
     "generate": ("hello", "--model", "nothing"),
     "plan": ("nothing.csv", "--gpu", "H100", "--slo", "ttft_ms p99<=900"),
     "policy check": ("nothing.py:Nothing",),
+    "router check": ("nothing.py:Nothing",),
     "simulate": ("nothing.csv", "--gpu", "H100", "-o", "out"),
     "sweep": ("nothing.yaml", "-o", "out"),
     "claims": ("--only", "nothing"),
@@ -79,3 +81,30 @@ def test_the_commands_that_are_left_out_are_few() -> None:
     left = {name for name, _ in commands()} - {*REST, *MAY_WORK}
     without = {"calibrate", "conformance", "dashboard", "demo", "gpus", "model fetch", "model list", "serve"}
     assert left <= {*without, "validate external", "validate decisions"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("sweep s.yaml -o out --retry-failed", "retry-failed: needs --resume"),
+        ("simulate t.yaml --gpu H100 -o out --router ''", "router: '': must not be empty"),
+        ("simulate t.yaml --gpu H100 -o out --model ''", "model: '': must not be empty"),
+        ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --split ''", "split: '': must not be empty"),
+        ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --router ''", "router: '': must not be empty"),
+        ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100,,", "gpu: 'H100,,': has nothing between two commas"),
+        ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --tp 1,", "tp: '1,': has nothing between two commas"),
+        ("plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --vary max_num_seqs=-1,5", "max_num_seqs: -1: must be at le"),
+        ("compare --trace t.yaml --gpu '' --b policy=fair", "gpu: '': must not be empty"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    (tmp_path / "t.yaml").write_text(
+        "{requests: 5, arrivals: {kind: poisson, rate: 5}, "
+        "prompt: {kind: fixed, tokens: 9}, output: {kind: fixed, tokens: 9}}"
+    )
+    assert ending(shlex.split(arguments), monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert line in said and len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["t.yaml"]

@@ -34,9 +34,29 @@ class Nothing(Later):
 class Elsewhere(Later):
     def then(self, request, replicas):
         kind = type(replicas[0])
-        other = kind.__new__(kind)
-        other.index = 7
-        return other
+        return kind.__new__(kind)
+
+class Free(Later):
+    def then(self, request, replicas):
+        replicas[0]._cost = None
+
+class Slows(Later):
+    def then(self, request, replicas):
+        replicas[0].slow_down(0.001)
+
+class Empties(Later):
+    def then(self, request, replicas):
+        replicas.clear()
+
+class Shortens(Later):
+    def then(self, request, replicas):
+        object.__setattr__(request, "output_len", 1)
+        return replicas[0]
+
+class Hurries(Later):
+    def then(self, request, replicas):
+        object.__setattr__(request, "arrival_ns", 0)
+        return replicas[0]
 
 class Hangs(Later):
     def then(self, request, replicas):
@@ -52,7 +72,13 @@ SAYS = {
     "Index": "choose() returned 1, which is none of the 2 replicas that it was given",
     "Yes": "choose() returned True, which is none of the 2 replicas",
     "Nothing": "choose() returned None, which is none of the 2 replicas",
-    "Elsewhere": "choose() returned replica 7, which is none of the 2 replicas",
+    "Elsewhere": "choose() returned a replica, which is none of the 2 replicas",
+    "Free": "raised AttributeError: a router may not write _cost of a replica (routers.py",
+    "Slows": "raised AttributeError: a router may read index, outstanding_requests, outstanding_tokens, known_tokens, "
+    "queued_requests, used_blocks, kv_tokens of a replica, not slow_down",
+    "Empties": "raised AttributeError: 'SeenReplicas' object has no attribute 'clear'",
+    "Shortens": "it came with output_len 9, which is 1 now",
+    "Hurries": "it came with arrival_ns 60000000, which is 0 now",
     "Hangs": "choose() has not returned after 0.2 s, the limit of one call",
 }
 SCENARIO = {

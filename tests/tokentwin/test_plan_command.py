@@ -90,7 +90,7 @@ def test_a_size_that_splits_no_head_evenly_is_left_out_and_said_to_be(shape: Pat
         (("--gpu", "H100", "--slo", "speed p99<=3"), "speed"),
         (("--slo", EASY), "gpu: is missing"),
         (("--gpu", "H100", "--slo", EASY, "--tp", "two"), "tp: 'two'"),
-        (("--gpu", "H100", "--slo", EASY, "--tp", ""), "tp: is missing"),
+        (("--gpu", "H100", "--slo", EASY, "--tp", ""), "tp: '': must not be empty"),
         (("--gpu", "H100", "--slo", EASY, "--calibration", "nothing"), "'nothing/calibration.json': cannot be read"),
         (("--gpu", "H100", "--slo", EASY, "--vary", "max_num_seqs=8", "--vary", "scheduler.max_num_seqs=9"), "twice"),
         (("--gpu", "H100", "--slo", EASY, "--tp", "3,5"), "tensor_parallel_size: 3: must split Llama"),
@@ -224,11 +224,20 @@ def test_the_command_says_what_was_simulated_otherwise_than_by_default() -> None
     assert pairs["--quantization"] == pairs["--kv-cache-dtype"] == "fp8"
     assert {"--no-enable-prefix-caching", "--no-async-scheduling"} < set(words)
     assert "--num-gpu-blocks-override" in vllm_command(Deployment())
+    rare = SchedulerConfig(
+        max_num_active_seqs=9, max_num_scheduled_tokens=99, prefill_schedule_interval=3,
+        long_prefill_token_threshold=7, long_prefill_token_threshold_adaptive=True,
+    )  # fmt: skip
+    assert (
+        "--max-num-active-seqs 9 --max-num-scheduled-tokens 99 --long-prefill-token-threshold 7 "
+        "--prefill-schedule-interval 3"
+    ) in (command := vllm_command(Deployment(scheduler=rare)))
+    assert command.endswith("--long-prefill-token-threshold-adaptive")
 
 
 @pytest.mark.parametrize(
     ("gpu", "seqs", "tokens"),
-    [("H100", 1024, 8192), ("B200", 1024, 8192), ("A100-80G", 256, 2048), ("L40S", 256, 2048)],
+    [("H100", 1024, 8192), ("B200", 1024, 16384), ("A100-80G", 256, 2048), ("L40S", 256, 2048)],
 )
 def test_candidates_are_what_vllm_serves_by_default(gpu: str, seqs: int, tokens: int) -> None:
     fitting, _ = candidate_engines(LLAMA, {gpu: find_gpu(gpu)}, [1, 2], ["vllm"], {})
@@ -248,9 +257,10 @@ def test_what_is_stated_stays_and_is_said() -> None:
     assert plain.deployment.scheduler.max_num_seqs == staged.deployment.scheduler.max_num_seqs == 128
     assert plain.deployment.scheduler.max_num_batched_tokens == 512
     assert staged.deployment.scheduler.max_num_batched_tokens == 8192
-    assert not plain.deployment.scheduler.async_scheduling and not staged.deployment.scheduler.async_scheduling
+    assert not plain.deployment.scheduler.async_scheduling and staged.deployment.scheduler.async_scheduling
     command = vllm_command_of(plain) or ""
     assert "--max-num-seqs 128 --max-num-batched-tokens 512" in command and "--no-async-scheduling" in command
+    assert "async" not in (vllm_command_of(staged) or "")
 
 
 def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:
@@ -325,3 +335,10 @@ def test_a_setting_that_cannot_vary_is_one_line(shape: Path, varied: str, names:
     with pytest.raises(UserError) as error:
         plan(shape, "--gpu", "H100", "--slo", EASY, "--vary", varied)
     assert names in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_answer_that_cannot_be_saved_is_refused_before_the_search(shape: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written: there is no folder"):
+        plan(
+            shape, "--slo", EASY, "--gpu", "H100", "--save", tmp_path / "none" / "plan.json", "--vary", "refused=later"
+        )

@@ -39,6 +39,7 @@ def test_explain_shows_what_an_ascii_terminal_can() -> None:
 def test_explain_shows_operations_that_sum_to_the_step() -> None:
     told = json.loads(run("explain", "--gpu", "H100", "--rows", 8, "--prompts", 1, "--format", "json").output)
     assert sum(told["parts_ns"].values()) == pytest.approx(told["step_ns"])
+    assert sum(told["kernels_ns"].values()) == pytest.approx(sum(o["ns"] for o in told["operations"]))
     assert {"qkv", "decode attention", "prefill attention", "head"} <= {o["name"] for o in told["operations"]}
     assert all(0 < o["utilisation"] <= 1 for o in told["operations"])
     table = run("explain", "--model", "Qwen3-30B-A3B", "--gpu", "H200", "--tensor-parallel-size", 2).output

@@ -29,7 +29,8 @@ MOONCAKE = (
 )
 SIMPLE = "arrival_s,prompt_tokens,output_tokens,tenant\n0.5,10,3,a\n0.1,20,4,\n"
 SEGMENTS = (
-    '{"id": 4, "arrival_ms": 1.5, "prompt": [["sys", 400], ["", 35]], "output_tokens": 80, "priority": 2}\n'
+    '{"id": 4, "arrival_ms": 1.5, "prompt": [["sys", 400], ["", 35]], "output_tokens": 80, '
+    '"max_tokens": 500, "priority": 2}\n'
     "\n"
     '{"id": 9, "arrival_ms": 2, "prompt": [["sys", 400], ["out:4", 80], ["u", 7]], "output_tokens": 1}\n'
 )
@@ -75,7 +76,7 @@ def test_simple_csv_is_sorted_and_its_ids_are_its_lines(read):
 def test_simple_json_lines_have_segments(read):
     workload = read(SEGMENTS)
     assert list(workload.requests) == [
-        WorkloadRequest(4, 1_500_000, (("sys", 400), ("", 35)), 80, priority=2),
+        WorkloadRequest(4, 1_500_000, (("sys", 400), ("", 35)), 80, priority=2, max_tokens=500),
         WorkloadRequest(9, 2_000_000, (("sys", 400), ("out:4", 80), ("u", 7)), 1),
     ]
     assert workload.shares_prefixes
@@ -85,6 +86,23 @@ def test_simple_json_lines_have_segments(read):
 def test_times_are_exact(read, unit, text):
     big = read(f"arrival_{unit},prompt_tokens,output_tokens\n{text},1,1\n")
     assert big.requests[0].arrival_ns == 1
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ("2026-11-24 10:00:01.5", "2026-11-24T10:00:00Z", "2026-11-24T12:00:02.25+02:00"),
+        ("1795514401.5", "1795514400", "1795514402.25"),
+        ("1.5", "0", "2.25"),
+    ],
+)
+def test_timestamps_count_from_the_first(read, times):
+    text = "timestamp,prompt_tokens,output_tokens\n" + "".join(f"{time},10,{i + 1}\n" for i, time in enumerate(times))
+    requests = list(read(text).requests)
+    assert [(r.arrival_ns, r.output_len) for r in requests] == [(0, 2), (1_500_000_000, 1), (2_250_000_000, 3)]
+    plain = [float(time) if time.replace(".", "").isdigit() else time for time in times]
+    objects = [json.dumps({"timestamp": time, "prompt_tokens": 10, "output_tokens": 1}) for time in plain]
+    assert [r.arrival_ns for r in read("\n".join(objects)).requests] == [0, 1_500_000_000, 2_250_000_000]
 
 
 @pytest.mark.parametrize("text", [AZURE, MOONCAKE, SIMPLE, SEGMENTS])
@@ -148,6 +166,10 @@ MISTAKES = {
     "292 years": (CSV + "9.3e9,1,1\n", ":2: arrival_s: '9.3e9': is too late; a workload ends within 146 years"),
     "huge prompt": (CSV + "0,999999999999,1\n", ":2: prompt_tokens: '999999999999': must be at most 2,147,483,647"),
     "huge output": (CSV + "0,1,2147483648\n", ":2: output_tokens: '2147483648': must be at most 2,147,483,647"),
+    "a limit below the output": (
+        JSONL.replace("1}", '5, "max_tokens": 4}'),
+        ":1: max_tokens: 4: must be at least output_to",
+    ),
     "huge priority": (JSONL.replace("}", ', "priority": 9e9}'), ":1: priority: .*must be at most 2,147,483,647"),
     "huge sum": (
         JSONL.replace('"prompt_tokens": 1', '"prompt": [["a", 2000000000], ["b", 2000000000]]'),
@@ -160,6 +182,13 @@ MISTAKES = {
     "same column": ("arrival_s,arrival_s\n1,1\n", "'arrival_s': appears twice"),
     "open quote": (CSV + '"0,1,1\n', "is not CSV"),
     "not text": (CSV.encode() + b"0,\xff,1\n", ":2.*is not UTF-8"),
+    "no date": ("timestamp,prompt_tokens,output_tokens\n2026-13-01 10:00:00,1,1\n", ":2: timestamp: .*must look like"),
+    "word for a time": ("timestamp,prompt_tokens,output_tokens\nnoon,1,1\n", ":2: timestamp: 'noon': must be a number"),
+    "milliseconds": (
+        "timestamp,prompt_tokens,output_tokens\n1795514401500,1,1\n",
+        ":2: timestamp: '1795514401500': is too late",
+    ),
+    "timestamp once": (JSONL.replace("arrival_s", "timestamp") + JSONL, ":2: timestamp: is missing; give every"),
     "same id": (
         "id,arrival_s,prompt_tokens,output_tokens\n3,0,1,1\n3,1,1,1\n",
         ":3: id: 3: is already the id of line 2",
@@ -220,6 +249,8 @@ PARQUET_MISTAKES = {
     "no output": ({"output_len": [1, 0]}, "row 1: output_len: 0"),
     "huge prompt": ({"prompt": [[("a", 2**40)], [("a", 7)]], "prompt_len": [2**40, 7]}, "row 0: prompt_len: .*at most"),
     "huge output": ({"output_len": [1, 2**31]}, "row 1: output_len: 2147483648: must be at most"),
+    "a limit below the output": ({"max_tokens": [None, 2]}, "row 1: max_tokens: 2: must be at least output_len"),
+    "a huge limit": ({"max_tokens": [2**40, 3]}, "row 0: max_tokens: 1099511627776: must be at most"),
     "huge priority": ({"priority": [0, 2**31]}, "row 1: priority: 2147483648: must be at most"),
     "too late": ({"arrival_ns": [0, 2**62 + 1]}, "row 1: arrival_ns: .*is too late"),
     "null": ({"tenant": ["", None]}, "row 1: tenant: must not be null"),
@@ -253,6 +284,9 @@ def test_parquet_mistakes_are_one_line(tmp_path, name):
         "cancel_ns": [None, None],
         "structured": [False, False],
         "stop_ns": [None, None],
+        "skip_reading_prefix_cache": [False, False],
+        "grammar_compile_ns": [0, 0],
+        "max_tokens": [None, 9],
     } | changes
     columns["prompt"] = [[{"segment": s, "tokens": n} for s, n in row] for row in columns["prompt"]]
     about = json.dumps({"name": "n", "concurrency": None, "shares_prefixes": True})
@@ -311,3 +345,15 @@ def test_spreading_ticks(read):
     assert [r.id for r in spread.requests] == list(range(8))
     distinct = read(CSV + "0,1,1\n1,1,1\n")
     assert spread_ticks(distinct) is distinct
+
+
+def test_numbers_in_quotes_are_refused_in_json(read):
+    for field in ("arrival_s", "prompt_tokens", "output_tokens"):
+        with pytest.raises(UserError, match=f":1: {field}: .* without quotes"):
+            read(json.dumps({"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1} | {field: "1"}))
+
+
+def test_what_unpacks_for_ever_is_refused(read):
+    rows = gzip.compress(CSV.encode()) + gzip.compress(b"0" * (1 << 20)) * 9
+    with pytest.raises(UserError, match="unpacks to more than 100 times its size"):
+        read(rows)

@@ -35,7 +35,8 @@ def workloads(draw, names=segment_names, tokens=st.integers(1, 2**27), most=8):
         prompt = tuple(draw(st.lists(segment, min_size=1, max_size=4)))
         output = draw(tokens)
         priority = draw(st.integers(-(2**31), 2**31 - 1))
-        requests.append(WorkloadRequest(id_, arrival, prompt, output, priority, draw(text), draw(text)))
+        limit = draw(st.sampled_from([{}, {"max_tokens": min(2 * output, 2**27)}]))
+        requests.append(WorkloadRequest(id_, arrival, prompt, output, priority, draw(text), draw(text), **limit))
     concurrency = draw(st.none() | st.integers(1, 1000))
     return Workload(requests, draw(text), concurrency, draw(st.booleans()))
 

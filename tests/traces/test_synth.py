@@ -243,3 +243,5 @@ def test_a_share_of_structured_requests_changes_nothing_else():
     assert [replace(request, structured=False) for request in some] == plain
     assert sum(request.structured for request in some) == pytest.approx(0.3 * len(some), rel=0.1)
     assert requests(structured=0.3, requests=50) == some[:50]
+    waiting = requests(structured=0.3, grammar_compile_ms=2.5)
+    assert {(request.structured, request.grammar_compile_ns) for request in waiting} == {(True, 2_500_000), (False, 0)}

@@ -45,7 +45,7 @@ def claims(
 
     if write is not None:
         check_free(write, overwrite=True)
-    wanted = load_claims(directory, tuple(listed(only)))
+    wanted = load_claims(directory, tuple(listed("only", only)))
     door = None if front_door is None else FrontDoor.load(front_door)
     ran_on = machine() if engine else ""
     with telling() as tell:

@@ -34,7 +34,7 @@ options = options_of(CompareRequest, Timing, required=False)
 @options("--calibration --gpu --model --tensor-parallel-size")
 @click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
 @click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="Setting of B, e.g. policy=fair; repeatable.")
-@options("--seeds --limit --rate-scale --window-s")
+@options("--seeds --limit --rate-scale --window-s --warm-up=warm_up_s")
 @click.option("--slo", help="Also compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
 @click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
@@ -96,6 +96,8 @@ def compare(
         return
     if given["traffic"] is None:
         raise UserError("trace", None, "is missing; give the trace that both sides serve")
+    if engine and given["warm_up_s"] is not None:
+        raise UserError("warm-up", given["warm_up_s"], "is of simulated runs; leave it out with --engine")
     if engine and out is None:
         raise UserError("out", None, "is missing; give the directory where --engine records its runs")
     if not engine and (out is not None or repeats > 1 or minutes):

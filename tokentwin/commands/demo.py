@@ -88,7 +88,7 @@ def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
     print_document(report)
     calibrated = f"--trace {directory}/trace.parquet -c {directory}/calibration"
     click.echo(f"\nLook at it:    tokentwin dashboard {directory}")
-    click.echo(f"Try a policy:  tokentwin compare {calibrated} --b policy=fair")
+    click.echo(f"Try a change:  tokentwin compare {calibrated} --b max_num_batched_tokens=64")
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
 

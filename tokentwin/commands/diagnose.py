@@ -31,7 +31,11 @@ def diagnose(slo: str | None, metric: str | None, told: Told, **given: Any) -> N
     If you save the diagnosis as RUN/diagnosis.json, the report of `tokentwin export RUN --to html` shows it.
     """
     from planning.diagnose import recorded_run
+    from planning.progress import telling
     from traces.slo import parse_slo
 
     given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
-    told.finish(recorded_run.diagnose(requested(DiagnoseRequest, given)))
+    request = requested(DiagnoseRequest, given)
+    with telling() as tell:
+        answer = recorded_run.diagnose(request, tell)
+    told.finish(answer)

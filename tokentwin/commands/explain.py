@@ -52,13 +52,17 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.steps.token_life import token_life
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
+    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from serving.deployments.gpu_spec import find_gpu
     from serving.errors import UserError
 
     rows, context, prompts, chunk, past = (given.pop(name) for name in ("rows", "context", "prompts", "chunk", "past"))
     if not rows and not prompts:
         raise UserError("rows", rows, "makes an empty step; give --rows or --prompts")
     refuse_engine_flags(given)
-    deployment = read_deployment(deployment_file, given, Deployment(model="Llama-3.1-8B", device="cuda"))
+    stated = read_deployment(deployment_file, given, Deployment(model="Llama-3.1-8B", device="cuda"))
+    spec = find_gpu(gpu)
+    deployment, defaults = with_engine_defaults(stated, spec), defaults_taken(stated, spec)
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)
@@ -69,11 +73,14 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
         cost = predicted_cost(gpu, deployment, launches=learnt.launches)
     found, life = explained(cost, sizes), token_life(cost.model, cost.deployment, sizes)
     if style == "json":
-        click.echo(json.dumps(_as_dict(found) | {"token_life": [stage._asdict() for stage in life]}))
+        more = {"token_life": [stage._asdict() for stage in life], "defaults": defaults}
+        click.echo(json.dumps(_as_dict(found) | more))
     else:
         decodes = f"{rows} rows{_with(drafts)} at {context:,}"
         _print(found, f"{deployment.model} on {gpu}, {decodes} and {prompts} x {chunk} prompt tokens")
         _print_life(life)
+        if defaults:
+            click.echo(defaults)
 
 
 def _print_life(life: list[Stage]) -> None:
@@ -98,7 +105,7 @@ def _print(found: Explanation, title: str) -> None:
 
     from calibration.kernels.times import Coverage
 
-    operations = (
+    operations = [
         (
             o.name,
             str(o.count),
@@ -110,16 +117,14 @@ def _print(found: Explanation, title: str) -> None:
             f"{100 * o.sigma:.0f} %{'*' if o.coverage is Coverage.EXTRAPOLATED else ''}",
         )
         for o in found.operations
-    )
+    ]
+    operations.append(("sum", "", "", "", _amount(sum(found.kernels_ns.values()) / 1e3), "", "", ""))
     numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
     headings = ("operation", *numbers[:-1], "bound by", "±")
     print_table(headings, operations, title, right=numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     if any(o.coverage is Coverage.EXTRAPOLATED for o in found.operations):
         print("* beyond measured shapes")
-    longest_first = sorted(found.parts_ns.items(), key=lambda item: -item[1])
-    parts = [(name, f"{ns / 1e3:,.1f}", f"{100 * ns / found.step_ns:.1f} %") for name, ns in longest_first]
-    parts.append(("step", f"{found.step_ns / 1e3:,.1f}", ""))
-    print_table(("part", "µs", "share"), parts, "the step, as engines run it", right=("µs", "share"))
+    _print_parts(found)
     if found.stages:
         of_stages = ("stage", "layers", "µs")
         print_table(of_stages, _stages(found), "on each pipeline stage", right=of_stages)
@@ -128,6 +133,27 @@ def _print(found: Explanation, title: str) -> None:
     if found.launches:
         print(f"{found.launches} kernels launched in {found.launch_ns / 1e3:,.1f} µs each ({found.launch_source})")
     print(f"{found.coverage.name.lower()}: because of {found.why}")
+
+
+def _print_parts(found: Explanation) -> None:
+    """Print each part as the sum of its kernels above, and as engines run it, longest first."""
+    names = sorted({**found.parts_ns, **found.kernels_ns}, key=lambda name: -found.parts_ns.get(name, 0.0))
+    parts = [
+        (
+            name,
+            _us(found.kernels_ns.get(name)),
+            _us(ns := found.parts_ns.get(name, 0.0)),
+            f"{100 * ns / found.step_ns:.1f} %",
+        )
+        for name in names
+    ]
+    parts.append(("step", _us(sum(found.kernels_ns.values())), _us(found.step_ns), ""))
+    headings = ("part", "kernels alone µs", "in the step µs", "share")
+    print_table(headings, parts, "the same kernels in an engine's step, as measured steps teach it", right=headings[1:])
+
+
+def _us(ns: float | None) -> str:
+    return "" if ns is None else f"{ns / 1e3:,.1f}"
 
 
 def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:

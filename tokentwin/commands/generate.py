@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -27,7 +26,7 @@ from tokentwin.options import Finite, deployment_options
 @click.option("--seed", default=0, help="Seed of the draws; the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be repeated.")
 @click.option("--system", help="System message.")
-@click.option("--json-schema", type=click.File(encoding="utf-8"), help="The answer is JSON by the schema in this file.")
+@click.option("--json-schema", type=click.Path(), help="The answer is JSON by the schema in this file.")
 @click.option("--regex", help="The answer matches this regular expression.")
 @deployment_options
 def generate(
@@ -39,7 +38,7 @@ def generate(
     seed: int,
     stop: tuple[str, ...],
     system: str | None,
-    json_schema: TextIO | None,
+    json_schema: str | None,
     regex: str | None,
     deployment_file: str | None,
     **flags: Any,
@@ -75,9 +74,10 @@ def generate(
     click.echo()
 
 
-def _grammar(json_schema: TextIO | None, regex: str | None) -> str:
+def _grammar(json_schema: str | None, regex: str | None) -> str:
     from realengine.grammar import json_grammar, regex_grammar
     from serving.errors import UserError
+    from serving.json_file import read_json_file
 
     if json_schema is not None and regex is not None:
         raise UserError("--regex", regex, "cannot be combined with --json-schema; leave one out")
@@ -85,10 +85,7 @@ def _grammar(json_schema: TextIO | None, regex: str | None) -> str:
         return regex_grammar(regex)
     if json_schema is None:
         return ""
-    try:
-        schema = json.load(json_schema)
-    except ValueError as error:
-        raise UserError("--json-schema", json_schema.name, f"is not JSON: {error}") from None
+    schema = read_json_file("/dev/stdin" if json_schema == "-" else json_schema, "--json-schema")
     if not isinstance(schema, dict):
-        raise UserError("--json-schema", json_schema.name, "must hold a JSON object")
+        raise UserError("--json-schema", json_schema, "must hold a JSON object")
     return json_grammar(schema)

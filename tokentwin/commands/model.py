@@ -64,15 +64,15 @@ def list_models() -> None:
 @click.option("--kv-cache-dtype", default="auto", help="KV cache in auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, type=click.IntRange(min=1), help="Tokens in a KV block.")
 @click.option("--utilization", "gpu_memory_utilization", default=0.9, type=Finite(0, 1, min_open=True))
-@click.option("--max-num-seqs", default=256, type=click.IntRange(min=1))
-@click.option("--max-num-batched-tokens", default=8192, type=click.IntRange(min=1))
+@click.option("--max-num-seqs", type=click.IntRange(min=1), help="By default as vLLM has it on the GPU.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="By default as vLLM has it on the GPU.")
 @click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
 def inspect(
     name: str,
     gpu: str,
     block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
     graph_gib: float,
     **settings: Any,
 ) -> None:
@@ -81,6 +81,7 @@ def inspect(
     NAME is a known model, a config.json or its folder.
     """
     from serving.deployments.config import Deployment, parse
+    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
     from serving.deployments.kv_groups import kv_groups, kv_tokens, most_held, with_states
@@ -88,14 +89,14 @@ def inspect(
     from serving.errors import UserError
 
     spec, device = find_model(name), find_gpu(gpu)
-    settings["scheduler"] = {
-        "block_size": block_size,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
-    deployment = with_states(spec, parse(Deployment, settings, "options"))
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    given = {limit: value for limit, value in limits.items() if value is not None}
+    stated = parse(Deployment, {**settings, "scheduler": {"block_size": block_size, **given}}, "options")
+    deployment = with_states(spec, with_engine_defaults(stated, device))
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(spec))
+    if taken := defaults_taken(stated, device):
+        click.echo(taken)
     click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
     for what, gib in capacity.explain():
         click.echo(f"  {what:28}{gib:10,.2f}")

@@ -51,8 +51,8 @@ def plan(jobs: int | None, told: Told, **given: Any) -> None:
     from traces.without_pandas import spare_pandas
 
     spare_pandas()
-    for name in ("gpus", "tensor_parallel_sizes", "policies", "splits"):
-        given[name] = listed(given[name]) if given[name] else None
+    for option, name in (("gpu", "gpus"), ("tp", "tensor_parallel_sizes"), ("policy", "policies"), ("split", "splits")):
+        given[name] = listed(option, given[name]) if given[name] else None
     given["vary"] = named_values("vary", given["vary"], many=True)
     given["prices"] = named_prices(given["prices"])
     if given["deployment"] is not None:

@@ -19,8 +19,9 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("name")
+@click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Most seconds that the whole check takes.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
-def check(name: str, style: str) -> None:
+def check(name: str, limit_s: float, style: str) -> None:
     """Run a policy through scripted workloads, and report which rules of the contract it keeps.
 
     NAME is a built-in policy, path/to/file.py:Class or package.module:Class. The workloads have little KV memory,
@@ -32,7 +33,7 @@ def check(name: str, style: str) -> None:
     """
     from sim.policy_check import check_policy
 
-    found = check_policy(name)
+    found = check_policy(name, limit_s)
     if style == "json":
         click.echo(json.dumps({**asdict(found), "holds": found.holds}))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from apiserver.settings import ServeSettings
+from serving.json_file import parse_json
 from serving.yaml_file import read_yaml
 from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
 
@@ -60,6 +60,11 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
         otherwise = served().model_copy(update={"model": Deployment().model})  # on the GPU that this machine has
     deployment = read_deployment(deployment_file, flags, otherwise)
+    defaults: tuple[str, ...] = ()
+    if twin:
+        from planning.whole_deployment import whole_deployment
+
+        deployment, defaults = whole_deployment(deployment, settings.calibration, settings.gpu)
     replicas = settings.replicas or (sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1)
     what = f"the twin of {replicas} x" if twin else "the engine with"
     serve_until_stopped(
@@ -68,7 +73,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
         out,
         force,
         lambda model, urls: click.echo(
-            f"{what} {model} answers at {' '.join(f'{url}/v1' for url in urls)}; Ctrl-C ends it"
+            "\n".join((f"{what} {model} answers at {' '.join(f'{url}/v1' for url in urls)}; Ctrl-C ends it", *defaults))
         ),
         lambda line: click.echo(f"tokentwin: {line}", err=True),
     )
@@ -77,6 +82,6 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
 def _json(text: str) -> Any:
     """What is JSON as what it says; anything else as it is."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text

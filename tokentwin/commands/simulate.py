@@ -21,7 +21,7 @@ options = options_of(TraceWorkload, Scenario, Timing)
 @click.argument("trace", type=click.Path())
 @options("--calibration --gpu")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
-@options("--replicas --router --price=prices --limit --rate-scale")
+@options("--replicas --router --price=prices --limit --rate-scale --warm-up=warm_up_s")
 @click.option(
     "--acceptance",
     type=click.Path(),
@@ -63,7 +63,7 @@ def simulate(
     from traces.without_pandas import spare_pandas
 
     spare_pandas()
-    workload = {name: given.pop(name) for name in ("trace", "limit", "rate_scale")}
+    workload = {name: given.pop(name) for name in ("trace", "limit", "rate_scale", "warm_up_s")}
     calibration, gpu, replicas, router = (given.pop(name) for name in ("calibration", "gpu", "replicas", "router"))
     check_timed(calibration, gpu)
     fleet = with_fleet(read_deployment(deployment_file, given, base_deployment(calibration)), replicas, router)
@@ -82,11 +82,12 @@ def simulate(
         scenario = replace(scenario, front_door=FrontDoor.load(front_door))
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
-    print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers)
+    defaults = {"defaults": done.defaults} if done.defaults else {}
+    print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers, **defaults)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
-        click.echo(f"{done.standing['mark']}: {done.standing['reason']}")
+        click.echo("\n".join((f"{done.standing['mark']}: {done.standing['reason']}", *done.defaults)))
 
 
 def _accepting(deployment: Deployment, recording: str) -> Deployment:

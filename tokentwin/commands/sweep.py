@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+_LINES = 6  # about defaults, at most
+
 
 @click.command()
 @click.argument("file", type=click.Path())
@@ -28,11 +30,18 @@ def sweep(
     from planning.sweep.executors import find_executor
     from planning.sweep.settings import load_sweep
     from planning.sweep.sweep import Sweep
+    from serving.errors import UserError
 
+    if retry_failed and not resume:
+        raise UserError("retry-failed", None, "needs --resume, which continues the sweep in --out; give both")
     found = Sweep.of(load_sweep(file))
     if dry_run:
         click.echo(f"{len(found.points)} runs")
         return
+    for line in found.defaults[:_LINES]:
+        click.echo(line)
+    if len(found.defaults) > _LINES:
+        click.echo(f"... and {len(found.defaults) - _LINES} more; the column config has the settings of every run")
     with telling() as tell:
         made_by = find_executor(executor, jobs, found.settings.run_limit_s)
         done = found.run(out, made_by, resume=resume, retry_failed=retry_failed, tell=tell)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from serving.errors import UserError
+from serving.yaml_file import parse_yaml
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 @click.option("--system-prompts", metavar="P", help="For example count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
 @click.option("--sessions", metavar="S", help="For example turns=4,think_ms=20000,max_prompt_tokens=8000")
 @click.option("--structured", metavar="P", help="Share of requests whose answers keep to a grammar, as 0.3.")
+@click.option("--grammar-compile-ms", metavar="MS", help="How long each of those waits for its grammar.")
 @_TO
 @_FORCE
 @_FORMAT
@@ -130,16 +132,24 @@ def _parsed(name: str, text: str) -> Any:
     elif name == "arrivals" or (name in ("prompt", "output") and not text.lstrip("-").isdigit()):
         kind, _, rest = text.partition(":")
     else:
-        return text
-    fields = {"kind": kind} if kind else {}
+        return _value(name, text)
+    fields: dict[str, Any] = {"kind": kind} if kind else {}
     for item in rest.split(",") if rest else []:
         key, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"--{name.replace('_', '-')}", text, f"{item!r} must be key=value")
         if key.strip() in fields:
             raise UserError(f"--{name.replace('_', '-')}", text, f"gives {key.strip()} twice; leave one of them out")
-        fields[key.strip()] = value.strip()
+        fields[key.strip()] = value.strip() if key.strip() == "path" else _value(name, value)
     return fields
+
+
+def _value(name: str, text: str) -> Any:
+    """A plain value as YAML has it: a number, or a word."""
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"--{name.replace('_', '-')}", text, str(error)) from None
 
 
 def _print(summary: WorkloadSummary, format_: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from serving.errors import UserError
+from serving.json_file import parse_json
 from traces.rows import read_head
 
 MOST = 9e9  # in seconds it still fits 64 bits of nanoseconds
@@ -20,9 +20,9 @@ class JsonFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            data = json.loads(read_head(path, _LARGEST))
-        except (ValueError, RecursionError) as error:
-            raise UserError("measured", str(path), f"is not JSON: {error}") from None
+            data = parse_json(read_head(path, _LARGEST))
+        except ValueError as error:
+            raise UserError("measured", str(path), str(error)) from None
         if not isinstance(data, dict):
             raise UserError("measured", str(path), "must be a JSON object")
         self.data: dict[str, Any] = data

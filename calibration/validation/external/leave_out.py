@@ -17,6 +17,7 @@ from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
 from calibration.steps.evidence_calibration import correction_of
 from calibration.validation.external.lessons import FIGURES, Lesson
+from serving.deployments.gpu_spec import find_gpu
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +76,10 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
             left[name] = evidence.without(lambda origin, name=name: group(origin) == name)  # type: ignore[misc]
         if lesson.origin not in known:
             belief = left[name].belief(lesson.origin)
-            known[lesson.origin] = belief, correction_of(left[name], lesson.origin, belief, lesson.deployment)
+            known[lesson.origin] = (
+                belief,
+                correction_of(left[name], lesson.origin, belief, lesson.deployment, find_gpu(lesson.gpu)),
+            )
         belief, correction = known[lesson.origin]
         mark = lesson.mark(correction, left[name].untaught(lesson.origin))
         predicted, slopes = lesson.predicted(belief.logs, correction)

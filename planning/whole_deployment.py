@@ -1,0 +1,41 @@
+"""A deployment with every setting stated that it leaves to its engines, on the GPUs of all of its pools."""
+
+from __future__ import annotations
+
+from planning.costs import timing_gpu
+from serving.deployments.config import Deployment
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from serving.deployments.gpu_spec import GpuSpec
+from sim.priced_pool import merged, pool_deployment
+
+
+def whole_deployment(
+    deployment: Deployment, calibration: str | None, gpu: str | None
+) -> tuple[Deployment, tuple[str, ...]]:
+    """`deployment`, timed by `calibration` or `gpu`, with its engines' defaults; and a line for each set of these.
+
+    Raises UserError for a GPU or a calibration that is none.
+    """
+    filled, lines = _filled(deployment, timing_gpu(calibration, gpu))
+    if deployment.fleet is None:
+        return filled, tuple(lines)
+    pools = []
+    for pool in deployment.fleet.pools:
+        shared = gpu if pool.calibration is None else None
+        own_gpu = timing_gpu(pool.calibration or calibration, pool.gpu or shared)
+        own, more = _filled(pool_deployment(deployment, pool), own_gpu)
+        lines += more
+        inherited = pool_deployment(filled, pool).scheduler.model_dump()
+        changed = {name: value for name, value in own.scheduler.model_dump().items() if inherited.get(name) != value}
+        settings = merged(pool.deployment, {"scheduler": changed}) if changed else pool.deployment
+        pools.append(pool.model_copy(update={"deployment": settings}))
+    fleet = deployment.fleet.model_copy(update={"pools": tuple(pools)})
+    return filled.model_copy(update={"fleet": fleet}), tuple(dict.fromkeys(lines))
+
+
+def _filled(deployment: Deployment, gpu: GpuSpec | None) -> tuple[Deployment, list[str]]:
+    """As it is without a GPU."""
+    if gpu is None:
+        return deployment, []
+    taken = defaults_taken(deployment, gpu)
+    return with_engine_defaults(deployment, gpu), [taken] if taken else []

@@ -1,0 +1,45 @@
+"""JSON, read as data.
+
+What JSON allows and people write by mistake is refused: a name twice, and what nests deeper than Python can follow.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serving.errors import UserError, reason
+
+
+def parse_json(text: str | bytes, **how: Any) -> Any:
+    """What the text holds; `how` is as `json.loads` takes it. Raises ValueError that says what is wrong with it."""
+    try:
+        return json.loads(text, object_pairs_hook=_object, **how)
+    except json.JSONDecodeError as error:
+        place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"is not JSON: {error.msg} at {place}") from None
+    except UnicodeDecodeError:
+        raise ValueError("is not JSON: it is not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("is not JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:  # a name twice, too many digits
+        raise ValueError(f"is not JSON: {error}") from None
+
+
+def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
+    """What the file holds. Raises UserError of `field`, which names the file and ends in `advice`."""
+    try:
+        return parse_json(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(field, str(path), f"cannot be read: {reason(error)}{advice}") from None
+    except ValueError as error:
+        raise UserError(field, str(path), f"{error}{advice}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of them out")
+    return members

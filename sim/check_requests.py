@@ -1,0 +1,40 @@
+"""Requests by which policies and routers are checked: the same on every machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from serving.workload import Segment, WorkloadRequest
+
+MS = 1_000_000
+
+
+def requests(
+    seed: int, count: int, every_ms: int, prompt: tuple[int, int], output: tuple[int, int]
+) -> list[WorkloadRequest]:
+    """Of three tenants, two SLO classes and three priorities; no two arrive together."""
+    chance = random.Random(seed)
+    return [
+        WorkloadRequest(
+            id,
+            id * every_ms * MS + chance.randrange(every_ms * MS),
+            (("", chance.randint(*prompt)),),
+            chance.randint(*output),
+            priority=chance.randrange(3),
+            tenant=chance.choice("aab"),
+            slo_class=chance.choice(["chat", "batch"]),
+        )
+        for id in range(count)
+    ]
+
+
+def talks(asked: list[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    """Prompts that begin with a common one, half of them with an earlier prompt and its answer, too."""
+    for request in asked:
+        before: tuple[Segment, ...] = (("system", 40),)
+        if request.id % 2:
+            earlier = asked[request.id // 2]
+            before = (*before, (f"user{earlier.id}", earlier.prompt_len), (f"out:{earlier.id}", earlier.output_len))
+        yield replace(request, prompt=(*before, (f"user{request.id}", request.prompt_len)))

@@ -1,0 +1,194 @@
+"""Recordings of vLLM's own scheduler: a workload, a linear cost, and what vLLM decided on a virtual clock.
+
+Each field that a recording may have is in one of the tables here, with what it means to us. Any other is refused: what
+is not understood cannot be reproduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig, parse
+from serving.errors import UserError
+from serving.json_file import parse_json
+from serving.step_plan import StepPlan
+from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from sim.recorded_connector import Outside
+from traces.rows import read_head
+
+_LARGEST_BYTES = 1 << 30
+
+
+def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What drafting takes is of no concern here."""
+    if not drafts:
+        return {}
+    costs: dict[str, Any] = {"model": "any"} if drafts.get("method") == "draft_model" else {"draft_us": 0}
+    return {"speculative": {"method": "ngram", **costs, **drafts}}
+
+
+def _compiling(ready_ns: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Not `structured`: no token waits for a mask there."""
+    return {"grammar_compile_ns": ready_ns - row["arrival_ns"]} if ready_ns else {}
+
+
+def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Prefixes are equal from their first token on, so a salt is another name for the first segment."""
+    segments = [(str(name), int(tokens)) for name, tokens in prompt]
+    if segments and row.get("salt"):
+        name, tokens = segments[0]
+        segments[0] = f"salt {row['salt']}: {name}", tokens
+    return {"prompt": tuple(segments)}
+
+
+# Of `config`, what is no setting of a scheduler: what it adds to those.
+_CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "speculative": _drafting,
+    "vllm": dict,  # rarer settings of its SchedulerConfig, which are ours by the same names
+    "pp": lambda stages: {},  # pipeline stages, a setting of the deployment, and
+    "v2": lambda runs: {},  # vLLM's V2 model runner, which they need in the overlapped loop
+    "connector": lambda connector: {},  # see `_outside`
+}
+
+# Of each of `requests`: what its value, in its row, adds to a `WorkloadRequest`.
+_REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
+    "id": lambda id, row: {"id": id},
+    "arrival_ns": lambda at_ns, row: {"arrival_ns": at_ns},
+    "prompt": _prompt,
+    "output_len": lambda tokens, row: {"output_len": tokens},
+    "priority": lambda priority, row: {"priority": priority},
+    "max_tokens": lambda tokens, row: {"max_tokens": tokens},
+    "abort_ns": lambda at_ns, row: {"cancel_ns": at_ns},
+    "grammar_ns": _compiling,
+    "skip_cache": lambda skips, row: {"skip_reading_prefix_cache": skips},
+    "salt": lambda salt, row: {},  # see `_prompt`
+    "ext": lambda tokens, row: {},  # see `_outside`
+    "ext_fails": lambda fails, row: {},  # the same
+}
+
+# Of each of `steps` and `results`: what is compared, and what follows from it.
+_STEP = {"t", "dt", "n", "pre", "s"}
+_STEP_NOT_COMPARED = {"drafts", "got", "waste"}
+_RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
+_RESULT_NOT_COMPARED = {"finish"}
+
+
+class RecordedStages(TokenCost):
+    """`PipelinedCost` of an engine with pipeline stages: of a step's time each takes so many thousandths.
+
+    By default the first takes all: there one step after the other occupies the whole engine.
+    """
+
+    def __init__(self, stages: int, stages_permille: Sequence[int] = (), transfer_ns: int = 0, **prices: int) -> None:
+        super().__init__(**prices)
+        self._permille = tuple(stages_permille) or (1000, *[0] * (stages - 1))
+        self._transfer_ns = transfer_ns
+        if len(self._permille) != stages:
+            raise ValueError(f"stages_permille has {len(self._permille)} numbers for {stages} stages")
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        step_ns = self.step_ns(plan)
+        return [step_ns * permille // 1000 for permille in self._permille]
+
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [self._transfer_ns] * (len(self._permille) - 1)
+
+
+@dataclass(frozen=True)
+class OracleRecording:
+    """One recording; `steps` and `results`, by request, have only what is compared. `outside` is None where no KV was.
+
+    Steps that end after `ends_ns`, when nobody is left, are for nobody: a request has stopped or accepted more drafts
+    than it had to, or its client has hung up. A plan that preempts and schedules nothing is no step.
+    """
+
+    name: str
+    deployment: Deployment
+    cost: TokenCost
+    workload: Workload
+    steps: list[dict[str, Any]]
+    results: dict[int, dict[str, Any]]
+    ends_ns: int
+    outside: Outside | None
+
+
+def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
+    """The recording at `path`, to be decided by `policy`. Raises UserError if it is none, or has an unknown field."""
+    recording = _read(path)
+    try:
+        empty = [key for key in ("requests", "steps", "results") if not isinstance(recording[key], list)]
+        for key, known in (
+            ("requests", _REQUEST), ("steps", _STEP | _STEP_NOT_COMPARED), ("results", _RESULT | _RESULT_NOT_COMPARED),
+        ):  # fmt: skip
+            for number, row in enumerate(recording[key]):
+                _refuse_unknown(row, known, f"{path}: {key}[{number}]")
+        config = recording["config"]
+        _refuse_unknown(config, _CONFIG.keys() | SchedulerConfig.model_fields.keys(), f"{path}: config")
+        settings: dict[str, Any] = {"cut_at_max_model_len": True}  # as vLLM's scheduler does
+        for name, value in config.items():
+            settings |= _CONFIG[name](value) if name in _CONFIG else {name: value}
+        scheduler = parse(SchedulerConfig, settings, where="config")
+        stages = config.get("pp", 1)
+        cost = TokenCost(**recording["cost"]) if stages == 1 else RecordedStages(stages, **recording["cost"])
+        deployment = Deployment(policy=policy, pipeline_parallel_size=stages, scheduler=scheduler)
+        outside = _outside(config.get("connector"), recording["requests"], f"{path}: config.connector")
+        workload = _workload(recording["requests"])
+        results = {row["id"]: {name: row[name] for name in row if name in _RESULT} for row in recording["results"]}
+        empty += [key for key in ("requests", "steps", "results") if not recording[key]]
+        if empty:
+            raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(empty)}")
+        ends_ns = max(row["finish_ns"] for row in recording["results"])
+        steps = [
+            {**{name: value for name, value in step.items() if name in _STEP}, "pre": sorted(step["pre"])}
+            for step in recording["steps"]
+            if step["n"] and step.get("s", step["t"]) + step["dt"] <= ends_ns
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
+    name = recording.get("name") or path.name.split(".")[0]
+    return OracleRecording(name, deployment, cost, workload, steps, results, ends_ns, outside)
+
+
+def _refuse_unknown(row: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for name, value in row.items():
+        if name not in known:
+            remedy = "is a field that conformance does not know; record a scenario without it"
+            raise UserError(f"{where}.{name}", value, remedy)
+
+
+def _outside(connector: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], where: str) -> Outside | None:
+    if connector is None:
+        return None
+    _refuse_unknown(connector, {"base_ns", "per_token_ns", "sync", "whole"}, where)
+    failing = {row["id"] for row in rows if row.get("ext_fails")}
+    return Outside({row["id"]: row.get("ext", 0) for row in rows}, failing, **connector)
+
+
+def _workload(rows: Sequence[Mapping[str, Any]]) -> Workload:
+    requests = []
+    for row in rows:
+        given: dict[str, Any] = {}
+        for name, value in row.items():
+            given |= _REQUEST[name](value, row)
+        requests.append(WorkloadRequest(**given))
+    requests.sort(key=lambda request: (request.arrival_ns, request.id))
+    return Workload(requests, shares_prefixes=shares_prefixes(requests))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        recording = parse_json(read_head(path, _LARGEST_BYTES, "recording"))
+    except ValueError as error:
+        raise UserError("recording", str(path), f"{error}; it must be JSON, plain or gzipped") from None
+    missing = [
+        key
+        for key in ("config", "cost", "requests", "steps", "results")
+        if not isinstance(recording, dict) or key not in recording
+    ]
+    if missing:
+        raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(missing)}")
+    return dict(recording)

@@ -1,0 +1,78 @@
+"""KV blocks that are stated override those that follow from memory, wherever a deployment is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokentwin
+from planning.deployments import read_deployment
+from planning.priced_scenario import price_scenario
+from planning.settings import with_settings
+from planning.sweep.settings import SweepSettings
+from planning.sweep.sweep import Sweep
+from serving.deployments.config import Deployment, parse
+from serving.errors import UserError
+from serving.workload import Workload
+
+TRAFFIC: dict[str, Any] = {
+    "requests": 3,
+    "arrivals": {"kind": "poisson", "rate": 5},
+    "prompt": {"kind": "fixed", "tokens": 50},
+    "output": {"kind": "fixed", "tokens": 5},
+}
+BOTH = {
+    "model": "Llama-3.1-8B",
+    "device": "cuda",
+    "gpu_memory_utilization": 0.9,
+    "scheduler": {"num_blocks": 1000},
+}
+BLOCKS, MEMORY = "deployment.scheduler.num_blocks", "deployment.gpu_memory_utilization"
+
+
+def swept(deployment: dict[str, Any], out: Path, **grid: Any) -> list[int]:
+    settings = {"base": {"deployment": deployment, "gpu": "H100", "workload": TRAFFIC}, "grid": grid}
+    return sorted(tokentwin.sweep(settings, out, jobs=1).runs["num_blocks"].to_pylist())
+
+
+def test_in_python_and_in_a_file(tmp_path: Path) -> None:
+    run = tokentwin.simulate(TRAFFIC, BOTH, gpu="H100", band=False)
+    assert run.recording.run["num_blocks"] == 999
+    file = tmp_path / "d.yaml"
+    file.write_text("gpu_memory_utilization: 0.9\nscheduler: {num_blocks: 1000}\n")
+    assert read_deployment(str(file), {}).gpu_memory_utilization is None
+
+
+def test_a_flag_overrides_what_the_file_states(tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text("model: Llama-3.1-8B\nscheduler: {num_blocks: 1000}\n")
+    made = read_deployment(str(file), {"gpu_memory_utilization": 0.5})
+    assert made.gpu_memory_utilization == 0.5
+    assert "num_blocks" not in made.scheduler.model_fields_set
+
+
+def test_in_a_pool() -> None:
+    pools = [{"name": "a"}, {"name": "b", "deployment": {"scheduler": {"num_blocks": 500}}}]
+    data = {**BOTH, "scheduler": {}, "fleet": {"pools": pools}}
+    scenario = price_scenario(Workload(()), None, "H100", parse(Deployment, data, where="deployment"))
+    large, small = (pool.deployment.scheduler.num_blocks for pool in scenario.all_pools)
+    assert small == 500 < large
+
+
+def test_every_run_of_a_sweep_has_what_it_varies(tmp_path: Path) -> None:
+    memory = {**BOTH, "scheduler": {}}
+    assert swept(memory, tmp_path / "blocks", **{BLOCKS: [600, 800]}) == [599, 799]
+    assert swept(BOTH, tmp_path / "base") == [999]
+    half, most = swept(BOTH, tmp_path / "memory", **{MEMORY: [0.5, 0.9]})
+    assert 999 < half < most
+
+
+def test_both_at_once_are_refused() -> None:
+    grid = {BLOCKS: [600, 800], MEMORY: [0.5, 0.9]}
+    settings = {"base": {"deployment": BOTH, "gpu": "H100", "workload": TRAFFIC}, "grid": grid}
+    with pytest.raises(UserError, match="num_blocks: 600: cannot be combined with gpu_memory_utilization"):
+        Sweep.of(parse(SweepSettings, settings, where="sweep"))
+    with pytest.raises(UserError, match="num_blocks: 600: cannot be combined with gpu_memory_utilization"):
+        with_settings(Deployment(), {"num_blocks": 600, "gpu_memory_utilization": 0.5})

@@ -1,0 +1,68 @@
+"""What an engine does by default: the settings of its server, by engine, release and GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serving.deployments.config import Deployment, parse
+from serving.deployments.engine_defaults import defaults_taken, engine_defaults, with_engine_defaults
+from serving.deployments.gpu_spec import find_gpu
+
+NAMES = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
+
+
+def deployment(**stated: Any) -> Deployment:
+    return parse(Deployment, {"model": "Llama-3.1-8B", "device": "cuda", **stated}, where="deployment")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stated", "wanted"),
+    [
+        ("H100", {}, (1024, 8192, True)),
+        ("H200", {}, (1024, 8192, True)),
+        ("RTX-PRO-6000", {}, (1024, 8192, True)),
+        ("A100-80G", {}, (256, 2048, True)),
+        ("L40S", {}, (256, 2048, True)),
+        ("B200", {}, (1024, 16384, True)),
+        ("MI300X", {}, (1024, 16384, True)),
+        ("B200", {"engine": "vllm 0.19.0"}, (1024, 8192, True)),
+        ("H100", {"engine": "vllm 0.13"}, (1024, 8192, False)),
+        ("H100", {"engine": "vllm 0.14.1"}, (1024, 8192, True)),
+        ("H100", {"pipeline_parallel_size": 2}, (1024, 8192, True)),
+        ("H100", {"scheduler": {"max_model_len": 4}}, (1024, 4096, True)),
+        ("H100", {"scheduler": {"max_num_seqs": 2, "max_model_len": 1024}}, (1024, 2048, True)),
+        ("H100", {"scheduler": {"max_num_batched_tokens": 512}}, (512, 8192, True)),
+        (
+            "H200",
+            {"data_parallel_size": 8, "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency"},
+            (256, 256, True),
+        ),
+        ("L4", {"policy": "sglang"}, (256, 2048, True)),
+        ("L40S", {"policy": "sglang"}, (256, 4096, True)),
+        ("H100", {"policy": "sglang"}, (1024, 8192, True)),
+        ("B200", {"engine": "sglang 0.5.6"}, (1024, 16384, True)),
+        ("L40S", {"policy": "trtllm"}, (256, 8192, True)),
+    ],
+)
+def test_an_engine_has_its_own_defaults_on_each_gpu(gpu: str, stated: dict[str, Any], wanted: tuple[Any, ...]) -> None:
+    found = engine_defaults(deployment(**stated), find_gpu(gpu))
+    assert tuple(found[name] for name in NAMES) == wanted
+
+
+def test_whole_prompts_have_a_budget_for_the_longest() -> None:
+    whole = deployment(scheduler={"enable_chunked_prefill": False, "max_model_len": 2048})
+    assert (
+        engine_defaults(whole.rescheduled(max_model_len=40_000), find_gpu("H100"))["max_num_batched_tokens"] == 40_000
+    )
+
+
+def test_what_is_stated_stays_and_the_rest_is_told() -> None:
+    stated = deployment(scheduler={"max_num_seqs": 64})
+    made = with_engine_defaults(stated, find_gpu("H100"))
+    assert [getattr(made.scheduler, name) for name in NAMES] == [64, 8192, True]
+    told = "defaults of vllm 0.33 on H100: max_num_batched_tokens 8,192, async_scheduling true"
+    assert defaults_taken(stated, find_gpu("H100")) == told
+    assert defaults_taken(made, find_gpu("H100")) == ""
+    assert with_engine_defaults(made, find_gpu("L4")) == made

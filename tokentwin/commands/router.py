@@ -1,0 +1,58 @@
+"""`tokentwin router`: hold a router to its rules."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from serving.errors import UserError
+
+
+@click.group()
+def router() -> None:
+    """Routers: the built-in ones, and your own."""
+
+
+@router.command()
+@click.argument("name")
+@click.option("--setting", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the router. Repeatable.")
+@click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Most seconds that the whole check takes.")
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
+def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> None:
+    """Run a router through scripted workloads, and report which rules it keeps.
+
+    NAME is a built-in router, path/to/file.py:Class or package.module:Class. The fleets have one replica, four that are
+    alike, queues at their limit, pools of their own for SLO classes, replicas that come and go, and prefill and decode
+    apart. Each runs twice.
+
+    Exit status: 0 if the router keeps the rules, 1 if it does not, 2 if there is no such router. The report also says
+    how evenly requests are spread and whether a choice costs more in a large fleet; neither changes the exit status
+    (docs/fleet.md).
+    """
+    from sim.router_check import RULES, check_router
+
+    found = check_router(name, dict(map(_setting, settings)), limit_s)
+    if style == "json":
+        click.echo(json.dumps({**asdict(found), "holds": found.holds}))
+    else:
+        for rule, what in found.broken.items():
+            click.echo(f"{rule:14}{'BROKEN' if what else 'holds':12}{RULES[rule]}")
+        for rule, what in found.broken.items():
+            if what:
+                click.echo(f"{rule}: {what}")
+        click.echo(f"{'spread':14}{found.spread}")
+        click.echo(f"{'large fleets':14}{found.grows or 'a choice costs the same among 8 replicas and 128'}")
+    if not found.holds:
+        raise SystemExit(1)
+
+
+def _setting(text: str) -> tuple[str, int | float | str | bool]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    read = yaml.safe_load(value) if equals else None
+    if not name or not isinstance(read, int | float | str):
+        raise UserError("setting", text, "must be NAME=VALUE, with a number, a text, true or false")
+    return name, read

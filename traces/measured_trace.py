@@ -1,0 +1,92 @@
+"""Reports of load generators, read as traces: what they sent, and when.
+
+A report that holds several runs is named with the number of one: `report.json#2`. Prompts are private, because no
+report says what they have in common.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from serving.errors import UserError
+from serving.workload import Workload
+
+if TYPE_CHECKING:
+    from traces.measured.run import MeasuredRun
+
+AIPERF_EXPORT = "profile_export.jsonl"
+_LOG = logging.getLogger("tokentwin")
+
+
+class MeasuredTraceReader:
+    """Read the requests of one format of measured runs.
+
+    name   what the format is called
+    marks  names of fields that a report has within its first 64 KiB
+    runs   what reads the runs in a report
+    """
+
+    def __init__(self, name: str, marks: Sequence[str], runs: Callable[[Path], list[MeasuredRun]]) -> None:
+        self.name = name
+        self._marks = [f'"{mark}"'.encode() for mark in marks]
+        self._runs = runs
+
+    def matches(self, head: bytes) -> bool:
+        """Whether a file that begins like this is such a report."""
+        return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and all(mark in head for mark in self._marks)
+
+    def read(self, path: Path, number: int | None = None) -> Workload:
+        """Return the requests of run `number` in the report, from 0; the number may be left out where there is one run.
+
+        Log what is lacking, such as requests that failed. Raises UserError for a report that is damaged, or too short.
+        """
+        runs = self._runs(path)
+        if number is None and len(runs) > 1:
+            raise UserError("trace", str(path), f"holds {len(runs)} runs; give one of them: {_choices(path, runs)}")
+        if number is not None and number >= len(runs):
+            raise UserError("trace", f"{path}#{number}", f"must be one of {_choices(path, runs)}")
+        run = runs[number or 0]
+        if run.caution:
+            _LOG.warning("%s: %s", path.name, run.caution)
+        return run.workload
+
+
+def _choices(path: Path, runs: Sequence[MeasuredRun]) -> str:
+    numbered = [f"{path.name}#{number}" for number in range(len(runs))]
+    return ", ".join(numbered)
+
+
+# The formats import what computes figures of runs, which takes longer than a short simulation.
+
+
+def _bench_serve(path: Path) -> list[MeasuredRun]:
+    from traces.measured.bench_serve import BenchServe
+    from traces.measured.json_file import JsonFile
+
+    if JsonFile(path).get("input_lens") is None:
+        remedy = "has no lengths of requests; run vllm bench serve with --save-result --save-detailed"
+        raise UserError("trace", str(path), remedy)
+    return BenchServe(files=(path.name,)).read(path.parent)
+
+
+def _guidellm(path: Path) -> list[MeasuredRun]:
+    from traces.measured.guidellm import GuideLlm
+
+    return GuideLlm(file=path.name).read(path.parent)
+
+
+def _aiperf(path: Path) -> list[MeasuredRun]:
+    from traces.measured.aiperf import AiPerf
+
+    if path.name != AIPERF_EXPORT:
+        remedy = f"is what AIPerf exports; call it {AIPERF_EXPORT} again, beside its profile_export_aiperf.json"
+        raise UserError("trace", str(path), remedy)
+    return AiPerf(folder=".").read(path.parent)
+
+
+BENCH_SERVE = MeasuredTraceReader("vllm bench serve", ("total_input_tokens", "request_throughput"), _bench_serve)
+GUIDELLM = MeasuredTraceReader("GuideLLM", ("benchmarks",), _guidellm)
+AIPERF = MeasuredTraceReader("AIPerf", ("metadata", "metrics", "benchmark_phase"), _aiperf)
