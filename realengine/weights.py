@@ -93,19 +93,26 @@ class ModelFiles:
         return random_state(self.spec, dtype, device=device)
 
 
-def load_model_files(model: str, home: Path) -> ModelFiles:
-    """The model called `model`. Raises UserError if there is none, or its files are damaged."""
+def model_folder(model: str, home: Path) -> Path | None:
+    """Return the folder of the model called `model`, None for random weights. Raises UserError if there is none."""
     if model.startswith("random:"):
-        name = model.removeprefix("random:")
-        if name not in RANDOM:
+        if model.removeprefix("random:") not in RANDOM:
             raise UserError("model", model, f"is not a known random model; choose one of {', '.join(RANDOM)}")
-        return ModelFiles(RANDOM[name], None, model)
+        return None
     folder = home / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
     if not (folder / "config.json").is_file():
         if model == "smollm2":
             remedy = "is not on this machine yet; run `tokentwin model fetch smollm2`, or use random:smollm2"
             raise UserError("model", model, remedy)
         raise UserError("model", model, "has no config.json; give a Hugging Face folder, smollm2 or random:FAMILY")
+    return folder
+
+
+def load_model_files(model: str, home: Path) -> ModelFiles:
+    """The model called `model`. Raises UserError if there is none, or its files are damaged."""
+    folder = model_folder(model, home)
+    if folder is None:
+        return ModelFiles(RANDOM[model.removeprefix("random:")], None, model)
     spec = spec_from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
     check_runnable(spec)
     spec = _with_generation_ends(spec, folder / "generation_config.json")

@@ -22,7 +22,7 @@ from planning.plan.request import PlanRequest
 from planning.request import Timing
 from planning.settings import named_value
 from planning.traffic import Offered
-from serving.deployments.config import Deployment, SchedulerConfig, parse
+from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.scheduler import POLICIES
@@ -205,7 +205,7 @@ def _side(runs: Path, side: str, fleet: Recommendation | None) -> Side | Incompl
         pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")
         return pasted if isinstance(pasted, Incomplete) else Side(deployment=pasted)
     settings: dict[str, Any] = {"policy": chosen}
-    planned = parse(Deployment, fleet.deployment, where="plan") if fleet else None
+    planned = fleet.to_change() if fleet else None
     usual = planned.scheduler if planned else SchedulerConfig()
     with st.expander("Settings"):
         left, right = st.columns(2)

@@ -56,11 +56,12 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     """What is to run, the model's files, and those of the model that drafts, if one does."""
     if find_spec("torch") is None:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
-    say(f"loading {deployment.model}")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     from realengine.fast_dtype import with_fast_dtype
-    from realengine.weights import load_model_files
+    from realengine.weights import load_model_files, model_folder
 
+    model_folder(deployment.model, home())
+    say(f"loading {deployment.model}")
     deployment, chosen = with_fast_dtype(deployment)
     if chosen:
         say(chosen)

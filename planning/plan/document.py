@@ -125,6 +125,13 @@ class Recommendation(Offered):
     standing: Trust = fact("how far its step times can be trusted")
     seen: dict[str, str] = fact("`observed` in words", default={})
 
+    def to_change(self) -> Deployment:
+        """Return the deployment for somebody who changes it: where memory gave its KV blocks, it will again."""
+        stated = {**self.deployment, "scheduler": dict(self.deployment.get("scheduler", {}))}
+        if stated.get("gpu_memory_utilization") is not None:
+            stated["scheduler"].pop("num_blocks", None)
+        return parse(Deployment, stated, where="plan")
+
     @property
     def headroom(self) -> str:
         """Of more rate; open where nothing that was tried broke it."""
