@@ -108,6 +108,19 @@ class KvCapacity(NamedTuple):
                 "quantisation",
             )
 
+    def check_stated(self, blocks: int) -> None:
+        """Raise UserError where so many blocks, stated by whoever asks, exceed the memory that weights leave."""
+        page = self.block * self.pages
+        most = max(self.total - self.weights, 0) // page
+        if blocks > most:
+            raise UserError(
+                "num_blocks",
+                blocks,
+                f"takes {blocks * page / _GIB:,.1f} GiB of KV beside {self.weights / _GIB:,.1f} GiB of weights, and "
+                f"the device has {self.total / _GIB:,.1f} GiB, so {most:,} blocks at most; leave it out, and as many "
+                "are taken as fit",
+            )
+
 
 def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_bytes: int = 0) -> KvCapacity:
     """What a device of `deployment` has for KV. With pipeline stages, it is the stage that has the fewest blocks.
