@@ -37,9 +37,9 @@ def served(share: float, requests: int = 0, **settings: Any) -> PricedScenario:
 @pytest.mark.parametrize("share", [0.3, 0.47, 0.9, 0.912345])
 def test_the_share_of_a_run_gives_its_blocks(share: float, settings: Mapping[str, Any]) -> None:
     made = served(share, **settings)
-    told = share_of_memory(made)
-    assert told is not None and len(str(told)) <= len(str(share))
-    assert served(told, **settings).num_blocks == made.num_blocks
+    known = share_of_memory(made)
+    assert known is not None and len(str(known)) <= len(str(share))
+    assert served(known, **settings).num_blocks == made.num_blocks
 
 
 def test_no_share_is_more_than_all_memory() -> None:
