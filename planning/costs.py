@@ -135,8 +135,10 @@ def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment
 
     spec = find_gpu(gpu)
     defaults, deployment = defaults_taken(deployment, spec), with_engine_defaults(deployment, spec)
-    if deployment.gpu_memory_utilization is not None:
-        capacity = kv_capacity(find_model(deployment.model), spec, deployment)
+    capacity = kv_capacity(find_model(deployment.model), spec, deployment)
+    if deployment.gpu_memory_utilization is None:
+        capacity.check_stated(deployment.scheduler.num_blocks)
+    else:
         capacity.check(deployment)
         fitted = deployment.rescheduled(num_blocks=capacity.num_blocks)
         deployment = fitted.model_copy(update={"gpu_memory_utilization": None})

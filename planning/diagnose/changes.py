@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from calibration.steps.observed import JudgedCost, pure
+from calibration.steps.operation_cost import OperationCost
 from planning.diagnose.constraint_lifts import longest_request, rescheduled, small_blocks, smaller_chunks
 from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
@@ -18,12 +20,15 @@ from planning.settings import with_settings
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AutoscalerConfig, FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 Settings = Mapping[str, Any]
 _OF_THE_RUN = ("gpu", "replicas", "router")  # what `compare` takes beside settings of a deployment
 _ALL2ALL = "allgather_reducescatter"
-_UTILISATION = 0.9  # of the GPU's memory, from which KV blocks follow where weights or KV change
+_UTILISATION = 0.9  # of a GPU's memory: what engines take by default, and
+_MORE = 0.02  # by how much a run has to be below it before more is worth a try
 
 
 def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
@@ -35,7 +40,11 @@ def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
 def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
     deployment, scheduler = scenario.deployment, scenario.deployment.scheduler
     tp, pp = deployment.tensor_parallel_size, deployment.pipeline_parallel_size
-    memory = {"gpu_memory_utilization": _UTILISATION} if scenario.gpu else {}
+    share = share_of_memory(scenario)
+    memory: Settings = (
+        {} if share is None else {"gpu_memory_utilization": share}
+    )  # KV blocks follow from the same share
+    more_memory: Settings = {"gpu_memory_utilization": _UTILISATION} if share and share < _UTILISATION - _MORE else {}
     narrow_kv = {"kv_cache_dtype": "fp8", **memory} if memory and deployment.kv_cache_dtype == "auto" else {}
     match cause:
         case "more running requests":
@@ -70,6 +79,7 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
         case "perfect prefix reuse":
             caching = {} if scheduler.enable_prefix_caching else {"enable_prefix_caching": True}
             yield {**caching, **(_routed(scenario, "prefix-affinity") if scenario.engines > 1 else {})}
+            yield more_memory
             yield narrow_kv
         case "no admission limits":
             yield {"fleet.admission": {"patience": _dumped(deployment.fleet, "patience")}}
@@ -87,8 +97,10 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
             yield {"fleet": {"pools": [{"replicas": scenario.engines}], "router": scenario.routes_by}}
         case "instant KV tiers":
             yield {"kv_tiers": None}
+            yield more_memory
             yield narrow_kv
         case "infinite KV memory" | "half the KV to read":
+            yield more_memory
             yield narrow_kv
             yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}
         case "free communication":
@@ -105,6 +117,16 @@ def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
         case "half the weights to read" | "free prefill":
             yield {"quantization": "fp8", **memory} if memory and deployment.quantization == "none" else {}
             yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}
+
+
+def share_of_memory(scenario: PricedScenario) -> float | None:
+    """The gpu_memory_utilization that gives the KV blocks of `scenario`; None where no GPU's memory is known."""
+    behind = pure(scenario.cost) if isinstance(scenario.cost, JudgedCost) else None
+    if not isinstance(behind, OperationCost):
+        return None
+    deployment = scenario.deployment
+    capacity = kv_capacity(find_model(deployment.model), behind.kernels.gpu, deployment)
+    return capacity.share_for(deployment.scheduler.num_blocks)
 
 
 def changed(scenario: PricedScenario, source: Source | None, settings: Settings) -> PricedScenario:

@@ -7,11 +7,18 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+_MEMORY = "gpu_memory_utilization"
+
 
 def compare_command(
     run: str, calibration: str | None, gpu: str | None, both: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> str:
-    """Of the recording in the directory `run`; `both` sides have some settings, B has `settings` beside them."""
+    """Of the recording in the directory `run`; `both` sides have some settings, B has `settings` beside them.
+
+    Where weights or KV change, KV blocks follow on both sides from the share of the memory that the run had.
+    """
+    if len(settings) > 1 and _MEMORY in settings:
+        both = {**both, _MEMORY: settings[_MEMORY]}
     words = ["tokentwin", "compare", "--trace", run, "--deployment", run]
     words += [] if calibration is None else ["-c", calibration]
     words += [] if gpu is None else ["--gpu", gpu]
@@ -27,5 +34,5 @@ def pairs(settings: Mapping[str, Any]) -> list[str]:
 
 
 def named(settings: Mapping[str, Any]) -> str:
-    """How a change is called; that KV blocks follow from memory goes without saying."""
-    return " ".join(pair for pair in pairs(settings) if not pair.startswith("gpu_memory_utilization"))
+    """How a change is called; that KV blocks follow from the same share of memory goes without saying."""
+    return " ".join(pairs({name: value for name, value in settings.items() if name != _MEMORY} or settings))

@@ -56,6 +56,7 @@ from traces.run_metrics import RunMetrics
 
 _NEARLY = 0.8  # of what the best lift buys
 _OF_MORE = 0.65  # the same of what less work or more GPUs would buy, which make healthy runs faster, too
+_ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that answers may suffer from
 _LASTING = 0.25  # of the run: more arrives than can be served, and not all at once
 
 
@@ -148,7 +149,10 @@ def _tried(
 def _changes(
     scenario: PricedScenario, base: Baseline, known: DiagnosisDocument, cause: Counterfactual, source: Source | None
 ) -> list[Counterfactual]:
-    """What can be set or bought against the cause: of what buys nearly most, the fewest GPUs first."""
+    """What can be set or bought against the cause: of what buys nearly most, the fewest GPUs first.
+
+    Of those, what keeps every bit of weights and KV comes before what does not.
+    """
     lift, found = LIFTS[cause.name], []
     replica = next(c for c in known.counterfactuals if c.name == REPLICA)
     if not replica.skipped:
@@ -163,7 +167,12 @@ def _changes(
         found.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
     worth = {c.name: worth_of(c, known.metric) for c in found}
     most = max(worth.values(), default=0.0)
-    return sorted(found, key=lambda c: (worth[c.name] < _NEARLY * most, c.gpus or 0, -worth[c.name]))
+    return sorted(
+        found,
+        key=lambda c: (
+            worth[c.name] < _NEARLY * most, c.gpus or 0, not _ROUNDING.isdisjoint(c.settings), -worth[c.name],
+        ),
+    )  # fmt: skip
 
 
 def worth_of(change: Counterfactual, judged: str) -> float:

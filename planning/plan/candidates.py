@@ -191,6 +191,7 @@ def _with_kv(engine: Engine, gpu: GpuSpec) -> Engine:
     deployment = with_kv_groups(engine.deployment)
     capacity = kv_capacity(find_model(deployment.model), gpu, deployment)
     if deployment.gpu_memory_utilization is None:
+        capacity.check_stated(deployment.scheduler.num_blocks)
         return replace(engine, deployment=deployment)
     capacity.check(deployment)
     return replace(engine, deployment=deployment.rescheduled(num_blocks=capacity.num_blocks))

@@ -310,7 +310,7 @@ class PlanDocument(Document):
         yield from map(Text, _details(self))
         if self.runners_up:
             yield Text("\nRunners-up", style="italic")
-            yield _table([(point, "") for point in self.runners_up[:_RUNNERS_UP]], self.spares)
+            yield _table([(point, "") for point in self.runners_up[:_RUNNERS_UP]], self.spares, hold=True)
         if self.frontier:
             title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
             yield Text(f"\n{title}", style="italic")
@@ -380,21 +380,30 @@ def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
     return [(point, " ".join(name for name, frontier in on if point in frontier)) for point in points]
 
 
-def _table(rows: Sequence[tuple[Point, str]], spares: int) -> Table:
-    """Fleets, and on which frontier each is."""
+def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False) -> Table:
+    """Fleets, and on which frontier each is, or in how many cases the SLOs `hold`."""
     table = Table(box=SIMPLE, padding=(0, 0, 0, 1), show_edge=False, pad_edge=False)
     table.add_column("fleet", overflow="fold")  # each setting on a line of its own
     for heading in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
-    if any(on for _, on in rows):
+    if hold:
+        table.add_column("SLOs\nhold", justify="right", no_wrap=True)
+    elif any(on for _, on in rows):
         table.add_column("best\nper", no_wrap=True)
     for p, on in rows:
         figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
         replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
         fleet = _SETTING.sub("\n ", f"{replicas} x {p.engine}")
-        cells = (fleet, str(p.gpus), *map(_shown, figures), f"{100 * p.attainment:.1f} %", on)
-        table.add_row(*cells[: len(table.columns)])
+        cells = (fleet, str(p.gpus), *map(_shown, figures), f"{100 * p.attainment:.1f} %")
+        last = _likely(p) if hold else on
+        table.add_row(*(*cells, last)[: len(table.columns)])
     return table
+
+
+def _likely(fleet: Point) -> str:
+    """As the answer has it, in fewer words; nothing where it is unknown."""
+    holds = fleet.holds if isinstance(fleet, Offered) else None
+    return "-" if holds is None else f"{100 * min(holds, SURE):.0f}{'+' if holds >= SURE else ''} %"
 
 
 def _shown(value: float | None) -> str:

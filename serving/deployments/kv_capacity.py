@@ -7,6 +7,7 @@ activations of that step follow from the shapes, so the answer comes with an int
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from serving.deployments.config import Deployment
@@ -28,6 +29,7 @@ _OVER_PCIE = 0.10 * _GIB  # buffers of collectives: 0.20 to 0.30 GiB are logged 
 _OVER_NVLINK = 1.0 * _GIB  # 0.95 to 1.38 GiB are logged in all (H200, GB200)
 _MEMORY_SPREAD = 0.003  # of the memory that boards of one name report
 _RUNTIME_SPREAD = 0.3  # of activations and what is not torch's
+_SHARE_DIGITS = 6  # of a GPU of 200 GiB, less than a block of 16 tokens
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of experts in mxfp4
 
 
@@ -106,6 +108,29 @@ class KvCapacity(NamedTuple):
                 f"has room for {self.num_blocks:,} KV blocks beside {self.weights / _GIB:,.1f} GiB of weights; a "
                 f"request of {config.max_model_len} tokens needs {need}: {remedy}use more or larger devices, or "
                 "quantisation",
+            )
+
+    def share_for(self, blocks: int) -> float:
+        """The share of the memory that leaves room for just so many blocks, in as few digits as say so; 1 at most."""
+        beside = self.weights + self.activations + self.non_torch + self.graphs
+        needed = (beside + blocks * self.block * self.pages) / self.total
+        for digits in range(1, _SHARE_DIGITS + 1):
+            share = min(math.ceil(needed * 10**digits) / 10**digits, 1.0)
+            if self._replace(utilization=share).num_blocks == blocks:
+                break
+        return share
+
+    def check_stated(self, blocks: int) -> None:
+        """Raise UserError where so many blocks, stated by whoever asks, exceed the memory that weights leave."""
+        page = self.block * self.pages
+        most = max(self.total - self.weights, 0) // page
+        if blocks > most:
+            raise UserError(
+                "num_blocks",
+                blocks,
+                f"takes {blocks * page / _GIB:,.1f} GiB of KV beside {self.weights / _GIB:,.1f} GiB of weights, and "
+                f"the device has {self.total / _GIB:,.1f} GiB, so {most:,} blocks at most; leave it out, and as many "
+                "are taken as fit",
             )
 
 

@@ -76,3 +76,26 @@ def test_both_at_once_are_refused() -> None:
         Sweep.of(parse(SweepSettings, settings, where="sweep"))
     with pytest.raises(UserError, match="num_blocks: 600: cannot be combined with gpu_memory_utilization"):
         with_settings(Deployment(), {"num_blocks": 600, "gpu_memory_utilization": 0.5})
+
+
+def test_more_than_the_memory_of_a_gpu_is_refused(tmp_path: Path) -> None:
+    """20 TB of KV on one L40S, wherever it is stated."""
+    memory = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"num_blocks": 10_000_000}}
+    base = {"deployment": memory, "gpu": "L40S", "workload": TRAFFIC}
+    wanted = "num_blocks: 10000000: takes 19,531.2 GiB of KV beside 15.0 GiB of weights, and the device has 44.4 GiB"
+    with pytest.raises(UserError, match=wanted):
+        tokentwin.simulate(TRAFFIC, memory, gpu="L40S", band=False)
+    with pytest.raises(UserError, match=wanted):
+        tokentwin.plan(TRAFFIC, slos=["ttft_ms p99<=500"], gpus=["L40S"], deployment=memory, jobs=1)
+    with pytest.raises(UserError, match=wanted):
+        tokentwin.sweep({"base": base, "grid": {"deployment.scheduler.max_num_seqs": [16, 64]}}, tmp_path / "o", jobs=1)
+
+
+def test_so_many_blocks_as_just_fit_are_simulated() -> None:
+    def simulated(blocks: int) -> None:
+        scheduler = {"num_blocks": blocks}
+        tokentwin.simulate(TRAFFIC, {**BOTH, "scheduler": scheduler}, gpu="L40S", band=False)
+
+    simulated(15_068)
+    with pytest.raises(UserError, match="so 15,068 blocks at most"):
+        simulated(15_069)

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import click
 import pytest
@@ -108,3 +109,15 @@ def test_what_would_be_ignored_is_refused(arguments, line, tmp_path, monkeypatch
     said = capsys.readouterr().err
     assert line in said and len(said.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["t.yaml"]
+
+
+@pytest.mark.parametrize("twin", [(), ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")], ids=["engine", "twin"])
+@pytest.mark.parametrize("package", ["aiohttp", "msgspec", "zmq"])
+def test_a_server_without_its_packages_says_what_to_install(package, twin, monkeypatch, capsys):
+    def found(name: str) -> object:
+        return None if name == package else find_spec(name)
+
+    monkeypatch.setattr("tokentwin.commands.serve.find_spec", found)
+    assert ending(["serve", *twin], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said == f"tokentwin: serve: '{package}': is not installed; pip install 'tokentwin[server]'\n"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
 from apiserver.settings import ServeSettings
+from serving.errors import UserError
 from serving.json_file import parse_json
 from serving.yaml_file import read_yaml
 from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
@@ -40,6 +42,9 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
       tokentwin serve --twin --gpu H100 --model Llama-3.1-8B --replicas 4
       curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Hello", "max_tokens": 8}'
     """
+    for package in ("aiohttp", "msgspec", "zmq"):
+        if find_spec(package) is None:
+            raise UserError("serve", package, "is not installed; pip install 'tokentwin[server]'")
     from apiserver.supervisor import serve as serve_until_stopped
     from planning.deployments import read_deployment, refuse_engine_flags, served
     from serving.deployments.config import Deployment
