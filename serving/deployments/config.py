@@ -156,6 +156,9 @@ class SchedulerConfig(TerseSettings):
 
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
+        """Without chunks a step has room for the longest prompt, as in vLLM, unless it is stated to have less."""
+        if not self.enable_chunked_prefill and "max_num_batched_tokens" not in self.model_fields_set:
+            object.__setattr__(self, "max_num_batched_tokens", max(self.max_num_batched_tokens, self.max_model_len))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
         if not self.enable_chunked_prefill and self.most_step_tokens < self.max_model_len:

@@ -9,6 +9,7 @@ import pytest
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engine_defaults import defaults_taken, engine_defaults, with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
+from serving.errors import UserError
 
 NAMES = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
 
@@ -66,3 +67,11 @@ def test_what_is_stated_stays_and_the_rest_is_told() -> None:
     assert defaults_taken(stated, find_gpu("H100")) == told
     assert defaults_taken(made, find_gpu("H100")) == ""
     assert with_engine_defaults(made, find_gpu("L4")) == made
+
+
+def test_without_chunks_a_step_has_room_for_the_longest_prompt_unless_it_is_stated_to_have_less() -> None:
+    whole = parse(Deployment, {"scheduler": {"enable_chunked_prefill": False, "max_model_len": 9216}}, where="x")
+    assert whole.scheduler.max_num_batched_tokens == 9216
+    with pytest.raises(UserError, match="must be at least max_model_len when enable_chunked_prefill is off"):
+        scheduler = {"enable_chunked_prefill": False, "max_model_len": 9216, "max_num_batched_tokens": 2048}
+        parse(Deployment, {"scheduler": scheduler}, where="x")
