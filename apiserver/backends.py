@@ -20,7 +20,7 @@ from apiserver.kv_events import KvEvents
 from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import ForwardingLedger, Ledger, Tracer
 from apiserver.live_metrics import LiveMetrics
-from apiserver.live_recording import Place
+from traces.live_recording import Place
 from apiserver.messages import About, From
 from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin

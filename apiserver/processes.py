@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from apiserver.live_recording import Place
+from traces.live_recording import Place
 from apiserver.orders import obey
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment

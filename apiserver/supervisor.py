@@ -15,7 +15,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from apiserver.api_keys import read_keys, tls_context
-from apiserver.live_recording import Place
+from traces.live_recording import Place
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from apiserver.live_recording import LiveRecording, recover
+from traces.live_recording import LiveRecording, recover
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from tests.apiserver.served import TWIN, serving

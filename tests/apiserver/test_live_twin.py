@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from apiserver.failures import Accidents, CutAnswers, ServedFailures
 from apiserver.ledger import Ledger
-from apiserver.live_recording import LiveRecording, recover
+from traces.live_recording import LiveRecording, recover
 from apiserver.messages import About, Add
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse

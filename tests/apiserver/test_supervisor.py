@@ -3,7 +3,7 @@
 from multiprocessing import Pipe
 from pathlib import Path
 
-from apiserver.live_recording import Place
+from traces.live_recording import Place
 from apiserver.settings import ServeSettings
 from apiserver.supervisor import _engines, _Supervisor
 from serving.deployments.config import Deployment

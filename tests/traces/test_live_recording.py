@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apiserver.live_recording import LiveRecording, Place
+from traces.live_recording import LiveRecording, Place
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.recording import Recording, RecordingWriter

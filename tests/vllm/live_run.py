@@ -1,0 +1,100 @@
+"""Run a workload on vLLM itself, in this process, and record it: `python -m tests.vllm.live_run SCENARIO.json`.
+
+Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recording's directory), `model` (a `config.json`
+as a mapping, random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of rounds; the requests
+of a round are added one by one, `every` steps apart, and the next round begins when all of them have ended. A request has
+`prompt` (token ids, or `[of, more]`: the tokens of the whole sequence of request number `of`, and ids after it),
+`max_tokens`, and maybe `priority`, `stop`, `json`, `abort_after` (steps).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+
+SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def run(scenario: dict[str, Any]) -> None:
+    """Run `scenario` and close its recording."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({**TINY, **scenario.get("model", {})}))
+        settings = {
+            "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,
+            "dtype": "bfloat16", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 16,
+            "max_num_batched_tokens": 256, "disable_log_stats": False, "scheduler_cls": SCHEDULER,
+            "additional_config": {"tokentwin": {"record": scenario["out"]}},
+            **scenario.get("settings", {}),
+        }  # fmt: skip
+        llm = LLM(**settings)
+        _Driver(llm).run(scenario["requests"])
+        llm.llm_engine.engine_core.shutdown()
+
+
+class _Driver:
+    def __init__(self, llm: LLM) -> None:
+        self._engine = llm.llm_engine
+        self._said: dict[int, list[int]] = {}
+        self._number = 0
+
+    def run(self, rounds: list[list[dict[str, Any]]]) -> None:
+        for requests in rounds:
+            waiting = list(requests)
+            aborts: dict[str, int] = {}
+            step = 0
+            while waiting or self._engine.has_unfinished_requests():
+                while waiting and (step >= waiting[0].get("at_step", 0) or not self._engine.has_unfinished_requests()):
+                    self._add(waiting.pop(0), aborts, step)
+                for id in [id for id, at in aborts.items() if at <= step]:
+                    del aborts[id]
+                    self._engine.abort_request([id])
+                for output in self._engine.step():
+                    if output.finished:
+                        self._said[int(output.request_id)] += output.outputs[0].token_ids
+                step += 1
+
+    def _add(self, asked: dict[str, Any], aborts: dict[str, int], step: int) -> None:
+        number, self._number = self._number, self._number + 1
+        prompt = asked["prompt"]
+        if prompt and isinstance(prompt[-1], list):
+            prompt = self._said[prompt[0]] + prompt[1]
+        self._said[number] = list(prompt)
+        params = SamplingParams(
+            temperature=asked.get("temperature", 1.0),
+            seed=number,
+            max_tokens=asked["max_tokens"],
+            ignore_eos=not asked.get("stop"),
+            stop_token_ids=asked.get("stop"),
+            detokenize=False,
+        )
+        self._engine.add_request(
+            str(number), TokensPrompt(prompt_token_ids=prompt), params, priority=asked.get("priority", 0)
+        )
+        if "abort_after" in asked:
+            aborts[str(number)] = step + asked["abort_after"]
+
+
+if __name__ == "__main__":
+    run(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,57 @@
+"""Names for what prompts share, so that prompts of tokens become prompts of a workload.
+
+Prefix caches know whole blocks by everything before them, so equal beginnings are looked for block by block. What was
+not seen before gets a name of its own; an answer is `out:ID`, so that the next turn of a conversation may quote it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+from serving.workload import Segment
+
+Path = tuple[Segment, ...]
+
+_MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least recently seen goes first
+
+
+class SharedPrefixes:
+    """Segments of prompts, by a key of each whole block of `block_size` tokens.
+
+    A key stands for all tokens up to the end of its block: equal ones are equal beginnings. Of all blocks seen, the
+    last `most_blocks` are remembered.
+    """
+
+    def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS) -> None:
+        self._block_size = block_size
+        self._most_blocks = most_blocks
+        self._paths: OrderedDict[Hashable, Path] = OrderedDict()
+
+    def prompt(self, id: int, keys: Sequence[Hashable], length: int) -> Path:
+        """The segments of a prompt of `length` tokens of request `id`; equal beginnings have equal names."""
+        known = 0
+        path: Path = ()
+        for key in keys:
+            if (found := self._paths.get(key)) is None:
+                break
+            known, path = known + self._block_size, found
+        for key in reversed(keys[: known // self._block_size]):  # what others build on goes last
+            self._paths.move_to_end(key)
+        if known < length:
+            self._remember(keys, known, path, f"p{id}", length)
+            path = (*path, (f"p{id}", length - known))
+        return path
+
+    def answered(self, id: int, prompt: Path, keys: Sequence[Hashable], length: int) -> None:
+        """There will be no more of the answer to request `id`: it and its `prompt` are `length` tokens."""
+        self._remember(keys, sum(tokens for _, tokens in prompt), prompt, f"out:{id}", length)
+
+    def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
+        """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""
+        for at in reversed(range(begins // self._block_size, ends // self._block_size)):
+            end = (at + 1) * self._block_size
+            if end > begins:
+                self._paths.setdefault(keys[at], (*path, (name, end - begins)))
+        while len(self._paths) > self._most_blocks:
+            self._paths.popitem(last=False)
