@@ -21,6 +21,7 @@ _KV_TYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}
 _DRAFTS = {"ngram": "ngram", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
 _ALL2ALL = ("allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
 _DTYPES = ("float32", "bfloat16", "float16")
+_GOES_ON_AFTER_SELF = (0, 33)  # the first version in which a request that preempts itself does not end the step
 _WINDOWS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec")
 
 
@@ -40,6 +41,8 @@ def read_deployment(config: Any, kv_cache: Any, block_size: int, version: str, m
     """
     reader = _Reader(config, kv_cache, block_size)
     stated = reader.settings()
+    if tuple(map(int, version.split(".")[:2])) < _GOES_ON_AFTER_SELF:
+        stated["scheduler"]["self_preemption_ends_step"] = True
     stated |= {"model": model or config.model_config.model, "engine": f"vllm {version}", "policy": "vllm"}
     deployment = parse(Deployment, stated, where="vllm_config")
     return VllmDeployment(deployment, reader.unmodelled)

@@ -1,4 +1,4 @@
-"""Run a workload on vLLM itself, in this process, and record it: `python -m tests.vllm.live_run SCENARIO.json`.
+"""Run workloads on vLLM itself, in this process, and record them: `python -m tests.vllm.live_run SCENARIO.json ...`.
 
 Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recording's directory), `model` (a `config.json`
 as a mapping, random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of rounds; the requests
@@ -9,6 +9,7 @@ of a round are added one by one, `every` steps apart, and the next round begins 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -27,6 +28,8 @@ os.environ |= {
 
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
 TINY = {
@@ -37,6 +40,25 @@ TINY = {
 }  # fmt: skip
 
 
+def overlap_on_cpus() -> None:
+    """Let vLLM run its overlapped loop on a CPU, where it turns that off: a step is computed at once, and so its tokens
+    need no handing on from one step in flight to the next. The scheduler and the loop are those of a GPU."""
+    check = CpuPlatform.check_and_update_config.__func__
+    make = CPUModelRunner.__init__
+
+    def check_and_update_config(cls: type, config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check(cls, config)
+        config.scheduler_config.async_scheduling = asked
+
+    def make_runner(runner: Any, *args: Any, **kwargs: Any) -> None:
+        make(runner, *args, **kwargs)
+        runner.use_async_scheduling = False
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    CPUModelRunner.__init__ = make_runner
+
+
 def run(scenario: dict[str, Any]) -> None:
     """Run `scenario` and close its recording."""
     with tempfile.TemporaryDirectory() as folder:
@@ -44,13 +66,15 @@ def run(scenario: dict[str, Any]) -> None:
         settings = {
             "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,
             "dtype": "bfloat16", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 16,
-            "max_num_batched_tokens": 256, "disable_log_stats": False, "scheduler_cls": SCHEDULER,
+            "max_num_batched_tokens": 256, "async_scheduling": False, "disable_log_stats": False, "scheduler_cls": SCHEDULER,
             "additional_config": {"tokentwin": {"record": scenario["out"]}},
             **scenario.get("settings", {}),
         }  # fmt: skip
         llm = LLM(**settings)
         _Driver(llm).run(scenario["requests"])
         llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
 
 
 class _Driver:
@@ -83,7 +107,6 @@ class _Driver:
         self._said[number] = list(prompt)
         params = SamplingParams(
             temperature=asked.get("temperature", 1.0),
-            seed=number,
             max_tokens=asked["max_tokens"],
             ignore_eos=not asked.get("stop"),
             stop_token_ids=asked.get("stop"),
@@ -97,4 +120,6 @@ class _Driver:
 
 
 if __name__ == "__main__":
-    run(json.loads(Path(sys.argv[1]).read_text()))
+    overlap_on_cpus()
+    for path in sys.argv[1:]:
+        run(json.loads(Path(path).read_text()))
