@@ -19,8 +19,8 @@ _MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least rece
 class SharedPrefixes:
     """Segments of prompts, by a key of each whole block of `block_size` tokens.
 
-    A key stands for all tokens up to the end of its block: equal ones are equal beginnings. Of all blocks seen, the
-    last `most_blocks` are remembered.
+    A key stands for all tokens up to the end of its block: equal ones are equal beginnings. What has no keys shares
+    nothing. Of all blocks seen, the last `most_blocks` are remembered.
     """
 
     def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS) -> None:
@@ -49,7 +49,7 @@ class SharedPrefixes:
 
     def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
         """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""
-        for at in reversed(range(begins // self._block_size, ends // self._block_size)):
+        for at in reversed(range(begins // self._block_size, min(ends // self._block_size, len(keys)))):
             end = (at + 1) * self._block_size
             if end > begins:
                 self._paths.setdefault(keys[at], (*path, (name, end - begins)))
