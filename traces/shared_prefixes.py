@@ -21,12 +21,16 @@ class SharedPrefixes:
 
     A key stands for all tokens up to the end of its block: equal ones are equal beginnings. What has no keys shares
     nothing. Of all blocks seen, the last `most_blocks` are remembered.
+
+    ambiguous  blocks of answers that were seen before the answer ended: another answer says the same, or a prompt that
+               came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
     """
 
     def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS) -> None:
         self._block_size = block_size
         self._most_blocks = most_blocks
         self._paths: OrderedDict[Hashable, Path] = OrderedDict()
+        self.ambiguous = 0
 
     def prompt(self, id: int, keys: Sequence[Hashable], length: int) -> Path:
         """The segments of a prompt of `length` tokens of request `id`; equal beginnings have equal names."""
@@ -45,7 +49,9 @@ class SharedPrefixes:
 
     def answered(self, id: int, prompt: Path, keys: Sequence[Hashable], length: int) -> None:
         """There will be no more of the answer to request `id`: it and its `prompt` are `length` tokens."""
-        self._remember(keys, sum(tokens for _, tokens in prompt), prompt, f"out:{id}", length)
+        begins = sum(tokens for _, tokens in prompt)
+        self.ambiguous += sum(key in self._paths for key in keys[begins // self._block_size :])
+        self._remember(keys, begins, prompt, f"out:{id}", length)
 
     def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
         """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""

@@ -120,7 +120,7 @@ class EngineRecorder:
     def _finish(self) -> None:
         notes = {**self._notes, "prefix_cache_resets": self.cache_resets}
         status = "complete" if self.goes_on else "interrupted"
-        self._run.close(self.now(), status, json.dumps(notes))
+        self._run.close(self.now(), status, notes)
 
 
 class _Nothing(EngineRecorder):
@@ -170,7 +170,9 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     }
     writer = RecordingWriter(path, run)
     _write_deployment(path, found, config)
-    recorded = RecordedRun(LiveRecording(writer), scheduler.hash_block_size, max(4 * kv_cache.num_blocks, _LEAST_BLOCKS))
+    recorded = RecordedRun(
+        LiveRecording(writer), scheduler.hash_block_size, max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
+    )
     thread = WriterThread(recorded, settings.most_waiting_rows)
     events = EngineEvents(
         thread.put,

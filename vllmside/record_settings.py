@@ -1,4 +1,7 @@
-"""What a user says about a recording: `--additional-config '{"tokentwin": {"record": "DIR"}}'`, or $TOKENTWIN_RECORD."""
+"""What a user says about a recording.
+
+`--additional-config '{"tokentwin": {"record": "DIR"}}'`, or TOKENTWIN_RECORD=DIR in the environment.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from serving.settings import Settings
 
 VARIABLE = "TOKENTWIN_RECORD"
 _KEY = "tokentwin"
+_OTHERS = ("policy", "scheduler")  # settings of a policy of ours, which has its own scheduler class
 
 
 class RecordSettings(Settings):
@@ -30,7 +34,8 @@ def record_settings(additional_config: object, environment: Mapping[str, str]) -
     """The settings of a recording. Raises UserError where there are none, or wrong ones."""
     stated: Any = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
     settings = dict(stated) if isinstance(stated, Mapping) else {}
-    settings = {name: value for name, value in settings.items() if name in RecordSettings.model_fields}
+    for name in _OTHERS:
+        settings.pop(name, None)
     if VARIABLE in environment:
         settings.setdefault("record", environment[VARIABLE])
     if "record" not in settings:

@@ -6,6 +6,7 @@ tokens nor hashes are kept. What cannot be known from inside a scheduler is null
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,11 +71,12 @@ class RecordedRun:
         else:
             self._ended(event)
 
-    def close(self, duration_ns: int, status: str, notes: str) -> None:
+    def close(self, duration_ns: int, status: str, notes: Mapping[str, Any]) -> None:
         """No more happens: requests that have not ended are `unfinished`."""
         for progress in list(self._open.values()):
             self._leave(progress, "unfinished")
-        self._recording.close(status=status, duration_ns=duration_ns, notes=notes)
+        told = json.dumps({**notes, "ambiguous_blocks": self._prefixes.ambiguous})
+        self._recording.close(status=status, duration_ns=duration_ns, notes=told)
 
     def _arrived(self, came: Arrived) -> None:
         # In a workload requests are ordered by arrival; a scheduler can receive them in another order.

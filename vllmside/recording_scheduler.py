@@ -28,14 +28,8 @@ _OUTPUT = (
 )  # fmt: skip
 
 
-class RecordingScheduler(Scheduler):
-    """The scheduler of the plain loop or of the overlapped one, as vLLM is configured, with a recorder beside it."""
-
-    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> RecordingScheduler:
-        check_interface(vllm.__version__, ((Scheduler, _SCHEDULER), (SchedulerOutput, _OUTPUT)))
-        overlapped = bool(vllm_config.scheduler_config.async_scheduling)
-        kind = _Overlapped if overlapped and cls is RecordingScheduler else cls
-        return object.__new__(kind)
+class Recording:
+    """Beside a scheduler of vLLM's, put before it in a class: a recorder of what it does."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = record_settings(vllm_config.additional_config, os.environ)
@@ -79,6 +73,15 @@ class RecordingScheduler(Scheduler):
     def shutdown(self) -> None:
         self._recorder.close()
         super().shutdown()
+
+
+class RecordingScheduler(Recording, Scheduler):
+    """The scheduler of the plain loop or of the overlapped one, as vLLM is configured, with a recorder beside it."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> RecordingScheduler:
+        check_interface(vllm.__version__, ((Scheduler, _SCHEDULER), (SchedulerOutput, _OUTPUT)))
+        overlapped = bool(vllm_config.scheduler_config.async_scheduling)
+        return object.__new__(_Overlapped if overlapped and cls is RecordingScheduler else cls)
 
 
 class _Overlapped(RecordingScheduler, AsyncScheduler):

@@ -80,7 +80,8 @@ class _Reader:
 
     def _scheduler(self) -> dict[str, Any]:
         config, cache = self._config, self._config.cache_config
-        read = {name: getattr(config.scheduler_config, name) for name in _SCHEDULER if hasattr(config.scheduler_config, name)}
+        settings = config.scheduler_config
+        read = {name: getattr(settings, name) for name in _SCHEDULER if hasattr(settings, name)}
         read |= {
             "max_model_len": config.model_config.max_model_len,
             "cut_at_max_model_len": True,
@@ -130,7 +131,7 @@ class _Reader:
         stored = getattr(model.hf_config, "quantization_config", None)
         if model.quantization is None or stored:
             return "none"
-        return self._one_of("quantization", str(model.quantization), ("fp8",)) if model.quantization == "fp8" else self._left("quantization", model.quantization, "none")
+        return "fp8" if model.quantization == "fp8" else self._left("quantization", model.quantization, "none")
 
     def _all2all(self, parallel: Any) -> str:
         if parallel.data_parallel_size == 1 or not parallel.enable_expert_parallel:

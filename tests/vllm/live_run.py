@@ -1,10 +1,10 @@
 """Run workloads on vLLM itself, in this process, and record them: `python -m tests.vllm.live_run SCENARIO.json ...`.
 
-Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recording's directory), `model` (a `config.json`
-as a mapping, random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of rounds; the requests
-of a round are added one by one, `every` steps apart, and the next round begins when all of them have ended. A request has
-`prompt` (token ids, or `[of, more]`: the tokens of the whole sequence of request number `of`, and ids after it),
-`max_tokens`, and maybe `priority`, `stop`, `json`, `abort_after` (steps).
+Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recording's directory), `model` (changes of the
+tiny model's `config.json`, with random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of
+rounds, each of which begins when the one before has ended. A request has `prompt` (token ids, or `[of, more]`: the
+whole sequence of request number `of`, and ids after it), `max_tokens`, `at_step` of its round, and maybe `priority`,
+`stop` (token ids) and `abort_after` (steps).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(scenario: dict[str, Any]) -> None:
         settings = {
             "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,
             "dtype": "bfloat16", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 16,
-            "max_num_batched_tokens": 256, "async_scheduling": False, "disable_log_stats": False, "scheduler_cls": SCHEDULER,
+            "max_num_batched_tokens": 256, "async_scheduling": False, "scheduler_cls": SCHEDULER,
             "additional_config": {"tokentwin": {"record": scenario["out"]}},
             **scenario.get("settings", {}),
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -52,7 +53,9 @@ class Engine:
         self.events.planned(self.scheduler, output, began_ns)
         return output
 
-    def back(self, output: Any, tokens: dict[str, int], finished: dict[str, str] | None = None, result: Any = None) -> None:
+    def back(
+        self, output: Any, tokens: dict[str, int], finished: dict[str, str] | None = None, result: Any = None
+    ) -> None:
         flight = self.events.returning(output, result)
         sent = self.scheduler.outputs(tokens, finished)
         if flight is not None:
@@ -60,7 +63,7 @@ class Engine:
 
     def recording(self) -> Recording:
         self.events.settle()
-        self.run.close(self.events.now(), "complete", "{}")
+        self.run.close(self.events.now(), "complete", {})
         return Recording.load(self.path)
 
 
@@ -78,7 +81,9 @@ def test_a_run_is_recorded_and_replayed(engine: Engine) -> None:
     engine.add("a", 6, 2, [b"1"])
     engine.back(engine.plan({"a": 6}, {"a": 0}), {"a": 1})
     engine.add("b", 6, 1, [b"1"])
-    engine.back(engine.plan({"a": 1, "b": 2}, {"b": 4}), {"a": 1, "b": 1}, dict.fromkeys("ab", "FINISHED_LENGTH_CAPPED"))
+    engine.back(
+        engine.plan({"a": 1, "b": 2}, {"b": 4}), {"a": 1, "b": 1}, dict.fromkeys("ab", "FINISHED_LENGTH_CAPPED")
+    )
     recording = engine.recording()
     first, second = recording.steps.to_pylist()
     assert (first["prefill_tokens"], first["prefill_pairs"], first["sampled_rows"]) == (6, 21, 1)
@@ -96,8 +101,19 @@ def test_a_turn_quotes_the_answer_before_it(engine: Engine) -> None:
     engine.add("a", 3, 6, []).block_hashes = [b"1", b"2"]
     engine.back(engine.plan({"a": 3}, {"a": 0}), {"a": 6}, {"a": "FINISHED_LENGTH_CAPPED"})
     engine.add("b", 10, 1, [b"1", b"2"])
-    prompts = [one.prompt for one in engine.recording().workload().requests]
+    recording = engine.recording()
+    prompts = [one.prompt for one in recording.workload().requests]
     assert prompts == [(("p0", 3),), (("p0", 3), ("out:0", 5), ("p1", 2))]
+    assert json.loads(recording.run["notes"])["ambiguous_blocks"] == 0
+
+
+def test_a_prompt_that_quotes_an_unfinished_answer_is_counted(engine: Engine) -> None:
+    one = engine.add("a", 3, 6, [])
+    planned = engine.plan({"a": 3}, {"a": 0})
+    engine.add("b", 10, 1, [b"1", b"2"])
+    one.block_hashes = [b"1", b"2"]
+    engine.back(planned, {"a": 6}, {"a": "FINISHED_LENGTH_CAPPED"})
+    assert json.loads(engine.recording().run["notes"])["ambiguous_blocks"] == 2
 
 
 def test_a_stop_token_and_a_hang_up(engine: Engine) -> None:
