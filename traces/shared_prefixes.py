@@ -19,28 +19,30 @@ _MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least rece
 class SharedPrefixes:
     """Segments of prompts, by a key of each whole block of `block_size` tokens.
 
-    A key stands for all tokens up to the end of its block: equal ones are equal beginnings. What has no keys shares
-    nothing. Of all blocks seen, the last `most_blocks` are remembered.
+    A key stands for all tokens up to the end of its block, and `ahead` more: equal ones are equal beginnings. What has
+    no keys shares nothing. Of all blocks seen, the last `most_blocks` are remembered.
 
     ambiguous  blocks of answers that were seen before the answer ended: another answer says the same, or a prompt that
                came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
     """
 
-    def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS) -> None:
+    def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS, ahead: int = 0) -> None:
         self._block_size = block_size
         self._most_blocks = most_blocks
+        self._ahead = ahead
         self._paths: OrderedDict[Hashable, Path] = OrderedDict()
         self.ambiguous = 0
 
     def prompt(self, id: int, keys: Sequence[Hashable], length: int) -> Path:
         """The segments of a prompt of `length` tokens of request `id`; equal beginnings have equal names."""
-        known = 0
+        known = blocks = 0
         path: Path = ()
         for key in keys:
             if (found := self._paths.get(key)) is None:
                 break
-            known, path = known + self._block_size, found
-        for key in reversed(keys[: known // self._block_size]):  # what others build on goes last
+            path = found
+            known, blocks = self._end(blocks), blocks + 1
+        for key in reversed(keys[:blocks]):  # what others build on goes last
             self._paths.move_to_end(key)
         if known < length:
             self._remember(keys, known, path, f"p{id}", length)
@@ -50,14 +52,18 @@ class SharedPrefixes:
     def answered(self, id: int, prompt: Path, keys: Sequence[Hashable], length: int) -> None:
         """There will be no more of the answer to request `id`: it and its `prompt` are `length` tokens."""
         begins = sum(tokens for _, tokens in prompt)
-        self.ambiguous += sum(key in self._paths for key in keys[begins // self._block_size :])
+        self.ambiguous += sum(key in self._paths for at, key in enumerate(keys) if self._end(at) > begins)
         self._remember(keys, begins, prompt, f"out:{id}", length)
 
+    def _end(self, block: int) -> int:
+        """Up to which token the key of a block stands."""
+        return (block + 1) * self._block_size + self._ahead
+
     def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
-        """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""
-        for at in reversed(range(begins // self._block_size, min(ends // self._block_size, len(keys)))):
-            end = (at + 1) * self._block_size
-            if end > begins:
+        """Blocks of which keys end within the segment `name`, which goes from token `begins` to `ends`."""
+        first = max(begins - self._ahead, 0) // self._block_size
+        for at in reversed(range(first, min(ends // self._block_size, len(keys)))):
+            if begins < (end := self._end(at)) <= ends:
                 self._paths.setdefault(keys[at], (*path, (name, end - begins)))
         while len(self._paths) > self._most_blocks:
             self._paths.popitem(last=False)

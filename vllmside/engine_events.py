@@ -9,9 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter, not_
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+# Loops over the rows of a step run in C.
+_COMPUTED, _IS_CHUNK = attrgetter("num_computed_tokens"), attrgetter("is_prefill_chunk")
+_REQUEST_ID, _NEW_TOKENS = attrgetter("request_id"), attrgetter("new_token_ids")
+_FINISH_REASON = attrgetter("finish_reason")
 _WAITS_FOR_GRAMMAR = "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
 
 
@@ -59,15 +64,16 @@ class Flight:
     admitted   requests admitted, and the tokens found in the prefix cache
     preempted  requests preempted, and how many tokens of each were computed
     compiled   requests that no longer wait for their grammars
-    got        requests that got output tokens, and how many
+    got        requests of which clients hear, -1 for one that had ended
+    counts     output tokens of each of these
     accepted   of `drafts`, the accepted ones
     proposed   draft tokens that the next step can verify, by id
     stopped    requests that ended before they had all tokens that they might have
     """
 
     __slots__ = (
-        "accepted", "admitted", "compiled", "computed", "drafts", "end_ns", "got", "ids", "in_flight", "plan_ns",
-        "planned_ns", "preempted", "proposed", "running", "samples", "stopped", "structured", "thread_ns",
+        "accepted", "admitted", "compiled", "computed", "counts", "drafts", "end_ns", "got", "ids", "in_flight",
+        "plan_ns", "planned_ns", "preempted", "proposed", "running", "samples", "stopped", "structured", "thread_ns",
         "tokens", "used_blocks", "waiting",
     )  # fmt: skip
 
@@ -84,7 +90,8 @@ class Flight:
         self.admitted: list[tuple[int, int]] = []
         self.preempted: list[tuple[int, int]] = []
         self.compiled: list[int] = []
-        self.got: list[tuple[int, int]] = []
+        self.got: list[int] = []
+        self.counts: list[int] = []
         self.stopped: list[int] = []
         self.accepted: dict[int, int] | None = None
         self.proposed: dict[int, int] | None = None
@@ -103,6 +110,7 @@ class EngineEvents:
     max_model_len   of the server: no request has more tokens
     block_size      tokens that one hash of `block_hashes` stands for
     drafts          whether there are draft tokens
+    overlapped      whether the next step is planned before it is known what is proposed: as many drafts as there may be
     times_thread    whether this thread computes the steps itself, so that its CPU time is theirs
 
     An event says everything at once: a step is handed on when it has returned and, with drafts, the next ones are
@@ -115,6 +123,7 @@ class EngineEvents:
         *,
         max_model_len: int,
         drafts: bool,
+        overlapped: bool,
         times_thread: bool,
         started_ns: int,
         started_s: float,
@@ -122,7 +131,8 @@ class EngineEvents:
     ) -> None:
         self._put = put
         self._max_model_len = max_model_len
-        self._has_drafts = drafts
+        self._drafts_late = drafts and not overlapped
+        self._drafts_early = drafts and overlapped
         self._thread_time: Callable[[], int] | None = time.thread_time_ns if times_thread else None
         self._started_ns = started_ns
         self._started_s = started_s
@@ -194,11 +204,11 @@ class EngineEvents:
         flight.plan_ns = plan_ns
         flight.planned_ns = self.now()
         ids, requests = self._ids, scheduler.requests
-        rows = [requests[name] for name in tokens]
-        flight.ids = [ids[name] for name in tokens]
+        rows = list(map(requests.__getitem__, tokens))
+        flight.ids = list(map(ids.__getitem__, tokens))
         flight.tokens = list(tokens.values())
-        flight.computed = [request.num_computed_tokens for request in rows]
-        flight.samples = [not request.is_prefill_chunk for request in rows]
+        flight.computed = list(map(_COMPUTED, rows))
+        flight.samples = list(map(not_, map(_IS_CHUNK, rows)))
         if drafted := output.scheduled_spec_decode_tokens:
             flight.drafts = {ids[name]: len(drafts) for name, drafts in drafted.items()}
         if output.has_structured_output_requests:
@@ -214,6 +224,10 @@ class EngineEvents:
         flight.running, flight.waiting = scheduler.get_request_counts()
         pool = scheduler.kv_cache_manager.block_pool
         flight.used_blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        if self._drafts_early:
+            flight.proposed = {
+                ids[request.request_id]: len(request.spec_token_ids) for request in rows if not request.is_prefill_chunk
+            }
         flight.in_flight = self._in_flight
         self._in_flight += 1
         if self._thread_time is not None:
@@ -256,16 +270,17 @@ class EngineEvents:
         """The scheduler has taken in a step that was `returning`; `outputs` is what its clients are sent."""
         ids, ended = self._ids, []
         for to_client in outputs:
-            for one in to_client.outputs:
-                name = one.request_id
-                if one.new_token_ids and name in ids:
-                    flight.got.append((ids[name], len(one.new_token_ids)))
-                if one.finish_reason is not None and name in ids:
-                    ended.append(name)
-                    request = self._requests[ids[name]]
-                    if request.num_output_tokens < self._limit(request):
-                        flight.stopped.append(ids[name])
-        if self._has_drafts:
+            sent = to_client.outputs
+            flight.got += [ids.get(name, -1) for name in map(_REQUEST_ID, sent)]
+            flight.counts += map(len, map(_NEW_TOKENS, sent))
+            reasons = list(map(_FINISH_REASON, sent))
+            if reasons.count(None) < len(reasons):
+                ended += [one.request_id for one in sent if one.finish_reason is not None and one.request_id in ids]
+        for name in ended:
+            request = self._requests[ids[name]]
+            if request.num_output_tokens < self._limit(request):
+                flight.stopped.append(ids[name])
+        if self._drafts_late:
             self._held.append(flight)
         else:
             self._put(flight)
@@ -276,7 +291,11 @@ class EngineEvents:
         """What the step that returned last proposes is known, as far as it ever will be."""
         if self._held and isinstance(flight := self._held[0], Flight):
             open_ = self._requests
-            flight.proposed = {id: len(open_[id].spec_token_ids) for id, _ in flight.got if id in open_}
+            flight.proposed = {
+                id: len(open_[id].spec_token_ids)
+                for id, count in zip(flight.got, flight.counts, strict=True)
+                if count and id in open_
+            }
 
     def settle(self) -> None:
         """Hand on what has been held back: no more will be known of it."""

@@ -170,14 +170,15 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     }
     writer = RecordingWriter(path, run)
     _write_deployment(path, found, config)
-    recorded = RecordedRun(
-        LiveRecording(writer), scheduler.hash_block_size, max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
-    )
+    most_blocks = max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
+    ahead = getattr(config, "num_hash_lookahead_tokens", 0)
+    recorded = RecordedRun(LiveRecording(writer), scheduler.hash_block_size, most_blocks, ahead)
     thread = WriterThread(recorded, settings.most_waiting_rows)
     events = EngineEvents(
         thread.put,
         max_model_len=config.model_config.max_model_len,
         drafts=config.speculative_config is not None,
+        overlapped=bool(config.scheduler_config.async_scheduling),
         times_thread=_computes_here(config),
         started_ns=time.perf_counter_ns(),
         started_s=time.time(),

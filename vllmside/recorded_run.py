@@ -47,15 +47,18 @@ class RecordedRun:
 
     block_size   tokens of a block that `SharedPrefixes` knows
     most_blocks  how many of them it remembers
+    ahead        tokens after a block that its hash takes in
     """
 
-    def __init__(self, recording: LiveRecording, block_size: int, most_blocks: int) -> None:
+    def __init__(self, recording: LiveRecording, block_size: int, most_blocks: int, ahead: int = 0) -> None:
         self._recording = recording
-        self._prefixes = SharedPrefixes(block_size, most_blocks)
+        self._prefixes = SharedPrefixes(block_size, most_blocks, ahead)
         self._open: dict[int, _Progress] = {}
         self._arrival_ns = 0
         self._steps = 0
         self._end_ns = 0  # of the last step
+        self._steady: list[int] = []  # requests that got a token each in the last steps, which ended at
+        self._steady_ns = _Times()
 
     @property
     def goes_on(self) -> bool:
@@ -73,6 +76,7 @@ class RecordedRun:
 
     def close(self, duration_ns: int, status: str, notes: Mapping[str, Any]) -> None:
         """No more happens: requests that have not ended are `unfinished`."""
+        self._spread()
         for progress in list(self._open.values()):
             self._leave(progress, "unfinished")
         told = json.dumps({**notes, "ambiguous_blocks": self._prefixes.ambiguous})
@@ -95,7 +99,7 @@ class RecordedRun:
 
     def _ran(self, flight: Flight) -> None:
         start_ns = max(flight.planned_ns, self._end_ns)  # a step begins when the one before it has ended
-        end_ns = self._end_ns = flight.end_ns
+        self._end_ns = flight.end_ns
         lives = self._open
         for id in flight.compiled:
             if id in lives:
@@ -107,9 +111,7 @@ class RecordedRun:
         for id, found in flight.admitted:
             if id in lives:
                 _admit(lives[id], found, start_ns)
-        for id, count in flight.got:
-            if id in lives:
-                lives[id].token_times_ns.extend([end_ns] * count)
+        self._note_tokens(flight)
         for id, count in flight.drafts.items():
             if id in lives:
                 progress = lives[id]
@@ -118,6 +120,28 @@ class RecordedRun:
                 progress.accepted_tokens += (flight.accepted or {}).get(id, 0)
         self._recording.add_step(self._step_row(flight, start_ns))
         self._steps += 1
+
+    def _note_tokens(self, flight: Flight) -> None:
+        """Most steps give the same requests a token as the step before: their times are handed on later, together."""
+        single = flight.counts.count(1) == len(flight.counts)
+        if not (single and flight.got == self._steady):
+            self._spread()
+            self._steady = flight.got
+        if single:
+            self._steady_ns.append(flight.end_ns)
+            return
+        self._steady = []
+        for id, count in zip(flight.got, flight.counts, strict=True):
+            if id in self._open:
+                self._open[id].token_times_ns.extend([flight.end_ns] * count)
+
+    def _spread(self) -> None:
+        """Hand on the times that requests of `_steady` have in common."""
+        if self._steady_ns:
+            for id in self._steady:
+                if id in self._open:
+                    self._open[id].token_times_ns.extend(self._steady_ns)
+            self._steady_ns = _Times()
 
     def _step_row(self, flight: Flight, start_ns: int) -> dict[str, Any]:
         plan = _plan(flight)
@@ -152,6 +176,7 @@ class RecordedRun:
         progress = self._open.get(ended.id)
         if progress is None:
             return
+        self._spread()
         self._prefixes.answered(ended.id, progress.request.prompt, ended.keys, ended.tokens)
         if ended.status in _FINISHED:
             self._leave(progress, "finished", ended)

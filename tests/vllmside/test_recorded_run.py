@@ -37,8 +37,8 @@ class Engine:
         self.run = RecordedRun(LiveRecording(RecordingWriter(path, RUN)), 4, 100)
         clock: Iterator[int] = count(0, 1000)
         self.events = EngineEvents(
-            self.run.take, max_model_len=40, drafts=drafts, times_thread=False, started_ns=0, started_s=100.0,
-            now=lambda: next(clock),
+            self.run.take, max_model_len=40, drafts=drafts, overlapped=False, times_thread=False, started_ns=0,
+            started_s=100.0, now=lambda: next(clock),
         )  # fmt: skip
 
     def add(self, *args: Any, **kwargs: Any) -> Any:

@@ -133,5 +133,5 @@ def test_versions(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.messages
     check_interface("0.99.0", [(_Scheduler, ["schedule"])])
     assert "0.99.0 was never tried" in caplog.text
-    with pytest.raises(UserError, match="vllm: '0.99.0': has another scheduler \\(_Scheduler without plan\\)"):
+    with pytest.raises(UserError, match="has another scheduler"):
         check_interface("0.99.0", [(_Scheduler, ["plan"])])
