@@ -7,7 +7,7 @@ the recording's reaches the engine: then recording ends, with one line in the lo
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -28,7 +28,10 @@ _OUTPUT = (
 )  # fmt: skip
 
 
-class Recording:
+_Before = Scheduler if TYPE_CHECKING else object
+
+
+class Recording(_Before):
     """Beside a scheduler of vLLM's, put before it in a class: a recorder of what it does."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
