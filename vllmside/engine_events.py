@@ -73,14 +73,15 @@ class Flight:
 
     __slots__ = (
         "accepted", "admitted", "compiled", "computed", "counts", "drafts", "end_ns", "got", "ids", "in_flight",
-        "plan_ns", "planned_ns", "preempted", "proposed", "running", "samples", "stopped", "structured", "thread_ns",
-        "tokens", "used_blocks", "waiting",
+        "plan_ns", "planned_ns", "preempted", "proposed", "running", "samples", "speed", "stopped", "structured",
+        "thread_ns", "tokens", "used_blocks", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.plan_ns = self.planned_ns = self.end_ns = self.in_flight = 0
         self.running = self.waiting = self.used_blocks = 0
         self.thread_ns: int | None = None
+        self.speed: float | None = None
         self.ids: list[int] = []
         self.tokens: list[int] = []
         self.computed: list[int] = []
@@ -129,6 +130,8 @@ class EngineEvents:
         started_s: float,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
+        self._look: Callable[[], float | None] | None = None
+        self._speed: float | None = None
         self._put = put
         self._max_model_len = max_model_len
         self._drafts_late = drafts and not overlapped
@@ -149,6 +152,10 @@ class EngineEvents:
         self._thread_at_plan: deque[int] = deque()
         self._thread_at_end = 0
         self._end_ns = 0
+
+    def watch_speed(self, look: Callable[[], float | None]) -> None:
+        """From now on `look`, between steps, how fast the machine is at the moment."""
+        self._look, self._speed = look, look()
 
     def now(self) -> int:
         """Nanoseconds from the start of the recording."""
@@ -202,6 +209,7 @@ class EngineEvents:
             return
         flight = Flight()
         flight.plan_ns = plan_ns
+        flight.speed = self._speed
         flight.planned_ns = self.now()
         ids, requests = self._ids, scheduler.requests
         rows = list(map(requests.__getitem__, tokens))
@@ -286,6 +294,8 @@ class EngineEvents:
             self._put(flight)
         self._leave(ended, flight.end_ns)
         self.proposing()
+        if self._look is not None:
+            self._speed = self._look()
 
     def proposing(self) -> None:
         """What the step that returned last proposes is known, as far as it ever will be."""

@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -57,14 +57,21 @@ def _harmless(
 class EngineRecorder:
     """What a scheduler tells its recording. Nothing here raises."""
 
-    def __init__(self, events: EngineEvents, thread: WriterThread, run: RecordedRun, notes: dict[str, Any]) -> None:
+    def __init__(
+        self, events: EngineEvents, thread: WriterThread, run: RecordedRun, notes: dict[str, Any], deployment: str = ""
+    ) -> None:
         self.cache_resets = 0
+        self.deployment = deployment  # as JSON
         self._events = events
         self._thread = thread
         self._run = run
         self._notes = notes
         self.now = events.now
         atexit.register(self.close)
+
+    def watch_speed(self, speed: Callable[[], float | None]) -> None:
+        """Record with each step what `speed` says of the machine then."""
+        self._events.watch_speed(speed)
 
     @property
     def goes_on(self) -> bool:
@@ -108,19 +115,18 @@ class EngineRecorder:
     def left(self, names: list[str] | None) -> None:
         self._events.left(names or ())
 
-    def close(self) -> None:
+    def close(self, status: str = "complete") -> None:
         """Finish the recording: the engine ends. To be called any number of times."""
         atexit.unregister(self.close)
         if self._thread.closed:
             return
         if self.goes_on:
             self._events.settle()
-        self._thread.close(self._finish, _CLOSE_S)
+        self._thread.close(partial(self._finish, status), _CLOSE_S)
 
-    def _finish(self) -> None:
+    def _finish(self, status: str) -> None:
         notes = {**self._notes, "prefix_cache_resets": self.cache_resets}
-        status = "complete" if self.goes_on else "interrupted"
-        self._run.close(self.now(), status, notes)
+        self._run.close(self.now(), status if self.goes_on else "interrupted", notes)
 
 
 class _Nothing(EngineRecorder):
@@ -130,11 +136,15 @@ class _Nothing(EngineRecorder):
 
     def __init__(self) -> None:
         self.cache_resets = 0
+        self.deployment = ""
 
     def now(self) -> int:
         return 0
 
-    def close(self) -> None:
+    def watch_speed(self, speed: Callable[[], float | None]) -> None:
+        pass
+
+    def close(self, status: str = "complete") -> None:
         pass
 
 
@@ -159,7 +169,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     run = {
         "run_id": path.name,
         "clock": "wall",
-        "workload": "served",
+        "workload": settings.workload,
         "deployment": found.deployment.model_dump_json(),
         "replicas": 1,
         "seed": config.model_config.seed or 0,
@@ -187,7 +197,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     if rank is not None:
         notes["data_parallel_rank"] = rank
     _LOG.info("tokentwin: this engine is recorded in %s", path)
-    return EngineRecorder(events, thread, recorded, notes)
+    return EngineRecorder(events, thread, recorded, notes, run["deployment"])
 
 
 def _free_path(path: Path) -> Path:

@@ -23,6 +23,7 @@ class RecordSettings(Settings):
     """Where the recording of a vLLM server goes, and how much memory it may take."""
 
     record: str = Field(min_length=1, description="directory of the recording")
+    workload: str = Field("served", description="name of the traffic")
     most_waiting_rows: int = Field(
         1_000_000,
         ge=1,

@@ -165,6 +165,7 @@ class RecordedRun:
             "in_flight": flight.in_flight,
             "schedule_ns": flight.planned_ns - flight.plan_ns,
             "thread_ns": flight.thread_ns,
+            "speed": flight.speed,
             "row_ids": flight.ids,
             "row_tokens": flight.tokens,
             "preempted_ids": [id for id, _ in flight.preempted],

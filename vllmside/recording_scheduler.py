@@ -15,7 +15,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllmside.engine_recorder import EngineRecorder, open_recorder
-from vllmside.record_settings import record_settings
+from vllmside.record_settings import RecordSettings, record_settings
 from vllmside.vllm_interface import check_interface
 
 _SCHEDULER = (
@@ -38,6 +38,16 @@ class Recording(_Before):
         settings = record_settings(vllm_config.additional_config, os.environ)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         self._recorder: EngineRecorder = open_recorder(self, settings, vllm.__version__)
+
+    @property
+    def recorder(self) -> EngineRecorder:
+        """The recording that is made now."""
+        return self._recorder
+
+    def record(self, settings: RecordSettings) -> None:
+        """End the recording, and begin another one."""
+        self._recorder.close()
+        self._recorder = open_recorder(self, settings, vllm.__version__)
 
     def add_request(self, request: Any) -> None:
         self._recorder.arriving(request)
