@@ -61,7 +61,7 @@ class VllmReplayer:
         arguments.additional_config = {**stated, **aside}
         arguments.scheduler_cls = _SCHEDULER
         self._engine = LLMEngine.from_engine_args(arguments)
-        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
         self._vocab_size: int = self._engine.model_config.get_vocab_size()
         self._probe = SpeedProbe(_piece_of_work())
 
@@ -116,8 +116,9 @@ class _Replay:
     """A workload on its way through the engine; times are in ns from its start."""
 
     def __init__(self, engine: LLMEngine, workload: Workload, vocab_size: int) -> None:
-        offered = replace(workload, requests=list(workload.requests))
-        self.requests = len(offered.requests)
+        requests = list(workload.requests)
+        offered = replace(workload, requests=requests)
+        self.requests = len(requests)
         self.finished = 0
         self.duration_ns = 0
         self._engine = engine
