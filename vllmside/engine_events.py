@@ -112,6 +112,7 @@ class EngineEvents:
     block_size      tokens that one hash of `block_hashes` stands for
     drafts          whether there are draft tokens
     overlapped      whether the next step is planned before it is known what is proposed: as many drafts as there may be
+    numbered        whether the names of requests begin with their numbers; else they are counted
     times_thread    whether this thread computes the steps itself, so that its CPU time is theirs
 
     An event says everything at once: a step is handed on when it has returned and, with drafts, the next ones are
@@ -128,6 +129,7 @@ class EngineEvents:
         times_thread: bool,
         started_ns: int,
         started_s: float,
+        numbered: bool = False,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self._look: Callable[[], float | None] | None = None
@@ -142,6 +144,7 @@ class EngineEvents:
         self._now = now
         self._ids: dict[str, int] = {}
         self._requests: dict[int, Any] = {}
+        self._numbered = numbered
         self._next_id = 0
         self._compiling: dict[str, Any] = {}
         self._preempted: list[tuple[int, int]] = []
@@ -166,7 +169,7 @@ class EngineEvents:
         if request.request_id in self._ids:
             raise NotRecorded("a request goes on with new input: streaming sessions are not recorded")
         self.settle()
-        id = self._next_id
+        id = int(request.request_id.split("-")[0]) if self._numbered else self._next_id
         self._next_id += 1
         self._ids[request.request_id] = id
         self._requests[id] = request

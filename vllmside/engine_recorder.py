@@ -192,6 +192,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         times_thread=_computes_here(config),
         started_ns=time.perf_counter_ns(),
         started_s=time.time(),
+        numbered=settings.numbered,
     )
     notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
     if rank is not None:

@@ -92,7 +92,7 @@ class VllmReplayer:
         workload = read_workload(path)
         before = self.canary()
         self._engine.reset_prefix_cache()
-        self._scheduler.record(RecordSettings(record=out, workload=workload.name))
+        self._scheduler.record(RecordSettings(record=out, workload=workload.name, numbered=True))
         recorder = self._scheduler.recorder
         recorder.watch_speed(self._probe)
         replay = _Replay(self._engine, workload, self._vocab_size)
