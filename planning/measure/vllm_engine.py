@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -131,7 +132,8 @@ class VllmEngine:
         self._folder.cleanup()
 
     def _ask(self, message: Begin | Call) -> Any:
-        self._pipe.send(message)
+        with suppress(OSError):  # it has ended: what is heard next says why
+            self._pipe.send(message)
         return self._hear()
 
     def _hear(self) -> Any:

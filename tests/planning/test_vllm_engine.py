@@ -51,13 +51,13 @@ def test_the_engine_of_a_deployment_says_where_it_runs() -> None:
 
 def test_without_the_environment_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOKENTWIN_VLLM", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="TOKENTWIN_VLLM: .*nowhere.*: has no bin/python; run `make vllm`"):
+    with pytest.raises(UserError, match=r"TOKENTWIN_VLLM: .*nowhere.*: has no bin/python; run `make vllm`"):
         vllm_python()
 
 
 def test_why_vllm_ended_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path) -> None:
     environment(tmp_path, monkeypatch, "echo starting; echo 'ValueError: no such model' >&2; echo at rest")
-    with pytest.raises(UserError, match="vllm: 'ValueError: no such model': is why vLLM ended"):
+    with pytest.raises(UserError, match=r"vllm: 'ValueError: no such model': is why vLLM ended"):
         load_engines(deployment(model), lambda line: None)
 
 
@@ -80,5 +80,5 @@ def test_what_vllm_cannot_serve_is_refused_before_it_starts(
 
 def test_a_model_needs_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment(tmp_path, monkeypatch, "exit 1")
-    with pytest.raises(UserError, match="model: 'random:llama': has no config.json for vLLM"):
+    with pytest.raises(UserError, match=r"model: 'random:llama': has no config.json for vLLM"):
         VllmEngine(deployment("random:llama"))
