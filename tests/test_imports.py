@@ -28,11 +28,11 @@ MAY_IMPORT = {
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": OURS - {"apiserver", "dashboard", "tokentwin", "vllmside"},
+    "planning": OURS - {"apiserver", "dashboard", "tokentwin"},
     "apiserver": OURS - {"dashboard", "tokentwin", "vllmside"},
     "dashboard": OURS - {"tokentwin", "apiserver", "vllmside"},
     "tokentwin": OURS - {"vllmside"},
-    "vllmside": {"vllmside", "traces", "serving"},
+    "vllmside": {"vllmside", "realengine", "traces", "serving"},
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"
 NEVER = {

@@ -194,6 +194,7 @@ def _environment(deployment: Deployment) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(deployment.threads),
+        "OPENBLAS_NUM_THREADS": "1",  # which only tells how fast the machine is
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(_ROOT),
     }
