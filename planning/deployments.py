@@ -20,6 +20,7 @@ FLAGS = (
     "model", "device", "dtype", "threads", "attention", "quantization", "kv_cache_dtype", "tensor_parallel_size",
     "pipeline_parallel_size", "gpu_memory_utilization", "policy",
 )  # fmt: skip
+ENGINES = ("tokentwin", "vllm")  # that can make a real run
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
 
 
@@ -43,6 +44,13 @@ def read_deployment(
     if deployment.attention != "auto":
         check_name("attention", deployment.attention, ATTENTION)
     return deployment
+
+
+def on_engine(deployment: Deployment, engine: str | None) -> Deployment:
+    """Return `deployment` with real runs made on `engine`, one of `ENGINES`; None leaves it as it is stated."""
+    if engine is None:
+        return deployment
+    return deployment.model_copy(update={"engine": "vllm" if engine == "vllm" else None})
 
 
 def stated_deployment(path: str | Path) -> Deployment:

@@ -15,9 +15,8 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
@@ -28,17 +27,15 @@ from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
 from realengine.hardware import describe
 from realengine.loop import drive
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
 from realengine.run_recorder import RunRecorder
-from realengine.segment_tokens import SegmentTokens, quotes
 from realengine.sequence import TokenSequence
 from realengine.step import Step
 from serving.call_limit import watching
 from serving.canary import canary_rows
-from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.request import Request, Status
 from serving.workload import Workload, WorkloadRequest
-from traces.parquet import write_parquet
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
@@ -47,27 +44,10 @@ _LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
 _CANARY_REPEATS = 5
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """How a replay went: `status` is `complete` or `interrupted`; canaries are medians before and after."""
-
-    status: str
-    requests: int
-    finished: int
-    duration_ns: int
-    canary_before_ns: int
-    canary_after_ns: int
-
-
 def canary(engine: Engine) -> int:
     """Median time of a fixed reference step in ns: when it drifts, the machine is disturbed, not the model."""
     rows = canary_rows(engine.deployment.scheduler.max_num_seqs)
     return int(median(engine.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
-
-
-def at_once(workload: Workload) -> Workload:
-    """The same requests, all offered at the start: saturation."""
-    return replace(workload, requests=[replace(request, arrival_ns=0) for request in workload.requests])
 
 
 def record(
@@ -139,48 +119,6 @@ def run_columns(
     }
 
 
-class ReplayTexts:
-    """Token ids of the requests of a workload: of their prompts, and those that their outputs are forced to.
-
-    With drafts none are, because a draft is right or wrong by what the model says. Later turns quote what was
-    said; of an answer that has not ended yet nobody knows that, so they quote other tokens, under a name of their own.
-    """
-
-    def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
-        self._workload = workload
-        self._tokens = SegmentTokens(vocab_size)
-        self._forces = forces
-        self._made = {request.id: self._make(request) for request in workload.requests}
-        self._unlike: dict[int, WorkloadRequest] = {}  # as sent: they quote what was not said
-
-    def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
-        return self._tokens.prompt(request), self._tokens.output(request) if self._forces else None
-
-    def sent(self, request: WorkloadRequest) -> WorkloadRequest:
-        """`request` as it is sent now: with its own names for what it quotes and nobody has said."""
-        prompt = request.prompt if self._forces else self._tokens.quotable(request.prompt)
-        if prompt == request.prompt:
-            return request
-        self._unlike[request.id] = sent = replace(request, prompt=prompt)
-        return sent
-
-    def of(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
-        """The ids of its prompt, and of its output, if that is forced; to be asked once."""
-        made = self._made.pop(sent.id)
-        return made if self._forces or not quotes(sent.prompt) else self._make(sent)
-
-    def said(self, id: int, output: list[int]) -> None:
-        """What the output of request `id` was, which was not forced."""
-        self._tokens.note_output(id, output)
-
-    def keep_sent(self, writer: RecordingWriter) -> None:
-        """Where prompts were not those of the workload, the recording's workload has the ones that were sent."""
-        if self._unlike:
-            requests = self._workload.requests
-            sent = [replace(one, prompt=self._unlike.get(one.id, one).prompt) for one in requests]
-            write_parquet(replace(self._workload, requests=sent), writer.workload_path)
-
-
 @cache
 def _endless_objects() -> str:
     return json_grammar(ENDLESS_OBJECTS)
@@ -220,42 +158,6 @@ class RequestsAtEngine:
         """What a request that has left had said; None where it was told what to say."""
         sequence = self._sequences.pop(id, None)
         return None if sequence is None else list(sequence.outputs)
-
-
-class OfferedRequests:
-    """What the clients of a workload do, and when: `Clients` that also hang up."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._clients = Clients(workload)
-        self._hang_ups: list[tuple[int, int]] = []  # a heap: when clients hang up on their requests, and those's ids
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every request of the workload has been sent."""
-        return self._clients.exhausted
-
-    @property
-    def next_ns(self) -> int | None:
-        """When something comes that no answer brings about."""
-        hang_up_ns = self._hang_ups[0][0] if self._hang_ups else None
-        return min((ns for ns in (self._clients.next_ns, hang_up_ns) if ns is not None), default=None)
-
-    def hang_ups(self, now_ns: int) -> Iterator[int]:
-        """The requests on which clients hang up by now, answered or not."""
-        while self._hang_ups and self._hang_ups[0][0] <= now_ns:
-            yield heappop(self._hang_ups)[1]
-
-    def arrivals(self, now_ns: int) -> Iterator[WorkloadRequest]:
-        """The requests that are due by now."""
-        while (next_ns := self._clients.next_ns) is not None and next_ns <= now_ns:
-            arrived = self._clients.pop()
-            if (leaves_ns := arrived.leaves_ns) is not None:
-                heappush(self._hang_ups, (leaves_ns, arrived.id))
-            yield arrived
-
-    def ended(self, request: WorkloadRequest, now_ns: int) -> None:
-        """`request` has left, answered or not."""
-        self._clients.ended(request, now_ns)
 
 
 class _ReplayedClients:

@@ -10,7 +10,18 @@ import os
 from pathlib import Path
 from traceback import extract_tb
 
-OURS = ("apiserver", "calibration", "dashboard", "planning", "realengine", "serving", "sim", "tokentwin", "traces")
+OURS = (
+    "apiserver",
+    "calibration",
+    "dashboard",
+    "planning",
+    "realengine",
+    "serving",
+    "sim",
+    "tokentwin",
+    "traces",
+    "vllmside",
+)
 _ROOT = Path(__file__).parent.parent.parts
 
 

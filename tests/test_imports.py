@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"serving", "traces", "realengine", "calibration", "sim", "planning", "apiserver", "dashboard", "tokentwin"}
+OURS = {
+    "serving",
+    "traces",
+    "realengine",
+    "calibration",
+    "sim",
+    "planning",
+    "apiserver",
+    "dashboard",
+    "tokentwin",
+    "vllmside",
+}
 MAY_IMPORT = {
     "serving": {"serving"},
     "traces": {"traces", "serving"},
@@ -18,9 +29,10 @@ MAY_IMPORT = {
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
     "planning": OURS - {"apiserver", "dashboard", "tokentwin"},
-    "apiserver": OURS - {"dashboard", "tokentwin"},
-    "dashboard": OURS - {"tokentwin", "apiserver"},
-    "tokentwin": OURS,
+    "apiserver": OURS - {"dashboard", "tokentwin", "vllmside"},
+    "dashboard": OURS - {"tokentwin", "apiserver", "vllmside"},
+    "tokentwin": OURS - {"vllmside"},
+    "vllmside": {"vllmside", "realengine", "traces", "serving"},
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"
 NEVER = {
@@ -30,6 +42,7 @@ NEVER = {
     "calibration": {"torch"},
     "realengine": {"simpy"},
     "dashboard": {"torch"},
+    "vllmside": {"torch", "simpy", "scipy"},
 }
 HEAVY = {"torch", "streamlit", "pandas", "ray", "plotly", "transformers", "scipy"}
 

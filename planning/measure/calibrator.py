@@ -29,7 +29,7 @@ from calibration.validation.external.case import load_case
 from calibration.validation.external.learning import learnt_from
 from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
-from planning.measure.real_engine import load_engine, pace_of, record_whole
+from planning.measure.real_engine import load_engines, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
@@ -41,7 +41,7 @@ from serving.workload import Workload
 from traces.recording import Recording
 
 if TYPE_CHECKING:
-    from realengine.engine import Engine
+    from planning.measure.real_engine import RealEngines
 
 
 class Learnt(NamedTuple):
@@ -93,7 +93,7 @@ def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
 
 def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]) -> list[Path]:
     """Recordings of the designed traces, made now."""
-    with closing(load_engine(request.deployment or Deployment(), say)) as engine:
+    with closing(load_engines(request.deployment or Deployment(), say)) as engine:
 
         def record(workload: Workload, path: Path) -> None:
             record_whole(workload, engine, path, overwrite)
@@ -132,7 +132,9 @@ def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
     return Learnt(learnt, outcome)
 
 
-def measure(engine: Engine, out: Path, seconds: float, record: Callable[[Workload, Path], object]) -> Iterator[Path]:
+def measure(
+    engine: RealEngines, out: Path, seconds: float, record: Callable[[Workload, Path], object]
+) -> Iterator[Path]:
     """`record` the designed traces into `out`, one at each `next`, so that other runs can go between them."""
     for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
         path = out / "runs" / workload.name

@@ -18,11 +18,12 @@ from serving.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
     from planning.measure.engine_fleet import EngineFleet
+    from planning.measure.vllm_engine import VllmEngine
     from realengine.engine import Engine
-    from realengine.replay import Replayed
+    from realengine.offered_workload import Replayed
     from realengine.weights import ModelFiles
 
-    RealEngines = Engine | EngineFleet
+    RealEngines = Engine | EngineFleet | VllmEngine
 
 
 def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
@@ -40,10 +41,17 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
 
 
 def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngines:
-    """An engine or, where the deployment has a fleet, the fleet's, each in a process of its own; warmed up.
+    """The engine of `deployment`, warmed up: vLLM where its `engine` is vLLM, else ours.
+
+    Where the deployment has a fleet, there is one for each replica, in a process of its own.
 
     Raises UserError as `load_engine` does, and for a fleet that only the simulator has.
     """
+    if runs_on_vllm(deployment):
+        from planning.measure.vllm_engine import VllmEngine
+
+        say(f"loading {deployment.model} in vLLM")
+        return _ready(VllmEngine(_in_fast_dtype(deployment, say)), say)
     if deployment.fleet is None:
         return load_engine(deployment, say)
     runs = _runnable(deployment, say)
@@ -57,14 +65,11 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     if find_spec("torch") is None:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
-    from realengine.fast_dtype import with_fast_dtype
     from realengine.weights import load_model_files, model_folder
 
     model_folder(deployment.model, home())
     say(f"loading {deployment.model}")
-    deployment, chosen = with_fast_dtype(deployment)
-    if chosen:
-        say(chosen)
+    deployment = _in_fast_dtype(deployment, say)
     files = load_model_files(deployment.model, home())
     positions, scheduler = files.spec.max_positions, deployment.scheduler
     if "max_model_len" not in scheduler.model_fields_set and scheduler.max_model_len > positions:
@@ -75,7 +80,24 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     return deployment, files, draft
 
 
-_Loaded = TypeVar("_Loaded", "Engine", "EngineFleet")
+def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deployment:
+    """Return `deployment` in the faster type of this CPU where it states none; without torch it stays as it is."""
+    if find_spec("torch") is None:
+        return deployment
+    from realengine.fast_dtype import with_fast_dtype
+
+    deployment, chosen = with_fast_dtype(deployment)
+    if chosen:
+        say(chosen)
+    return deployment
+
+
+def runs_on_vllm(deployment: Deployment) -> bool:
+    """Return whether a real run of `deployment` is made on vLLM itself, as its `engine` says."""
+    return bool(deployment.engine) and deployment.engine_name.name == "vllm"
+
+
+_Loaded = TypeVar("_Loaded", "Engine", "EngineFleet", "VllmEngine")
 
 
 def _ready(engines: _Loaded, say: Callable[[str], None], warm: bool = True) -> _Loaded:
@@ -123,14 +145,23 @@ def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say:
 
 def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bool, what: str) -> Replayed:
     """Replay and record, with a progress bar that says `what`. Ctrl-C ends it and writes what there is."""
+    requests = sum(1 for _ in workload.requests)
+    with counting(what, requests) as advance:
+        return recording_call(engine)(workload, out, overwrite=overwrite, progress=advance)
+
+
+def recording_call(engine: RealEngines) -> Callable[..., Replayed]:
+    """Return what replays a workload on `engine` and records it."""
+    from planning.measure.vllm_engine import VllmEngine
+
+    if isinstance(engine, VllmEngine):  # which needs no torch here
+        return engine.record
     from realengine.engine import Engine
     from realengine.replay import record
 
-    requests = sum(1 for _ in workload.requests)
-    with counting(what, requests) as advance:
-        if isinstance(engine, Engine):
-            return record(workload, engine, out, overwrite=overwrite, progress=advance)
-        return engine.record(workload, out, overwrite=overwrite, progress=advance)
+    if isinstance(engine, Engine):
+        return lambda workload, out, **more: record(workload, engine, out, **more)
+    return engine.record
 
 
 def record_whole(workload: Workload, engine: RealEngines, out: Path, overwrite: bool) -> Replayed:

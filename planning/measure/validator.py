@@ -11,7 +11,7 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.covalidation import covalidate
 from calibration.validation.disturbance import calibrated_deployment
 from calibration.validation.report import ValidationReport
-from planning.measure.real_engine import fitting, load_engine, record_whole
+from planning.measure.real_engine import fitting, load_engines, record_whole
 from planning.measure.request import ValidateRequest
 
 
@@ -34,7 +34,7 @@ def _recorded(
     """Recordings of the traffic on the engine that was calibrated."""
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
-    with closing(load_engine(calibrated_deployment(calibration), say)) as engine:
+    with closing(load_engines(calibrated_deployment(calibration), say)) as engine:
         each = None if request.minutes is None else request.minutes / request.repeats
         workload = fitting(workload, engine, each, say)
         for number, path in enumerate(paths, start=1):

@@ -27,6 +27,11 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
 
     Raises UserError for what vLLM does not have, or has no option for.
     """
+    return shlex.join(["vllm", "serve", hub_id(deployment.model), *vllm_options(deployment, gpu)])
+
+
+def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str]:
+    """The words of that command after the model. Raises UserError as `vllm_command` does."""
     if deployment.policy != "vllm":
         remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
         raise UserError("policy", deployment.policy, remedy)
@@ -73,9 +78,8 @@ def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
         "" if scheduler.async_scheduling else "--no-async-scheduling",
         "--long-prefill-token-threshold-adaptive" if scheduler.long_prefill_token_threshold_adaptive else "",
     ]
-    words = ["vllm", "serve", hub_id(deployment.model)]
-    words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return shlex.join([*words, *filter(None, switches)])
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    return [*words, *filter(None, switches)]
 
 
 def _longest(deployment: Deployment) -> int | None:

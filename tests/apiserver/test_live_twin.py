@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from apiserver.failures import Accidents, CutAnswers, ServedFailures
 from apiserver.ledger import Ledger
-from apiserver.live_recording import LiveRecording, recover
 from apiserver.messages import About, Add
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
@@ -24,6 +23,7 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_fleet_properties import fleets
+from traces.live_recording import LiveRecording, recover
 from traces.recording import Recording, RecordingWriter
 from traces.recording_claim import JOURNAL
 

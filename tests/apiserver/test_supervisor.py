@@ -3,10 +3,10 @@
 from multiprocessing import Pipe
 from pathlib import Path
 
-from apiserver.live_recording import Place
 from apiserver.settings import ServeSettings
 from apiserver.supervisor import _engines, _Supervisor
 from serving.deployments.config import Deployment
+from traces.live_recording import Place
 
 
 def test_a_model_that_still_loads_is_not_waited_for_once_the_server_is_to_end(tmp_path: Path) -> None:

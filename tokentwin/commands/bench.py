@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from planning.bench.request import BenchTarget
-from planning.deployments import read_deployment
+from planning.deployments import ENGINES, on_engine, read_deployment
 from planning.scenario import Scenario
 from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from tokentwin.options import Finite, deployment_options, options_of, requested
 
 options = options_of(Offered, BenchTarget, Scenario, required=False)
-_OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "router")
+_OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "router", "engine")
 
 
 @click.command()
@@ -33,6 +33,7 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "r
     is_flag=True,
     help="Time every operation of every step; this is slower and runs without CUDA graphs.",
 )
+@click.option("--engine", type=click.Choice(ENGINES), help="Real engine: ours, or vLLM in an environment of its own.")
 @options("--replicas --router --url --endpoint")
 @options_of(BenchTarget, envvar="TOKENTWIN_API_KEY", show_envvar=True)("--api-key")
 @options("--timeout-s --vocab-size")
@@ -49,6 +50,8 @@ def bench(
     Requests are sent at the arrival times of the trace, or with the trace's own concurrency, and latencies count from
     there. Every output has the length that the trace states; end-of-sequence tokens are ignored. If you press Ctrl-C,
     what was recorded so far is written.
+
+    With --engine vllm the real engine is vLLM itself (`make vllm`; docs/vllm.md).
 
     With --replicas there are several engines, each in a process of its own, and a router sends each request to one.
 
@@ -70,6 +73,7 @@ def bench(
             if target[name] is not None:
                 raise UserError(name.replace("_", "-"), target[name], "is about a server; add --url, or leave it out")
         deployment = _deployed(deployment_file, given, replay.pop("replicas"), replay.pop("router"))
+        deployment = on_engine(deployment, replay.pop("engine"))
         _replay(request, deployment, out, force, **replay)
     else:
         for name, value in replay.items():
@@ -145,12 +149,16 @@ def _replay(
     workload = request.workload()
 
     from planning.measure.real_engine import fitting, load_engines, record_run
+    from planning.measure.vllm_engine import VllmEngine
+    from serving.errors import UserError
 
     say = partial(click.echo, err=True)
     with closing(load_engines(deployment, say)) as engine:
-        from realengine.replay import at_once
+        from realengine.offered_workload import at_once
 
         if time_operations:
+            if isinstance(engine, VllmEngine):
+                raise UserError("time-operations", None, "is of our own engine; leave it out with vLLM")
             engine.time_operations()
         offered = fitting(at_once(workload) if virtual_arrivals else workload, engine, minutes, say)
         done = record_run(offered, engine, Path(out), force, "replaying")

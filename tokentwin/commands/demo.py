@@ -6,37 +6,42 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from planning.deployments import ENGINES
 from tokentwin.options import Finite
 
 if TYPE_CHECKING:
-    from realengine.replay import Replayed
+    from realengine.offered_workload import Replayed
     from serving.workload import Workload
 
 DEMO_SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 300}
+VLLM_ON_CPU = {"block_size": 32, "num_blocks": 150}  # the same memory in larger blocks, as its attention wants them
 
 
 @click.command()
 @click.option("--out", "-o", default="runs/demo", type=click.Path(), help="Directory to write to.")
+@click.option("--engine", type=click.Choice(ENGINES), default=ENGINES[0], help="Real engine: ours, or vLLM.")
 @click.option("--model", help="Model folder or random:FAMILY, instead of SmolLM2.")
 @click.option("--minutes", default=3.0, type=Finite(min=0.1), help="How long it may take, about.")
 @click.option("--repeats", default=2, type=click.IntRange(min=2), help="Real runs of the trace.")
-def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
+def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int) -> None:
     """Record traffic on the real engine, calibrate, simulate the same traffic, and report the error.
 
     The demo first measures this machine, and chooses as much traffic as it can serve in --minutes. Calibration traces
     and real runs take turns, so that both see the same state of the machine. An earlier demo in the same directory is
     replaced.
+
+    With --engine vllm the real engine is vLLM itself, in an environment of its own (`make vllm`).
     """
     began = perf_counter()
 
     from calibration.validation.covalidation import covalidate
     from planning.measure.calibrator import fit_recordings, measure
     from planning.measure.demo_size import LOAD, demo_size
-    from planning.measure.real_engine import load_engine, pace_of, record_whole
+    from planning.measure.real_engine import load_engines, pace_of, record_whole
     from serving.deployments.config import Deployment, parse
     from serving.document import print_document
     from serving.errors import UserError
@@ -46,25 +51,28 @@ def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
 
     directory = Path(out)
     model = model or _model()
-    deployment = parse(Deployment, {"model": model, "scheduler": DEMO_SCHEDULER}, where="demo")
+    stated: dict[str, Any] = {"model": model, "scheduler": DEMO_SCHEDULER}
+    if engine == "vllm":
+        stated |= {"engine": "vllm", "scheduler": {**DEMO_SCHEDULER, **VLLM_ON_CPU}}
+    deployment = parse(Deployment, stated, where="demo")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError("out", out, f"cannot be made: {error.strerror}; choose another directory") from None
-    engine = load_engine(deployment, partial(click.echo, err=True))
-    pace, rows = pace_of(engine), DEMO_SCHEDULER["max_num_seqs"] // 2
+    real_engine = load_engines(deployment, partial(click.echo, err=True))
+    pace, rows = pace_of(real_engine), DEMO_SCHEDULER["max_num_seqs"] // 2
     size = demo_size(pace, rows, 60 * minutes - (perf_counter() - began), repeats)
     workload = synthesise(parse_spec(size.trace(), where="demo"))
     write_workload(workload, directory / "trace.parquet", "parquet", overwrite=True)
     click.echo(
-        f"{model} in {engine.deployment.dtype} on one thread: {pace.decode_step_ns / 1e6:.0f} ms for a step of {rows} "
-        f"decodes, {pace.prompt_token_ns / 1e6:.1f} ms for a prompt token.\n"
+        f"{model} in {real_engine.deployment.dtype} on one thread: {pace.decode_step_ns / 1e6:.0f} ms for a step of "
+        f"{rows} decodes, {pace.prompt_token_ns / 1e6:.1f} ms for a prompt token.\n"
         f"So {size.requests} requests at {size.rate:g} a second, {100 * LOAD:.0f} % of what it can do: {repeats} real "
         f"runs of about {size.run_s:.0f} s, and {size.calibration_s:.0f} s of calibration."
     )
 
     def record(offered: Workload, path: Path) -> Replayed:
-        return record_whole(offered, engine, path, overwrite=True)
+        return record_whole(offered, real_engine, path, overwrite=True)
 
     real: list[Path] = []
     measured: list[Path] = []
@@ -75,7 +83,7 @@ def demo(out: str, model: str | None, minutes: float, repeats: int) -> None:
         click.echo(f"real run {len(real) + 1}: {done.finished} requests in {done.duration_ns / 1e9:.1f} s")
         real.append(target)
 
-    for path in measure(engine, directory / "calibration", size.calibration_s, record):
+    for path in measure(real_engine, directory / "calibration", size.calibration_s, record):
         click.echo(f"measured {path.name}")
         measured.append(path)
         if len(real) < repeats:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from apiserver.live_recording import LiveRecording, Place
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
+from traces.live_recording import LiveRecording, Place
 from traces.recording import Recording, RecordingWriter
 
 RUN = {"clock": "virtual", "workload": "served", "deployment": "{}", "replicas": 1, "seed": 0, "num_blocks": 1}

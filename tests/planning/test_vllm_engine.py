@@ -1,0 +1,84 @@
+"""vLLM as the real engine, as far as it can be tested without vLLM: what is refused, and with which words it starts.
+
+`tests/vllm/test_real_runs.py` runs it.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planning.deployments import on_engine
+from planning.measure.real_engine import load_engines, runs_on_vllm
+from planning.measure.vllm_engine import VllmEngine, vllm_python
+from serving.deployments.config import Deployment, parse
+from serving.errors import UserError
+from tests.realengine.tiny_chat_model import save_tokenizer
+
+TINY = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 40, "block_size": 32}
+
+
+def deployment(model: Path | str, **stated: Any) -> Deployment:
+    scheduler = {**TINY, **stated.pop("scheduler", {})}
+    return parse(Deployment, {"model": str(model), "engine": "vllm", "scheduler": scheduler, **stated}, where="test")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = save_tokenizer(tmp_path / "model")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Make an environment whose Python is a shell script."""
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("TOKENTWIN_VLLM", str(tmp_path / "environment"))
+
+
+def test_the_engine_of_a_deployment_says_where_it_runs() -> None:
+    assert not runs_on_vllm(Deployment())
+    assert runs_on_vllm(on_engine(Deployment(), "vllm"))
+    assert not runs_on_vllm(on_engine(Deployment(engine="vllm 0.32"), "tokentwin"))
+    assert runs_on_vllm(on_engine(Deployment(engine="vllm 0.32"), None))
+
+
+def test_without_the_environment_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKENTWIN_VLLM", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"TOKENTWIN_VLLM: .*nowhere.*: has no bin/python; run `make vllm`"):
+        vllm_python()
+
+
+def test_why_vllm_ended_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path) -> None:
+    environment(tmp_path, monkeypatch, "echo starting; echo 'ValueError: no such model' >&2; echo at rest")
+    with pytest.raises(UserError, match=r"vllm: 'ValueError: no such model': is why vLLM ended"):
+        load_engines(deployment(model), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        ({"scheduler": {"block_size": 16}}, "scheduler.block_size: 16: must be a multiple of 32 for vLLM on a CPU"),
+        ({"policy": "fair"}, "policy: 'fair': does not exist in vLLM"),
+        ({"fleet": {"pools": [{"name": "all", "replicas": 2}]}}, "fleet: of several engines is not run on vLLM here"),
+    ],
+)
+def test_what_vllm_cannot_serve_is_refused_before_it_starts(
+    stated: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    environment(tmp_path, monkeypatch, "echo it was started; exit 1")
+    with pytest.raises(UserError) as refused:
+        VllmEngine(deployment(model, **stated))
+    assert str(refused.value).startswith(says)
+
+
+def test_a_model_needs_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment(tmp_path, monkeypatch, "exit 1")
+    with pytest.raises(UserError, match=r"model: 'random:llama': has no config.json for vLLM"):
+        VllmEngine(deployment("random:llama"))

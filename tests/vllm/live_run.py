@@ -1,0 +1,125 @@
+"""Run workloads on vLLM itself, in this process, and record them: `python -m tests.vllm.live_run SCENARIO.json ...`.
+
+Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recording's directory), `model` (changes of the
+tiny model's `config.json`, with random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of
+rounds, each of which begins when the one before has ended. A request has `prompt` (token ids, or `[of, more]`: the
+whole sequence of request number `of`, and ids after it), `max_tokens`, `at_step` of its round, and maybe `priority`,
+`stop` (token ids) and `abort_after` (steps).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def overlap_on_cpus() -> None:
+    """Let vLLM run its overlapped loop on a CPU, where it turns that off: a step is computed at once, and so its tokens
+    need no handing on from one step in flight to the next. The scheduler and the loop are those of a GPU."""
+    check = CpuPlatform.check_and_update_config.__func__
+    make = CPUModelRunner.__init__
+
+    def check_and_update_config(cls: type, config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check(cls, config)
+        config.scheduler_config.async_scheduling = asked
+
+    def make_runner(runner: Any, *args: Any, **kwargs: Any) -> None:
+        make(runner, *args, **kwargs)
+        runner.use_async_scheduling = False
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    CPUModelRunner.__init__ = make_runner
+
+
+def run(scenario: dict[str, Any]) -> None:
+    """Run `scenario` and close its recording."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({**TINY, **scenario.get("model", {})}))
+        settings = {
+            "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,
+            "dtype": "bfloat16", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 16,
+            "max_num_batched_tokens": 256, "async_scheduling": False, "scheduler_cls": SCHEDULER,
+            "additional_config": {"tokentwin": {"record": scenario["out"]}},
+            **scenario.get("settings", {}),
+        }  # fmt: skip
+        llm = LLM(**settings)
+        _Driver(llm).run(scenario["requests"])
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+class _Driver:
+    def __init__(self, llm: LLM) -> None:
+        self._engine = llm.llm_engine
+        self._said: dict[int, list[int]] = {}
+        self._number = 0
+
+    def run(self, rounds: list[list[dict[str, Any]]]) -> None:
+        for requests in rounds:
+            waiting = list(requests)
+            aborts: dict[str, int] = {}
+            step = 0
+            while waiting or self._engine.has_unfinished_requests():
+                while waiting and (step >= waiting[0].get("at_step", 0) or not self._engine.has_unfinished_requests()):
+                    self._add(waiting.pop(0), aborts, step)
+                for id in [id for id, at in aborts.items() if at <= step]:
+                    del aborts[id]
+                    self._engine.abort_request([id])
+                for output in self._engine.step():
+                    if output.finished:
+                        self._said[int(output.request_id)] += output.outputs[0].token_ids
+                step += 1
+
+    def _add(self, asked: dict[str, Any], aborts: dict[str, int], step: int) -> None:
+        number, self._number = self._number, self._number + 1
+        prompt = asked["prompt"]
+        if prompt and isinstance(prompt[-1], list):
+            prompt = self._said[prompt[0]] + prompt[1]
+        self._said[number] = list(prompt)
+        params = SamplingParams(
+            temperature=asked.get("temperature", 1.0),
+            max_tokens=asked["max_tokens"],
+            ignore_eos=not asked.get("stop"),
+            stop_token_ids=asked.get("stop"),
+            detokenize=False,
+        )
+        self._engine.add_request(
+            str(number), TokensPrompt(prompt_token_ids=prompt), params, priority=asked.get("priority", 0)
+        )
+        if "abort_after" in asked:
+            aborts[str(number)] = step + asked["abort_after"]
+
+
+if __name__ == "__main__":
+    overlap_on_cpus()
+    for path in sys.argv[1:]:
+        run(json.loads(Path(path).read_text()))

@@ -1,0 +1,344 @@
+"""What a scheduler of vLLM's does, as events that hold no tokens.
+
+This runs in the engine's loop, between two steps, so it only copies numbers; what they mean is worked out by another
+thread (`recorded_run`). Nothing of vLLM is imported: objects are read by the attributes that vLLM gives them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter, not_
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+# Loops over the rows of a step run in C.
+_COMPUTED, _IS_CHUNK = attrgetter("num_computed_tokens"), attrgetter("is_prefill_chunk")
+_REQUEST_ID, _NEW_TOKENS = attrgetter("request_id"), attrgetter("new_token_ids")
+_FINISH_REASON = attrgetter("finish_reason")
+_WAITS_FOR_GRAMMAR = "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
+
+
+class Arrived(NamedTuple):
+    """A request that the scheduler has received; times are in ns from the start of the recording.
+
+    limit  most tokens that it may generate
+    keys   hashes of the whole blocks of its prompt, each of everything before it, too
+    """
+
+    id: int
+    client_id: str
+    arrival_ns: int
+    queued_ns: int
+    prompt_tokens: int
+    limit: int
+    priority: int
+    structured: bool
+    skips_cache: bool
+    keys: tuple[Any, ...]
+
+
+class Ended(NamedTuple):
+    """A request that has left; `status` is vLLM's name for how. `keys` are of all of its tokens.
+
+    returned_steps  of its engine, until then
+    """
+
+    id: int
+    status: str
+    end_ns: int
+    tokens: int
+    preemptions: int
+    keys: tuple[Any, ...]
+    returned_steps: int
+
+
+class Flight:
+    """A step: as planned, and once it has returned what came of it. Lists are by row, in running order.
+
+    computed   tokens computed with this step
+    samples    whether the row gets output tokens
+    drafts     draft tokens of the rows that have any, by id
+    structured rows that keep to a grammar
+    admitted   requests admitted, and the tokens found in the prefix cache
+    preempted  requests preempted, and how many tokens of each were computed
+    compiled   requests that no longer wait for their grammars
+    got        requests of which clients hear, -1 for one that had ended
+    counts     output tokens of each of these
+    accepted   of `drafts`, the accepted ones
+    proposed   draft tokens that the next step can verify, by id
+    stopped    requests that ended before they had all tokens that they might have
+    """
+
+    __slots__ = (
+        "accepted", "admitted", "compiled", "computed", "counts", "drafts", "end_ns", "got", "ids", "in_flight",
+        "plan_ns", "planned_ns", "preempted", "proposed", "running", "samples", "speed", "stopped", "structured",
+        "thread_ns", "tokens", "used_blocks", "waiting",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.plan_ns = self.planned_ns = self.end_ns = self.in_flight = 0
+        self.running = self.waiting = self.used_blocks = 0
+        self.thread_ns: int | None = None
+        self.speed: float | None = None
+        self.ids: list[int] = []
+        self.tokens: list[int] = []
+        self.computed: list[int] = []
+        self.samples: list[bool] = []
+        self.drafts: dict[int, int] = {}
+        self.structured: list[int] = []
+        self.admitted: list[tuple[int, int]] = []
+        self.preempted: list[tuple[int, int]] = []
+        self.compiled: list[int] = []
+        self.got: list[int] = []
+        self.counts: list[int] = []
+        self.stopped: list[int] = []
+        self.accepted: dict[int, int] | None = None
+        self.proposed: dict[int, int] | None = None
+
+
+Event = Arrived | Ended | Flight
+
+
+class NotRecorded(Exception):
+    """Something happened that a recording cannot hold."""
+
+
+class EngineEvents:
+    """Follows one scheduler and hands its events to `put`, in order.
+
+    max_model_len   of the server: no request has more tokens
+    block_size      tokens that one hash of `block_hashes` stands for
+    drafts          whether there are draft tokens
+    overlapped      whether the next step is planned before it is known what is proposed: as many drafts as there may be
+    numbered        whether the names of requests begin with their numbers; else they are counted
+    times_thread    whether this thread computes the steps itself, so that its CPU time is theirs
+
+    An event says everything at once: a step is handed on when it has returned and, with drafts, the next ones are
+    proposed. Times are `now()` minus `started_ns`; `started_s` is the same moment on the clock of arrivals.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[Event], None],
+        *,
+        max_model_len: int,
+        drafts: bool,
+        overlapped: bool,
+        times_thread: bool,
+        started_ns: int,
+        started_s: float,
+        numbered: bool = False,
+        now: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self._look: Callable[[], float | None] | None = None
+        self._speed: float | None = None
+        self._put = put
+        self._max_model_len = max_model_len
+        self._drafts_late = drafts and not overlapped
+        self._drafts_early = drafts and overlapped
+        self._thread_time: Callable[[], int] | None = time.thread_time_ns if times_thread else None
+        self._started_ns = started_ns
+        self._started_s = started_s
+        self._now = now
+        self._ids: dict[str, int] = {}
+        self._requests: dict[int, Any] = {}
+        self._numbered = numbered
+        self._next_id = 0
+        self._compiling: dict[str, Any] = {}
+        self._preempted: list[tuple[int, int]] = []
+        self._flights: deque[tuple[Any, Flight | None]] = deque()
+        self._in_flight = 0
+        self._returned = 0
+        self._held: list[Event] = []  # a step of which it is not known yet what is proposed next, and what came after
+        self._thread_at_plan: deque[int] = deque()
+        self._thread_at_end = 0
+        self._end_ns = 0
+
+    def watch_speed(self, look: Callable[[], float | None]) -> None:
+        """From now on `look`, between steps, how fast the machine is at the moment."""
+        self._look, self._speed = look, look()
+
+    def now(self) -> int:
+        """Nanoseconds from the start of the recording."""
+        return self._now() - self._started_ns
+
+    def arrived(self, request: Any) -> None:
+        """The scheduler has received `request`."""
+        if request.request_id in self._ids:
+            raise NotRecorded("a request goes on with new input: streaming sessions are not recorded")
+        self.settle()
+        id = int(request.request_id.split("-")[0]) if self._numbered else self._next_id
+        self._next_id += 1
+        self._ids[request.request_id] = id
+        self._requests[id] = request
+        queued_ns = self.now()
+        arrival_ns = min(max(round((request.arrival_time - self._started_s) * 1e9), 0), queued_ns)
+        structured = bool(request.use_structured_output)
+        if structured:
+            self._compiling[request.request_id] = request
+        self._put(
+            Arrived(
+                id,
+                request.request_id,
+                arrival_ns,
+                queued_ns,
+                request.num_prompt_tokens,
+                self._limit(request),
+                request.priority,
+                structured,
+                bool(request.skip_reading_prefix_cache),
+                tuple(request.block_hashes),
+            )
+        )
+
+    def _limit(self, request: Any) -> int:
+        """Most tokens that it may generate."""
+        most: int = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
+        return max(most, 1)
+
+    def preempting(self, request: Any) -> None:
+        """`request` is about to lose its place while a step is planned."""
+        self._preempted.append((self._ids[request.request_id], request.num_computed_tokens))
+
+    def planned(self, scheduler: Any, output: Any, plan_ns: int) -> None:
+        """`scheduler` began to plan at `plan_ns`, and `output` is what it planned."""
+        self.settle()
+        preempted, self._preempted = self._preempted, []
+        tokens: dict[str, int] = output.num_scheduled_tokens
+        if not tokens:
+            self._flights.append((output, None))
+            return
+        flight = Flight()
+        flight.plan_ns = plan_ns
+        flight.speed = self._speed
+        flight.planned_ns = self.now()
+        ids, requests = self._ids, scheduler.requests
+        rows = list(map(requests.__getitem__, tokens))
+        flight.ids = list(map(ids.__getitem__, tokens))
+        flight.tokens = list(tokens.values())
+        flight.computed = list(map(_COMPUTED, rows))
+        flight.samples = list(map(not_, map(_IS_CHUNK, rows)))
+        if drafted := output.scheduled_spec_decode_tokens:
+            flight.drafts = {ids[name]: len(drafts) for name, drafts in drafted.items()}
+        if output.has_structured_output_requests:
+            flight.structured = [ids[request.request_id] for request in rows if request.use_structured_output]
+        flight.admitted = [(ids[new.req_id], new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        again = output.scheduled_cached_reqs
+        if again.resumed_req_ids:
+            resumed = zip(again.req_ids, again.num_computed_tokens, strict=True)
+            flight.admitted += [(ids[name], count) for name, count in resumed if name in again.resumed_req_ids]
+        flight.preempted = preempted
+        if self._compiling:
+            self._note_compiled(flight)
+        flight.running, flight.waiting = scheduler.get_request_counts()
+        pool = scheduler.kv_cache_manager.block_pool
+        flight.used_blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        if self._drafts_early:
+            flight.proposed = {
+                ids[request.request_id]: len(request.spec_token_ids) for request in rows if not request.is_prefill_chunk
+            }
+        flight.in_flight = self._in_flight
+        self._in_flight += 1
+        if self._thread_time is not None:
+            self._thread_at_plan.append(self._thread_time())
+        self._flights.append((output, flight))
+
+    def _note_compiled(self, flight: Flight) -> None:
+        for name, request in list(self._compiling.items()):
+            if request.status.name != _WAITS_FOR_GRAMMAR:
+                del self._compiling[name]
+                flight.compiled.append(self._ids[name])
+
+    def returning(self, output: Any, result: Any) -> Flight | None:
+        """What was planned as `output` has come back as the model's `result`; the step, if it was one."""
+        flight = None
+        while self._flights:
+            planned, flight = self._flights.popleft()
+            if planned is output:
+                break
+        if flight is None:
+            return None
+        flight.end_ns = self.now()
+        if self._thread_time is not None:
+            now, at_plan = self._thread_time(), self._thread_at_plan.popleft()
+            flight.thread_ns = now - (at_plan if flight.planned_ns >= self._end_ns else self._thread_at_end)
+            self._thread_at_end = now
+        self._end_ns = flight.end_ns
+        self._in_flight -= 1
+        self._returned += 1
+        if flight.drafts:
+            sampled, at, ids = result.sampled_token_ids, result.req_id_to_index, self._ids
+            flight.accepted = {
+                ids[name]: max(len(sampled[at[name]]) - 1, 0)
+                for name in output.scheduled_spec_decode_tokens
+                if name in at and name in ids
+            }
+        return flight
+
+    def returned(self, flight: Flight, outputs: Iterable[Any]) -> None:
+        """The scheduler has taken in a step that was `returning`; `outputs` is what its clients are sent."""
+        ids, ended = self._ids, []
+        for to_client in outputs:
+            sent = to_client.outputs
+            flight.got += [ids.get(name, -1) for name in map(_REQUEST_ID, sent)]
+            flight.counts += map(len, map(_NEW_TOKENS, sent))
+            reasons = list(map(_FINISH_REASON, sent))
+            if reasons.count(None) < len(reasons):
+                ended += [one.request_id for one in sent if one.finish_reason is not None and one.request_id in ids]
+        for name in ended:
+            request = self._requests[ids[name]]
+            if request.num_output_tokens < self._limit(request):
+                flight.stopped.append(ids[name])
+        if self._drafts_late:
+            self._held.append(flight)
+        else:
+            self._put(flight)
+        self._leave(ended, flight.end_ns)
+        self.proposing()
+        if self._look is not None:
+            self._speed = self._look()
+
+    def proposing(self) -> None:
+        """What the step that returned last proposes is known, as far as it ever will be."""
+        if self._held and isinstance(flight := self._held[0], Flight):
+            open_ = self._requests
+            flight.proposed = {
+                id: len(open_[id].spec_token_ids)
+                for id, count in zip(flight.got, flight.counts, strict=True)
+                if count and id in open_
+            }
+
+    def settle(self) -> None:
+        """Hand on what has been held back: no more will be known of it."""
+        if self._held:
+            held, self._held = self._held, []
+            for event in held:
+                self._put(event)
+
+    def leaving(self, names: str | Iterable[str] | None) -> list[str]:
+        """Those of `names` that have not ended; None stands for all requests."""
+        if names is None:
+            return list(self._ids)
+        return [name for name in dict.fromkeys([names] if isinstance(names, str) else names) if name in self._ids]
+
+    def left(self, names: Iterable[str]) -> None:
+        """Requests that were `leaving` have been taken out by others than the scheduler itself."""
+        self._leave(names, self.now())
+
+    def _leave(self, names: Iterable[str], end_ns: int) -> None:
+        for name in names:
+            id = self._ids.pop(name)
+            request = self._requests.pop(id)
+            if not request.is_finished():
+                raise NotRecorded("an answer waits for more input: streaming sessions are not recorded")
+            self._compiling.pop(name, None)
+            status, tokens = request.status.name, request.num_tokens
+            ended = Ended(
+                id, status, end_ns, tokens, request.num_preemptions, tuple(request.block_hashes), self._returned
+            )
+            if self._held:
+                self._held.append(ended)
+            else:
+                self._put(ended)

@@ -1,0 +1,242 @@
+"""One engine's recording: its events, the thread that writes them, and the files that come of it."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import yaml
+
+from serving.errors import UserError, raised
+from traces.live_recording import LiveRecording
+from traces.recording import RecordingWriter
+from vllmside.engine_events import EngineEvents, Flight
+from vllmside.record_settings import RecordSettings
+from vllmside.recorded_run import RecordedRun
+from vllmside.vllm_deployment import VllmDeployment, read_deployment
+from vllmside.vllm_interface import release
+from vllmside.writer_thread import WriterThread
+
+DEPLOYMENT = "deployment.yaml"
+
+_LOG = logging.getLogger("vllm.tokentwin")
+_LEAST_BLOCKS = 1 << 14
+_CLOSE_S = 4.0  # vLLM kills an engine 5 s after it has asked it to end
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _harmless(
+    note: Callable[Concatenate[EngineRecorder, P], T],
+) -> Callable[Concatenate[EngineRecorder, P], T | None]:
+    """`note` while there is a recording; an error of it ends the recording, and nothing else."""
+
+    @wraps(note)
+    def noted(self: EngineRecorder, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if not self.goes_on:
+            return None
+        try:
+            return note(self, *args, **kwargs)
+        except Exception as error:
+            self.end(str(error) if isinstance(error, UserError) else raised(error))
+            return None
+
+    return noted
+
+
+class EngineRecorder:
+    """What a scheduler tells its recording. Nothing here raises."""
+
+    def __init__(
+        self, events: EngineEvents, thread: WriterThread, run: RecordedRun, notes: dict[str, Any], deployment: str = ""
+    ) -> None:
+        self.cache_resets = 0
+        self.deployment = deployment  # as JSON
+        self._events = events
+        self._thread = thread
+        self._run = run
+        self._notes = notes
+        self.now = events.now
+        atexit.register(self.close)
+
+    def watch_speed(self, speed: Callable[[], float | None]) -> None:
+        """Record with each step what `speed` says of the machine then."""
+        self._events.watch_speed(speed)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is recorded still."""
+        return self._thread.goes_on
+
+    def end(self, why: str) -> None:
+        """Record no more; what there is will be a recording."""
+        self._thread.end(why)
+
+    @_harmless
+    def arriving(self, request: Any) -> None:
+        self._events.arrived(request)
+
+    @_harmless
+    def preempting(self, request: Any) -> None:
+        self._events.preempting(request)
+
+    @_harmless
+    def planned(self, scheduler: Any, output: Any, plan_ns: int) -> None:
+        self._events.planned(scheduler, output, plan_ns)
+
+    @_harmless
+    def returning(self, output: Any, result: Any) -> Flight | None:
+        return self._events.returning(output, result)
+
+    @_harmless
+    def returned(self, flight: Flight | None, outputs: Any) -> None:
+        if flight is not None:
+            self._events.returned(flight, outputs.values())
+
+    @_harmless
+    def proposing(self) -> None:
+        self._events.proposing()
+
+    @_harmless
+    def leaving(self, names: str | Iterable[str] | None) -> list[str]:
+        return self._events.leaving(names)
+
+    @_harmless
+    def left(self, names: list[str] | None) -> None:
+        self._events.left(names or ())
+
+    def close(self, status: str = "complete") -> None:
+        """Finish the recording: the engine ends. To be called any number of times."""
+        atexit.unregister(self.close)
+        if self._thread.closed:
+            return
+        if self.goes_on:
+            self._events.settle()
+        self._thread.close(partial(self._finish, status), _CLOSE_S)
+
+    def _finish(self, status: str) -> None:
+        notes = {**self._notes, "prefix_cache_resets": self.cache_resets}
+        self._run.close(self.now(), status if self.goes_on else "interrupted", notes)
+
+
+class _Nothing(EngineRecorder):
+    """Where no recording could be begun."""
+
+    goes_on = False
+
+    def __init__(self) -> None:
+        self.cache_resets = 0
+        self.deployment = ""
+
+    def now(self) -> int:
+        return 0
+
+    def watch_speed(self, speed: Callable[[], float | None]) -> None:
+        pass
+
+    def close(self, status: str = "complete") -> None:
+        pass
+
+
+def open_recorder(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecorder:
+    """The recorder of `scheduler`, which is vLLM's of `version`; one that does nothing if there can be no recording."""
+    try:
+        return _open(scheduler, settings, version)
+    except Exception as error:
+        why = str(error) if isinstance(error, UserError) else raised(error)
+        _LOG.error("tokentwin: nothing is recorded: %s", why)
+        return _Nothing()
+
+
+def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecorder:
+    config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
+    parallel = config.parallel_config
+    if config.model_config.runner_type != "generate":
+        raise UserError("runner_type", config.model_config.runner_type, "cannot be recorded; only generate can")
+    rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
+    path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
+    found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
+    run = {
+        "run_id": path.name,
+        "clock": "wall",
+        "workload": settings.workload,
+        "deployment": found.deployment.model_dump_json(),
+        "replicas": 1,
+        "seed": config.model_config.seed or 0,
+        "hardware": json.dumps(_hardware(config, version)),
+        "calibration": "",
+        "num_blocks": kv_cache.num_blocks - 1,
+        "block_size": scheduler.block_size,
+    }
+    writer = RecordingWriter(path, run)
+    _write_deployment(path, found, config)
+    most_blocks = max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
+    ahead = getattr(config, "num_hash_lookahead_tokens", 0)
+    recorded = RecordedRun(LiveRecording(writer), scheduler.hash_block_size, most_blocks, ahead)
+    thread = WriterThread(recorded, settings.most_waiting_rows)
+    events = EngineEvents(
+        thread.put,
+        max_model_len=config.model_config.max_model_len,
+        drafts=config.speculative_config is not None,
+        overlapped=bool(config.scheduler_config.async_scheduling),
+        times_thread=_computes_here(config),
+        started_ns=time.perf_counter_ns(),
+        started_s=time.time(),
+        numbered=settings.numbered,
+    )
+    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
+    if rank is not None:
+        notes["data_parallel_rank"] = rank
+    _LOG.info("tokentwin: this engine is recorded in %s", path)
+    return EngineRecorder(events, thread, recorded, notes, run["deployment"])
+
+
+def _free_path(path: Path) -> Path:
+    """`path`, or where there is something, the first of PATH-2, PATH-3, ... where there is nothing."""
+    free, number = path, 1
+    while free.exists() and (not free.is_dir() or any(free.iterdir())):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _computes_here(config: Any) -> bool:
+    """Whether the model runs in the thread of the scheduler: on a CPU, in one process."""
+    backend = config.parallel_config.distributed_executor_backend
+    return str(config.device_config.device_type) == "cpu" and backend in (None, "uni")
+
+
+def _hardware(config: Any, version: str) -> dict[str, str | int]:
+    device = str(config.device_config.device_type)
+    found: dict[str, str | int] = {
+        "device": device,
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "vllm": version,
+    }
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = torch.__version__
+        if device == "cuda":
+            found["gpu"] = torch.cuda.get_device_name()
+            found["cuda"] = torch.version.cuda or ""
+        else:
+            found["threads"] = torch.get_num_threads()
+    return found
+
+
+def _write_deployment(path: Path, found: VllmDeployment, config: Any) -> None:
+    stated = found.deployment.model_dump(mode="json", exclude_defaults=True)
+    head = [f"# {config.model_config.model} as vLLM had resolved it"]
+    head += [f"# not described here: {name}: {value}" for name, value in found.unmodelled.items()]
+    text = "\n".join(head) + "\n" + yaml.safe_dump(stated, sort_keys=False)
+    (path / DEPLOYMENT).write_text(text, encoding="utf-8")

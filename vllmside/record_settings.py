@@ -1,0 +1,46 @@
+"""What a user says about a recording.
+
+`--additional-config '{"tokentwin": {"record": "DIR"}}'`, or TOKENTWIN_RECORD=DIR in the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.settings import Settings
+
+VARIABLE = "TOKENTWIN_RECORD"
+_KEY = "tokentwin"
+_OTHERS = ("policy", "scheduler")  # settings of a policy of ours, which has its own scheduler class
+
+
+class RecordSettings(Settings):
+    """Where the recording of a vLLM server goes, and how much memory it may take."""
+
+    record: str = Field(min_length=1, description="directory of the recording")
+    workload: str = Field("served", description="name of the traffic")
+    numbered: bool = Field(False, description="names of requests begin with their number in the traffic")
+    most_waiting_rows: int = Field(
+        1_000_000,
+        ge=1,
+        description="rows of steps that wait to be written, at most: beyond them recording ends, and serving goes on",
+    )
+
+
+def record_settings(additional_config: object, environment: Mapping[str, str]) -> RecordSettings:
+    """The settings of a recording. Raises UserError where there are none, or wrong ones."""
+    stated: Any = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
+    settings = dict(stated) if isinstance(stated, Mapping) else {}
+    for name in _OTHERS:
+        settings.pop(name, None)
+    if VARIABLE in environment:
+        settings.setdefault("record", environment[VARIABLE])
+    if "record" not in settings:
+        remedy = f"""is missing; add --additional-config '{{"{_KEY}": {{"record": "DIR"}}}}', or set {VARIABLE}=DIR"""
+        raise UserError(f"additional_config.{_KEY}.record", None, remedy)
+    return parse(RecordSettings, settings, where=f"additional_config.{_KEY}", typed=True)

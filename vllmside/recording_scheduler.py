@@ -1,0 +1,101 @@
+"""vLLM's own scheduler, which writes down what it does.
+
+`--scheduler-cls vllmside.recording_scheduler.RecordingScheduler`, with either loop. It decides nothing, and no error of
+the recording's reaches the engine: then recording ends, with one line in the log.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllmside.engine_recorder import EngineRecorder, open_recorder
+from vllmside.record_settings import RecordSettings, record_settings
+from vllmside.vllm_interface import check_interface
+
+_SCHEDULER = (
+    "schedule", "update_from_output", "add_request", "finish_requests", "_preempt_request", "update_draft_token_ids",
+    "get_request_counts", "reset_prefix_cache", "shutdown",
+)  # fmt: skip
+_OUTPUT = (
+    "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "scheduled_spec_decode_tokens",
+    "has_structured_output_requests",
+)  # fmt: skip
+
+
+_Before = Scheduler if TYPE_CHECKING else object
+
+
+class Recording(_Before):
+    """Beside a scheduler of vLLM's, put before it in a class: a recorder of what it does."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        settings = record_settings(vllm_config.additional_config, os.environ)
+        super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        self._recorder: EngineRecorder = open_recorder(self, settings, vllm.__version__)
+
+    @property
+    def recorder(self) -> EngineRecorder:
+        """The recording that is made now."""
+        return self._recorder
+
+    def record(self, settings: RecordSettings) -> None:
+        """End the recording, and begin another one."""
+        self._recorder.close()
+        self._recorder = open_recorder(self, settings, vllm.__version__)
+
+    def add_request(self, request: Any) -> None:
+        self._recorder.arriving(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        plan_ns = self._recorder.now()
+        output = super().schedule(*args, **kwargs)
+        self._recorder.planned(self, output, plan_ns)
+        return output
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._recorder.preempting(request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        flight = self._recorder.returning(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._recorder.returned(flight, outputs)
+        return outputs
+
+    def update_draft_token_ids(self, *args: Any, **kwargs: Any) -> None:
+        super().update_draft_token_ids(*args, **kwargs)
+        self._recorder.proposing()
+
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        leaving = self._recorder.leaving(request_ids)
+        left = super().finish_requests(request_ids, *args, **kwargs)
+        self._recorder.left(leaving)
+        return left
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        self._recorder.cache_resets += 1
+        return super().reset_prefix_cache(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        self._recorder.close()
+        super().shutdown()
+
+
+class RecordingScheduler(Recording, Scheduler):
+    """The scheduler of the plain loop or of the overlapped one, as vLLM is configured, with a recorder beside it."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> RecordingScheduler:
+        check_interface(vllm.__version__, ((Scheduler, _SCHEDULER), (SchedulerOutput, _OUTPUT)))
+        overlapped = bool(vllm_config.scheduler_config.async_scheduling)
+        return object.__new__(_Overlapped if overlapped and cls is RecordingScheduler else cls)
+
+
+class _Overlapped(RecordingScheduler, AsyncScheduler):
+    """The same in the overlapped loop."""

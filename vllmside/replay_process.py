@@ -1,0 +1,236 @@
+"""vLLM's engine in a process of its own, which replays workloads in real time and records them.
+
+`python -m vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
+`planning.measure.vllm_engine.VllmEngine`; `replay_messages` says what goes through it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter_ns, sleep
+from typing import Any
+
+import numpy as np
+import vllm
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from realengine.grammar import ENDLESS_OBJECTS
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
+from realengine.speed import SpeedProbe
+from serving.canary import canary_rows
+from serving.errors import UserError, raised
+from serving.workload import Workload, WorkloadRequest
+from traces.reader import read_workload
+from vllmside.record_settings import RecordSettings
+from vllmside.replay_messages import About, Begin, Call, Ended
+
+_SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
+_SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
+_LONGEST_SLEEP_NS = 50_000_000  # then look whether it shall stop
+_CANARY_REPEATS = 5
+_PIECE = (16, 576, 1536)  # rows, and the shape of weights, of the fixed work that tells the machine's speed
+
+
+class VllmReplayer:
+    """An engine of vLLM's in this process, set up by the `words` of its own command line."""
+
+    def __init__(self, pipe: Connection, words: list[str]) -> None:
+        self._pipe = pipe
+        self._chance = Random(0)
+        self._number = 0
+        self._scratch = tempfile.TemporaryDirectory(prefix="tokentwin-vllm-")
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        arguments = EngineArgs.from_cli_args(parser.parse_args(words))
+        stated = arguments.additional_config
+        aside = {"tokentwin": {**stated.get("tokentwin", {}), "record": self._aside()}}
+        arguments.additional_config = {**stated, **aside}
+        arguments.scheduler_cls = _SCHEDULER
+        self._engine = LLMEngine.from_engine_args(arguments)
+        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self._vocab_size: int = self._engine.model_config.get_vocab_size()
+        self._probe = SpeedProbe(_piece_of_work())
+
+    def about(self) -> About:
+        """Return what is set up."""
+        return About(self._scheduler.recorder.deployment, vllm.__version__)
+
+    def run_dummy(self, sizes: list[int]) -> int:
+        """Run one step over rows of `sizes` tokens each, and return its time in ns."""
+        for size in sizes:
+            self._number += 1
+            tokens = [self._chance.randrange(3, self._vocab_size) for _ in range(size)]
+            self._engine.add_request(f"dummy-{self._number}", TokensPrompt(prompt_token_ids=tokens), _sampling(1))
+        began = perf_counter_ns()
+        self._engine.step()
+        taken = perf_counter_ns() - began
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        return taken
+
+    def canary(self) -> int:
+        """Return the median time of a fixed reference step, in ns."""
+        rows = list(canary_rows(self._engine.vllm_config.scheduler_config.max_num_seqs))
+        return int(median(self.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
+
+    def replay(self, path: str, out: str) -> Replayed:
+        """Replay the workload in the file `path`, and record it in the directory `out`, which is not there yet."""
+        workload = read_workload(path)
+        before = self.canary()
+        self._engine.reset_prefix_cache()
+        self._scheduler.record(RecordSettings(record=out, workload=workload.name, numbered=True))
+        recorder = self._scheduler.recorder
+        recorder.watch_speed(self._probe)
+        replay = _Replay(self._engine, workload, self._vocab_size)
+        with _no_cycle_search():
+            status = replay.run(self._pipe)
+        recorder.close(status)
+        self._scheduler.record(RecordSettings(record=self._aside()))
+        return Replayed(status, replay.requests, replay.finished, replay.duration_ns, before, self.canary())
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.engine_core.shutdown()
+        self._scratch.cleanup()
+
+    def _aside(self) -> str:
+        """Return where the recorder writes while nothing is to be recorded."""
+        return str(Path(self._scratch.name) / f"aside-{self._number}")
+
+
+class _Replay:
+    """A workload on its way through the engine; times are in ns from its start."""
+
+    def __init__(self, engine: LLMEngine, workload: Workload, vocab_size: int) -> None:
+        requests = list(workload.requests)
+        offered = replace(workload, requests=requests)
+        self.requests = len(requests)
+        self.finished = 0
+        self.duration_ns = 0
+        self._engine = engine
+        self._offered = OfferedRequests(offered)
+        self._texts = ReplayTexts(offered, vocab_size, forces=False)
+        self._open: dict[str, WorkloadRequest] = {}
+        self._ended = 0
+        self._started_ns, self._started_s = perf_counter_ns(), time.time()
+
+    def run(self, pipe: Connection) -> str:
+        """Replay until everything has ended, or something comes through `pipe`; return the status of the recording."""
+        while self._open or not self._offered.exhausted:
+            if pipe.poll():
+                self._engine.abort_request(list(self._open), internal=False)
+                return "interrupted"
+            self._send()
+            before = self._ended
+            if self._open:
+                self._step()
+            else:
+                self._await()
+            if self._ended > before:
+                pipe.send(Ended(self._ended))
+        self.duration_ns = self._now()
+        return "complete"
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self._started_ns
+
+    def _send(self) -> None:
+        now = self._now()
+        for id in self._offered.hang_ups(now):
+            if (request := self._open.pop(str(id), None)) is not None:
+                self._engine.abort_request([str(id)], internal=False)
+                self._has_ended(request)
+        for request in map(self._texts.sent, self._offered.arrivals(now)):
+            prompt, _ = self._texts.of(request)
+            self._open[str(request.id)] = request
+            self._engine.add_request(
+                str(request.id),
+                TokensPrompt(prompt_token_ids=prompt),
+                _sampling(request.output_len, request.structured),
+                arrival_time=self._started_s + request.arrival_ns / 1e9,
+                priority=request.priority,
+            )
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if output.finished and (request := self._open.pop(output.request_id, None)) is not None:
+                self._texts.said(request.id, list(output.outputs[0].token_ids))
+                self.finished += 1
+                self._has_ended(request)
+
+    def _has_ended(self, request: WorkloadRequest) -> None:
+        self._ended += 1
+        self._offered.ended(request, self._now())
+
+    def _await(self) -> None:
+        """Wait for the next arrival."""
+        if (arrival_ns := self._offered.next_ns) is None:
+            return
+        ahead_ns = min(arrival_ns - self._now() - _SPIN_NS, _LONGEST_SLEEP_NS)
+        if ahead_ns > 0:
+            sleep(ahead_ns / 1e9)
+
+
+def _sampling(tokens: int, structured: bool = False) -> SamplingParams:
+    """Return how `tokens` tokens are sampled, which no stop token ends."""
+    grammar = StructuredOutputsParams(json=ENDLESS_OBJECTS) if structured else None
+    return SamplingParams(
+        temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, structured_outputs=grammar
+    )
+
+
+def _piece_of_work() -> Callable[[], object]:
+    """Return a fixed product of matrices, as a layer of a small model has them."""
+    rows, inner, outer = _PIECE
+    left, right = np.ones((rows, inner), np.float32), np.ones((inner, outer), np.float32)
+    return lambda: left @ right
+
+
+@contextmanager
+def _no_cycle_search() -> Iterator[None]:
+    """Keep Python from searching for reference cycles, which would take longer than a step."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def main() -> None:
+    """Answer calls until the pipe is closed."""
+    pipe = Connection(int(sys.argv[1]))
+    replayer: VllmReplayer | None = None
+    with suppress(EOFError, ConnectionError):
+        while True:
+            asked = pipe.recv()
+            try:
+                if isinstance(asked, Begin):
+                    replayer = VllmReplayer(pipe, asked.words)
+                    pipe.send(replayer.about())
+                elif isinstance(asked, Call):
+                    pipe.send(getattr(replayer, asked.name)(*asked.arguments))
+            except UserError as error:
+                pipe.send(error)
+            except BaseException as error:
+                pipe.send(RuntimeError(raised(error)))
+    if replayer is not None:
+        replayer.close()
+
+
+if __name__ == "__main__":
+    main()

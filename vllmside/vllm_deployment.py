@@ -1,0 +1,167 @@
+"""The deployment that a running vLLM is, from the configuration that it has resolved.
+
+Nothing is guessed: a setting is read, or it is left at its default and named in `unmodelled`. Nothing of vLLM is
+imported, so that any version's configuration can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.deployments.config import Deployment, parse
+
+_SCHEDULER = (
+    "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
+    "enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval", "scheduler_reserve_full_isl", "watermark", "policy", "async_scheduling",
+)  # fmt: skip
+_KV_TYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}
+_DRAFTS = {"ngram": "ngram", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
+_ALL2ALL = ("allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
+_DTYPES = ("float32", "bfloat16", "float16")
+_GOES_ON_AFTER_SELF = (0, 33)  # the first version in which a request that preempts itself does not end the step
+_WINDOWS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec")
+
+
+@dataclass(frozen=True)
+class VllmDeployment:
+    """`deployment`, and settings of vLLM's that it has no word for: what each is, by name."""
+
+    deployment: Deployment
+    unmodelled: Mapping[str, str]
+
+
+def read_deployment(config: Any, kv_cache: Any, block_size: int, version: str, model: str = "") -> VllmDeployment:
+    """What a `VllmConfig` and a `KVCacheConfig` say, of vLLM `version` (0.32.0).
+
+    `model` stands for the model where it is not named as vLLM has it. Raises UserError for settings that no deployment
+    can have together.
+    """
+    reader = _Reader(config, kv_cache, block_size)
+    stated = reader.settings()
+    if tuple(map(int, version.split(".")[:2])) < _GOES_ON_AFTER_SELF:
+        stated["scheduler"]["self_preemption_ends_step"] = True
+    stated |= {"model": model or config.model_config.model, "engine": f"vllm {version}", "policy": "vllm"}
+    deployment = parse(Deployment, stated, where="vllm_config")
+    return VllmDeployment(deployment, reader.unmodelled)
+
+
+class _Reader:
+    def __init__(self, config: Any, kv_cache: Any, block_size: int) -> None:
+        self.unmodelled: dict[str, str] = {}
+        self._config = config
+        self._kv_cache = kv_cache
+        self._block_size = block_size
+
+    def settings(self) -> dict[str, Any]:
+        """Everything but names."""
+        config, parallel = self._config, self._config.parallel_config
+        model = config.model_config
+        device = str(config.device_config.device_type)
+        if device not in ("cpu", "cuda"):
+            self.unmodelled["device_type"] = device
+        shares_experts = bool(getattr(model, "is_moe", parallel.enable_expert_parallel))
+        self._note_others()
+        return {
+            "device": "cpu" if device == "cpu" else "cuda",
+            "dtype": self._one_of("dtype", str(model.dtype).removeprefix("torch."), _DTYPES),
+            "quantization": self._quantization(),
+            "kv_cache_dtype": _KV_TYPES.get(self._one_of("cache_dtype", config.cache_config.cache_dtype, _KV_TYPES)),
+            "tensor_parallel_size": parallel.tensor_parallel_size,
+            "pipeline_parallel_size": parallel.pipeline_parallel_size,
+            "data_parallel_size": parallel.data_parallel_size if shares_experts else 1,
+            "enable_expert_parallel": parallel.enable_expert_parallel,
+            "all2all_backend": self._all2all(parallel),
+            "enforce_eager": model.enforce_eager,
+            "scheduler": self._scheduler(),
+        }
+
+    def _scheduler(self) -> dict[str, Any]:
+        config, cache = self._config, self._config.cache_config
+        settings = config.scheduler_config
+        read = {name: getattr(settings, name) for name in _SCHEDULER if hasattr(settings, name)}
+        read |= {
+            "max_model_len": config.model_config.max_model_len,
+            "cut_at_max_model_len": True,
+            "block_size": self._block_size,
+            "num_blocks": self._kv_cache.num_blocks,
+            "enable_prefix_caching": bool(cache.enable_prefix_caching),
+            "kv_groups": self._windows(),
+            "speculative": self._drafts(),
+        }
+        if read["kv_groups"] and hasattr(cache, "prefix_cache_retention_interval"):
+            read["prefix_cache_retention_interval"] = cache.prefix_cache_retention_interval
+        return read
+
+    def _windows(self) -> tuple[int, ...]:
+        """The sliding window of each group of layers; empty where all have full attention."""
+        specs = [group.kv_cache_spec for group in self._kv_cache.kv_cache_groups]
+        inner = [_inner(spec) for spec in specs]
+        for spec in inner:
+            if type(spec).__name__ not in _WINDOWS:
+                self.unmodelled["kv_cache_groups"] = type(spec).__name__
+                return ()
+        windows = tuple(int(getattr(spec, "sliding_window", None) or 0) for spec in inner)
+        windows = tuple(
+            window if type(spec).__name__ == "SlidingWindowSpec" else 0
+            for window, spec in zip(windows, inner, strict=True)
+        )
+        return windows if any(windows) else ()
+
+    def _drafts(self) -> dict[str, Any] | None:
+        stated = self._config.speculative_config
+        if stated is None:
+            return None
+        method = _DRAFTS.get("mtp" if str(stated.method).endswith("mtp") else stated.method)
+        if method is None:
+            self.unmodelled["speculative_config.method"] = str(stated.method)
+            return None
+        found: dict[str, Any] = {"method": method, "num_speculative_tokens": stated.num_speculative_tokens}
+        if method == "ngram":
+            found |= {name: getattr(stated, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
+        if method == "draft_model":
+            found["model"] = stated.model
+        return found
+
+    def _quantization(self) -> str:
+        """`none` is as the checkpoint is stored."""
+        model = self._config.model_config
+        stored = getattr(model.hf_config, "quantization_config", None)
+        if model.quantization is None or stored:
+            return "none"
+        return "fp8" if model.quantization == "fp8" else self._left("quantization", model.quantization, "none")
+
+    def _all2all(self, parallel: Any) -> str:
+        if parallel.data_parallel_size == 1 or not parallel.enable_expert_parallel:
+            return _ALL2ALL[0]
+        return self._one_of("all2all_backend", str(getattr(parallel, "all2all_backend", _ALL2ALL[0])), _ALL2ALL)
+
+    def _one_of(self, name: str, value: str, known: Any) -> str:
+        """`value` if it is `known`, else the first that is, and a note."""
+        return value if value in known else self._left(name, value, next(iter(known)))
+
+    def _left(self, name: str, value: Any, instead: str) -> str:
+        self.unmodelled[name] = str(value)
+        return instead
+
+    def _note_others(self) -> None:
+        """Features that change decisions or times and that a deployment has no word for."""
+        config, parallel = self._config, self._config.parallel_config
+        for name in ("lora_config", "kv_transfer_config", "ec_transfer_config"):
+            if getattr(config, name, None) is not None:
+                self.unmodelled[name] = "is set"
+        for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+            if (size := getattr(parallel, name, 1)) > 1:
+                self.unmodelled[name] = str(size)
+        if getattr(config.model_config, "is_encoder_decoder", False):
+            self.unmodelled["is_encoder_decoder"] = "true"
+        if getattr(config.model_config, "is_multimodal_model", False):
+            self.unmodelled["is_multimodal_model"] = "true"
+
+
+def _inner(spec: Any) -> Any:
+    """One of the specs of a group of layers that differ in size alone."""
+    several = getattr(spec, "kv_cache_specs", None)
+    return next(iter(several.values())) if several else spec

@@ -1,0 +1,84 @@
+"""A thread that writes a recording, so that no step waits for a disk.
+
+What waits to be written is bounded. Where it grows too large, or anything fails, recording ends with one line in the
+log, and the engine goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from serving.errors import UserError, raised
+from vllmside.engine_events import Event, Flight
+
+_LOG = logging.getLogger("vllm.tokentwin")  # vLLM shows what is logged below its own name
+
+
+class Takes(Protocol):
+    """Whatever makes a recording of events, as long as it can."""
+
+    @property
+    def goes_on(self) -> bool: ...
+    def take(self, event: Event) -> None: ...
+
+
+class WriterThread:
+    """Hands events to `run`, in order. `most_waiting` is how many rows of steps may wait, at most."""
+
+    def __init__(self, run: Takes, most_waiting: int) -> None:
+        self.goes_on = True
+        self.closed = False
+        self._run = run
+        self._most_waiting = most_waiting
+        self._put_rows = 0
+        self._taken_rows = 0
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._thread = Thread(target=self._write, name="tokentwin-recorder", daemon=True)
+        self._thread.start()
+
+    def put(self, event: Event) -> None:
+        """Hand on `event`, unless recording has ended."""
+        if self.goes_on:
+            self._put_rows += _rows(event)
+            if self._put_rows - self._taken_rows > self._most_waiting:
+                self.end(f"{self._most_waiting:,} rows wait to be written, which takes too long")
+            else:
+                self._events.put(event)
+
+    def end(self, why: str) -> None:
+        """Record no more."""
+        if self.goes_on:
+            self.goes_on = False
+            _LOG.error("tokentwin: the recording ends here: %s", why)
+
+    def close(self, finish: Callable[[], None], timeout_s: float) -> None:
+        """Write what waits and `finish`; give up after `timeout_s` seconds, since a server is about to be killed."""
+        self.closed = True
+        self._events.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self.end("it takes too long to write what is left")
+            return
+        try:
+            finish()
+        except Exception as error:
+            self.end(str(error) if isinstance(error, UserError) else raised(error))
+
+    def _write(self) -> None:
+        while (event := self._events.get()) is not None:
+            if self.goes_on:
+                try:
+                    self._run.take(event)
+                    self.goes_on = self.goes_on and self._run.goes_on
+                except Exception as error:
+                    self.end(str(error) if isinstance(error, UserError) else raised(error))
+            self._taken_rows += _rows(event)
+
+
+def _rows(event: Event) -> int:
+    """What it takes of memory, in rows of a step: a block's hash is as large as one."""
+    return len(event.ids) if isinstance(event, Flight) else 1 + len(event.keys)
