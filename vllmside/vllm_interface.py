@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from serving.errors import UserError
 
-TRIED = ("0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
-"""Minor versions of which a recording was made and replayed, or whose scheduler was (docs/vllm.md says which)."""
+TRIED = ("0.32", "0.33")
+"""Minor versions of which recordings were made and replayed (docs/vllm.md says how)."""
 
 _LOG = logging.getLogger("vllm.tokentwin")
 
