@@ -28,7 +28,7 @@ _OUTPUT = (
 )  # fmt: skip
 
 
-_Before = Scheduler if TYPE_CHECKING else object
+_Before: Any = Scheduler if TYPE_CHECKING else object
 
 
 class Recording(_Before):
