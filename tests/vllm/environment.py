@@ -1,0 +1,14 @@
+"""The environment that has vLLM, apart from ours: `make vllm` makes it."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_PYTHON = Path(os.environ.get("TOKENTWIN_VLLM_ENV", ROOT / ".venv-vllm"), "bin", "python")
+PYTHON = _PYTHON if _PYTHON.exists() else None
+
+
+def environment() -> dict[str, str]:
+    """For a program in it that imports this repository."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM_"))}
+    return given | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
