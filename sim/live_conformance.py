@@ -6,6 +6,7 @@ recordings beside them (`vllmside/virtual_clock.py`). Its scheduler alone runs; 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving.deployments.vllm_releases import release_settings
 from serving.errors import UserError
 from serving.json_file import parse_json
 from serving.python_process import HOME
@@ -136,13 +138,18 @@ def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "
                 path.write_text(json.dumps(scenario(family, seed + number)))
         every = [str(path) for of_family in paths.values() for path in of_family]
         done = subprocess.run(
-            found.command("-P", str(_PROGRAM), *every), env=found.environment, cwd=folder, capture_output=True, text=True
+            found.command("-P", str(_PROGRAM), *every),
+            env=found.environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
             raise UserError("live", str(found.folder or found.python), f"vLLM cannot be run there: {last}")
-        results = [_family(family, of_family, policy) for family, of_family in paths.items()]
-        return LiveConformance(str(_told(every[0]).get("vllm", "unknown")), results)
+        version = _told(paths[FAMILIES[0]][0])["vllm"]
+        results = [_family(family, of_family, policy, version) for family, of_family in paths.items()]
+        return LiveConformance(version, results)
 
 
 def _told(path: str | Path) -> dict[str, Any]:
@@ -156,7 +163,7 @@ def _recording(path: Path) -> Path:
     return path.with_suffix(".rec.json.gz")
 
 
-def _family(family: str, paths: Sequence[Path], policy: str) -> FamilyResult:
+def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> FamilyResult:
     lacks, stuck, decided = [], [], []
     for path in paths:
         told = _told(path)
@@ -165,6 +172,8 @@ def _family(family: str, paths: Sequence[Path], policy: str) -> FamilyResult:
         elif "stuck" in told:
             stuck.append(told["stuck"])
         else:
+            told["config"] |= release_settings(version)
+            _recording(path).write_bytes(gzip.compress(json.dumps(told).encode()))
             decided.append(conform(_recording(path), policy))
     return FamilyResult(family, decided, lacks, stuck)
 

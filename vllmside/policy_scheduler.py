@@ -13,6 +13,7 @@ from collections import deque
 from time import perf_counter_ns
 from typing import Any
 
+import vllm
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -49,7 +50,7 @@ class PolicyScheduler(Scheduler):
     ) -> None:
         try:
             self.policy_name, self.settings = policy_and_settings(
-                vllm_config, kv_cache_config, block_size, more.get("hash_block_size")
+                vllm_config, kv_cache_config, block_size, more.get("hash_block_size"), vllm.__version__
             )
             super().__init__(vllm_config, kv_cache_config, structured_output_manager, block_size, **more)
             self._known: dict[int, RequestTokens] = {}
@@ -147,12 +148,12 @@ class PolicyScheduler(Scheduler):
         if self._hold.is_over(perf_counter_ns(), self._contract.hold_ns):
             self._contract.hold_no_longer()
             plan = self._contract.schedule()
+        rows = self._rows.of(plan)  # of a plan that runs nothing, too, for whom it preempts
         output.preempted_req_ids = {self._preempted(request) for request in plan.preempted}
         if not plan.tokens:
             if not plan.preempted and not any(earlier for _, earlier in self._planned):
                 self._contract.must_get_on(plan)
             return None
-        rows = self._rows.of(plan)
         self._tell(output, rows)
         return plan
 

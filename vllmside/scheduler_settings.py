@@ -1,8 +1,8 @@
 """What a scheduler of ours is told in vLLM, from vLLM's own configuration, and what it cannot carry there.
 
-vLLM decides everything that it has a setting for. Settings that only our policies have, and the policy's name, come from
-`--additional-config '{"tokentwin": {"policy": "edf", "scheduler": {"edf_ttft_ms": {"chat": 500}}}}'`. Reads vLLM's
-objects by their attributes and imports nothing of vLLM, which has had some of them for some releases only.
+vLLM decides everything that it has a setting for. Settings that only our policies have, and the policy's name, come
+from `--additional-config '{"tokentwin": {"policy": "edf", "scheduler": {"edf_ttft_ms": {"chat": 500}}}}'`. Reads vLLM's
+objects by their attributes and imports nothing of vLLM; some releases lack some of them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig, parse
+from serving.deployments.vllm_releases import release_settings
 from serving.errors import UserError
 
 _VLLMS = ("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "policy")
 _VLLMS += ("enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive")
 _VLLMS += ("scheduler_reserve_full_isl", "watermark", "async_scheduling")
 _ALSO_VLLMS = ("max_model_len", "cut_at_max_model_len", "block_size", "num_blocks", "enable_prefix_caching")
-_ALSO_VLLMS += ("kv_groups", "prefix_cache_retention_interval", "prefill_schedule_interval")
+_ALSO_VLLMS += (
+    "kv_groups",
+    "prefix_cache_retention_interval",
+    "prefill_schedule_interval",
+    "self_preemption_ends_step",
+)
 _NOT_IN_VLLM = ("state_blocks", "decode_stagger", "speculative", "kv_reservation", "kv_reserved_max_tokens")
 _DEFAULT_POLICY = "vllm"
 _OURS = "additional_config.tokentwin"
@@ -25,9 +31,12 @@ _LEAVE_OUT = "cannot be combined with a policy of tokentwin's; leave it out"
 
 
 def policy_and_settings(
-    vllm_config: Any, kv_cache_config: Any, block_size: int, hash_block_size: int | None
+    vllm_config: Any, kv_cache_config: Any, block_size: int, hash_block_size: int | None, version: str
 ) -> tuple[str, SchedulerConfig]:
-    """The policy's name, and its settings. Raises UserError for what cannot be carried, or is no setting."""
+    """The policy's name, and its settings in vLLM `version`.
+
+    Raises UserError for what cannot be carried, or is no setting.
+    """
     for name, value in not_carried(vllm_config, kv_cache_config, block_size, hash_block_size):
         raise UserError(name, value, _LEAVE_OUT)
     additional = getattr(vllm_config, "additional_config", None)
@@ -46,7 +55,7 @@ def policy_and_settings(
             raise UserError(f"{_OURS}.scheduler.{name}", more[name], "is vLLM's to set; use its own option")
         if name in _NOT_IN_VLLM:
             raise UserError(f"{_OURS}.scheduler.{name}", more[name], "has no meaning inside of vLLM; leave it out")
-    settings = {**_settings(vllm_config, kv_cache_config, block_size), **more}
+    settings = {**_settings(vllm_config, kv_cache_config, block_size), **release_settings(version), **more}
     return policy, parse(SchedulerConfig, settings, where=f"{_OURS}.scheduler")
 
 
@@ -101,12 +110,13 @@ def not_carried(
 
 def request_not_carried(request: Any) -> str:
     """What of a request of vLLM's a scheduler of ours cannot follow, in words; empty if it can."""
+    embedded = getattr(request, "prompt_embeds", None) is not None
     reasons = {
         "structured output": getattr(request, "structured_output_request", None) is not None,
         "pooling": request.pooling_params is not None,
         "LoRA": request.lora_request is not None,
         "media": bool(request.mm_features),
-        "embeddings as a prompt": request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None,
+        "embeddings as a prompt": embedded or request.prompt_token_ids is None,
         "a prompt that goes on": bool(getattr(request, "resumable", False)),
     }
     return ", ".join(name for name, has in reasons.items() if has)

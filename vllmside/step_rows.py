@@ -43,7 +43,7 @@ class StepRows:
         for request in plan.preempted:
             if request.id in self._sent:
                 self._sent[request.id] = []
-        return [self._row(*row) for row in plan.rows()]
+        return [self._row(*row) for row in plan.rows()] if plan.tokens else []
 
     def _row(self, request: Request, start: int, tokens: int, samples: bool, drafts: int) -> StepRow:
         tables, sent = self._tables(request), self._sent.get(request.id)

@@ -120,6 +120,13 @@ def _kv(config: _Config) -> KVCacheConfig:
     )
 
 
+def _limits(given: _Config, last: list[int]) -> SamplingParams:
+    """An answer that may be longer than it is ends with a stop token."""
+    most = given.get("max_tokens", given["output_len"])
+    stops = {"stop_token_ids": last} if most > given["output_len"] else {}
+    return SamplingParams(max_tokens=most, ignore_eos=True, **stops)
+
+
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
     """How many of `proposed` drafts are accepted, the first of which would be output token `place`: a coin each."""
     for k in range(proposed):
@@ -157,7 +164,7 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
             request = Request(
                 request_id=str(given["id"]),
                 prompt_token_ids=[id for segment, count in given["prompt"] for id in tokens(segment, 0, count)],
-                sampling_params=SamplingParams(max_tokens=given["output_len"], ignore_eos=True),
+                sampling_params=_limits(given, tokens(f"out:{given['id']}", given["output_len"] - 1, 1)),
                 pooling_params=None,
                 block_hasher=hasher,
                 priority=given.get("priority", 0),

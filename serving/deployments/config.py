@@ -36,7 +36,7 @@ class SchedulerConfig(TerseSettings):
         "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
         "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
-        "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger",
+        "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
@@ -95,6 +95,11 @@ class SchedulerConfig(TerseSettings):
         False,
         description="under policy priority, preempting a request can take back tokens of the same step; true also "
         "forgets the blocks they would have filled. vLLM does not, and can reuse blocks that were never computed",
+    )
+    self_preemption_ends_step: bool = Field(
+        False,
+        description="under policy priority, a request that gives up its own place ends the step for the running "
+        "requests after it, as in vLLM up to 0.32; false: they get their tokens, as in vLLM 0.33",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
     decode_stagger: int = Field(

@@ -74,6 +74,7 @@ class VllmScheduler(Residents):
         self.draft_slots = config.speculative.draft_slots if config.speculative else 0
         self._most_scheduled = config.most_step_tokens  # drafts' slots take of another, larger budget
         self._budget = config.max_num_batched_tokens if self.draft_slots else self._most_scheduled
+        self._ends_at_own_preemption = config.self_preemption_ends_step
         self._adaptive = config.long_prefill_token_threshold_adaptive
         self._interval = PrefillInterval(steps) if (steps := config.prefill_schedule_interval) > 1 else None
         self._holds_prompts = False  # whether the step being planned leaves prompts alone
@@ -206,6 +207,8 @@ class VllmScheduler(Residents):
                     return budget
                 budget += self._preempt(plan, victim)
                 if victim is request:
+                    if self._ends_at_own_preemption:
+                        return budget
                     break
             else:
                 budget -= self.give(plan, request, tokens)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from vllmside.policy_scheduler import PolicyScheduler
@@ -78,15 +80,17 @@ def scheduler(core: EngineCore, kv: Any, config: dict[str, Any], name: str) -> S
     )
 
 
-def run(core: EngineCore, kv: Any, scenario: dict[str, Any], name: str) -> dict[str, Any]:
+def run(core: EngineCore, kv: Any, scenario: dict[str, Any], name: str, v2: bool) -> dict[str, Any]:
     core.scheduler = made = scheduler(core, kv, scenario["config"], name)
-    decide, steps = made.schedule, []
+    made.use_v2_model_runner = v2
+    decide, steps, told = made.schedule, [], []
 
     def schedule(*arguments: Any) -> Any:
         plan = decide(*arguments)
         preempted = sorted(plan.preempted_req_ids or ())
         if plan.num_scheduled_tokens or preempted:
             steps.append([dict(plan.num_scheduled_tokens), preempted])
+            told.append(what_workers_are_told(plan))
         return plan
 
     made.schedule = schedule
@@ -132,7 +136,53 @@ def run(core: EngineCore, kv: Any, scenario: dict[str, Any], name: str) -> dict[
         step += 1
         if step > 20_000:
             raise RuntimeError("no end")
-    return {"steps": steps, "tokens": tokens, "ends": ends, "cached": cached}
+    return {"steps": steps, "told": told, "tokens": tokens, "ends": ends, "cached": cached}
+
+
+def what_workers_are_told(plan: Any) -> dict[str, Any]:
+    """Of a step, beside its tokens. Which blocks they are may differ, how many may not."""
+    new, cached = plan.scheduled_new_reqs, plan.scheduled_cached_reqs
+    return {
+        "new": {one.req_id: [one.num_computed_tokens, len(one.block_ids[0]), one.prefill_token_ids] for one in new},
+        "cached": {
+            id: [computed, outputs, len(blocks[0]) if blocks else 0]
+            for id, computed, outputs, blocks in zip(
+                cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, cached.new_block_ids, strict=True
+            )
+        },
+        "resumed": sorted(cached.resumed_req_ids),
+        "all": cached.all_token_ids,
+        "finished": sorted(plan.finished_req_ids),
+    }
+
+
+class NoModel:
+    """An executor without workers, which samples any tokens for whom the scheduler says that it samples."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    def execute_model(self, plan: Any, non_block: bool = False) -> Future[Any]:
+        requests = self._core.scheduler.requests
+        ids = list(plan.num_scheduled_tokens)
+        sampled = []
+        for id in ids:
+            request = requests[id]
+            place = request.num_computed_tokens
+            sampled.append([] if request.is_prefill_chunk else [(place * 7 + sum(map(ord, id))) % 500])
+        made: Future[Any] = Future()
+        numbers = {id: number for number, id in enumerate(ids)}
+        made.set_result(
+            ModelRunnerOutput(
+                req_ids=ids, req_id_to_index=numbers, sampled_token_ids=sampled, logprobs=None,
+                prompt_logprobs_dict={}, pooler_output=[],
+            )
+        )  # fmt: skip
+        self._sampled = made
+        return made
+
+    def sample_tokens(self, masks: Any, non_block: bool = False) -> Future[Any]:
+        return self._sampled
 
 
 def piece_tokens(piece: list[Any], tokens: dict[str, list[int]]) -> list[int]:
@@ -150,11 +200,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         core = engine(Path(folder), asked["overlapped"])
         kv = core.scheduler.kv_cache_config
+        if asked.get("v2"):
+            core.model_executor, shut_down = NoModel(core), core.model_executor.shutdown
         answers = []
         for scenario in asked["scenarios"]:
-            answers.append({name: run(core, kv, scenario, name) for name in scenario["policies"]})
+            answers.append(
+                {name: run(core, kv, scenario, name, asked.get("v2", False)) for name in scenario["policies"]}
+            )
             Path(sys.argv[2]).write_text(json.dumps(answers))
-        core.shutdown()
+        if asked.get("v2"):
+            shut_down()
+        else:
+            core.shutdown()
 
 
 if __name__ == "__main__":

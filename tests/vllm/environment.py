@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 _PYTHON = Path(os.environ.get("TOKENTWIN_VLLM_ENV", ROOT / ".venv-vllm"), "bin", "python")
 PYTHON = _PYTHON if _PYTHON.exists() else None
+needs_vllm = pytest.mark.skipif(PYTHON is None, reason="needs vLLM in .venv-vllm: `make vllm` (4 GB)")
 
 
 def environment() -> dict[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.environment import PYTHON, environment
+from tests.vllm.environment import PYTHON, environment, needs_vllm
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: run `make vllm` (4 GB) once")
+pytestmark = needs_vllm
 
 
 def scenario(seed: int, policies: list[str], **settings: Any) -> dict[str, Any]:
