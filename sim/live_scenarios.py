@@ -10,18 +10,23 @@ from random import Random
 from typing import Any
 
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
-FAMILIES = ("plain loop", "overlapped loop", "priorities", "drafts", "sliding windows", "rarer settings")
+FAMILIES = (
+    "plain loop", "overlapped loop", "priorities", "drafts", "sliding windows", "long-prefill threshold", "watermark",
+    "rarer settings",
+)  # fmt: skip
 
 
 def scenario(family: str, seed: int) -> dict[str, Any]:
-    """Scenario `seed` of a family: the first two are first come, first served; the others have either loop."""
+    """Scenario `seed` of a family. All but the first two have either loop, and all but `priorities` are first come,
+    first served."""
     chance = Random(f"{family} {seed}")
-    policy = "priority" if family == "priorities" else "fcfs"
     overlapped = chance.random() < 0.5 if family != "plain loop" else False
     overlapped = overlapped or family == "overlapped loop"
-    found = random_recording(chance, policy, overlapped, sharing=True)
+    found = random_recording(chance, "priority" if family == "priorities" else "fcfs", overlapped, sharing=True)
     config = found["config"]
     config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
+    config["long_prefill_token_threshold"] = chance.choice([1, 4, 9]) if family == "long-prefill threshold" else 0
+    config["watermark"] = chance.choice([0.1, 0.5]) if family == "watermark" else 0.0
     if family == "drafts":
         tokens = chance.choice([1, 2, 4])
         config["speculative"] = {
@@ -34,6 +39,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     if family == "sliding windows":
         config |= with_windows(config, chance)
     if family == "rarer settings":
+        config["long_prefill_token_threshold"] = chance.choice([0, 4, 9])
         config["vllm"] = rarer_settings(config, chance)
         for request in found["requests"]:
             request["skip_cache"] = chance.random() < 0.2
@@ -63,7 +69,7 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
             own = size * chance.randint(1, max(1, most_own // size))
         if own:
             prompt = [*prompt, [f"u{id}", own]]
-        request = {"id": id, "arrival_ns": arrival, "prompt": prompt}
+        request: dict[str, Any] = {"id": id, "arrival_ns": arrival, "prompt": prompt}
         request |= {"output_len": chance.randint(1, most_output), "priority": chance.randint(0, 2)}
         requests.append(request)
     if chance.random() < 0.4:  # stop tokens

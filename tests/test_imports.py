@@ -10,17 +10,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"serving", "traces", "realengine", "calibration", "sim", "planning", "apiserver", "dashboard", "tokentwin"}
+OURS = {
+    "serving",
+    "traces",
+    "realengine",
+    "calibration",
+    "sim",
+    "planning",
+    "apiserver",
+    "dashboard",
+    "tokentwin",
+    "vllmside",
+}
 MAY_IMPORT = {
     "serving": {"serving"},
     "traces": {"traces", "serving"},
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": OURS - {"apiserver", "dashboard", "tokentwin"},
-    "apiserver": OURS - {"dashboard", "tokentwin"},
-    "dashboard": OURS - {"tokentwin", "apiserver"},
-    "tokentwin": OURS,
+    "planning": OURS - {"apiserver", "dashboard", "tokentwin", "vllmside"},
+    "apiserver": OURS - {"dashboard", "tokentwin", "vllmside"},
+    "dashboard": OURS - {"tokentwin", "apiserver", "vllmside"},
+    "tokentwin": OURS - {"vllmside"},
+    "vllmside": {"vllmside", "traces", "serving"},
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"
 NEVER = {
@@ -30,6 +42,7 @@ NEVER = {
     "calibration": {"torch"},
     "realengine": {"simpy"},
     "dashboard": {"torch"},
+    "vllmside": {"torch", "simpy", "scipy"},
 }
 HEAVY = {"torch", "streamlit", "pandas", "ray", "plotly", "transformers", "scipy"}
 

@@ -144,6 +144,7 @@ class PolicyScheduler(Scheduler):
 
     def _plan(self, output: SchedulerOutput) -> StepPlan | None:
         """Plan a step, and say so in `output`; None if it runs nothing."""
+        before, self.prev_step_scheduled_req_ids = self.prev_step_scheduled_req_ids, set()
         plan = self._contract.schedule()
         if self._hold.is_over(perf_counter_ns(), self._contract.hold_ns):
             self._contract.hold_no_longer()
@@ -154,7 +155,7 @@ class PolicyScheduler(Scheduler):
             if not plan.preempted and not any(earlier for _, earlier in self._planned):
                 self._contract.must_get_on(plan)
             return None
-        self._tell(output, rows)
+        self._tell(output, rows, before)
         return plan
 
     def _preempted(self, ours: Request) -> str:
@@ -166,11 +167,10 @@ class PolicyScheduler(Scheduler):
             request.record_event(EngineCoreEventType.PREEMPTED)
         return request.request_id  # type: ignore[no-any-return]
 
-    def _tell(self, output: SchedulerOutput, rows: list[StepRow]) -> None:
-        """Write `rows` as vLLM's workers read them, and keep up vLLM's own counts."""
+    def _tell(self, output: SchedulerOutput, rows: list[StepRow], before: set[str]) -> None:
+        """Write `rows` as vLLM's workers read them, and keep up vLLM's own counts; `before` were in the last plan."""
         cached = CachedRequestData.make_empty()
         output.scheduled_cached_reqs = cached
-        before, self.prev_step_scheduled_req_ids = self.prev_step_scheduled_req_ids, set()
         for row in rows:
             request = self._known[row.request.id].request
             id = request.request_id

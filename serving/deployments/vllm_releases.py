@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-_GOES_ON_AFTER_SELF = (0, 33)  # the first in which a request that preempts itself does not end the step
+# Before 0.33 a request that preempts itself ends the step, and `prefill_schedule_interval` spaces the prompts of
+# data-parallel ranks alone.
+_BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1}
 
 
 def release_settings(version: str) -> dict[str, Any]:
     """Those of vLLM `version` (0.32.0, 0.32.0+cpu). Raises ValueError for what is no version."""
     major, minor, *_ = version.split(".")
-    older = (int(major), int(minor)) < _GOES_ON_AFTER_SELF
-    return {"self_preemption_ends_step": True} if older else {}
+    return dict(_BEFORE_0_33) if (int(major), int(minor)) < (0, 33) else {}

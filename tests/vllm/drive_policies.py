@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -97,6 +97,7 @@ def run(core: EngineCore, kv: Any, scenario: dict[str, Any], name: str, v2: bool
     hasher = get_request_block_hasher(_BLOCK, sha256) if scenario["config"]["enable_prefix_caching"] else None
     to_come = sorted(scenario["requests"], key=lambda given: given["step"])
     to_leave = [(given["leaves"], str(given["id"])) for given in to_come if given.get("leaves")]
+    masks = StructuredOutputsParams(regex="[ab]+")
     tokens: dict[str, list[int]] = {}
     ends: dict[str, str] = {}
     cached: dict[str, int] = {}
@@ -113,7 +114,7 @@ def run(core: EngineCore, kv: Any, scenario: dict[str, Any], name: str, v2: bool
                     prompt_token_ids=prompt,
                     sampling_params=SamplingParams(
                         temperature=0, max_tokens=given["output_len"], ignore_eos=True, stop_token_ids=given["stop"],
-                        extra_args=given["labels"],
+                        extra_args=given["labels"], structured_outputs=masks if given.get("masked") else None,
                     ),
                     pooling_params=None,
                     block_hasher=hasher,

@@ -53,25 +53,64 @@ def scenario(seed: int, policies: list[str], **settings: Any) -> dict[str, Any]:
     return {"config": config | settings, "requests": requests, "policies": policies}
 
 
-def answers(tmp_path: Path, overlapped: bool, scenarios: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def started(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(PYTHON), str(Path(__file__).with_name(program)), *arguments]
+    return subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+
+
+def answers(
+    tmp_path: Path, overlapped: bool, scenarios: list[dict[str, Any]], v2: bool = False
+) -> list[dict[str, Any]]:
     asked, answered = tmp_path / "asked.json", tmp_path / "answered.json"
-    asked.write_text(json.dumps({"overlapped": overlapped, "scenarios": scenarios}))
-    program = [str(PYTHON), str(Path(__file__).with_name("drive_policies.py")), str(asked), str(answered)]
-    done = subprocess.run(program, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    asked.write_text(json.dumps({"overlapped": overlapped, "v2": v2, "scenarios": scenarios}))
+    done = started("drive_policies.py", str(asked), str(answered))
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(answered.read_text())
     return found
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_our_vllm_policy_decides_and_answers_as_vllm_does(tmp_path: Path, overlapped: bool) -> None:
-    scenarios = [scenario(seed, ["own", "vllm"]) for seed in range(40)]
+@pytest.mark.parametrize("v2", [False, True])
+def test_our_vllm_policy_decides_and_answers_as_vllm_does(tmp_path: Path, overlapped: bool, v2: bool) -> None:
+    """What workers are told is the same, too. CPUs have no V2 model runner: there tokens are those of no model."""
+    scenarios = [scenario(seed, ["own", "vllm"]) for seed in range(25)]
     preempted = hits = 0
-    for asked, got in zip(scenarios, answers(tmp_path, overlapped, scenarios), strict=True):
+    for asked, got in zip(scenarios, answers(tmp_path, overlapped, scenarios, v2), strict=True):
         assert got["vllm"] == got["own"], json.dumps(asked)
         preempted += sum(len(gone) for _, gone in got["own"]["steps"])
         hits += sum(got["own"]["cached"].values())
     assert preempted > 20 and hits > 1000  # else the scenarios show nothing
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_request_that_cannot_be_carried_ends_with_an_error(tmp_path: Path, overlapped: bool) -> None:
+    asked = scenario(3, ["vllm"])
+    asked["requests"][1]["masked"] = True
+    asked["requests"] = [request | {"leaves": None} for request in asked["requests"]]
+    (got,) = answers(tmp_path, overlapped, [asked])
+    ends = got["vllm"]["ends"]
+    assert ends.pop("1") == "error" and got["vllm"]["tokens"]["1"] == []
+    assert set(ends.values()) <= {"stop", "length"} and len(ends) == len(asked["requests"]) - 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "drafts", "line"),
+    [
+        ("fairr", [], "policy: 'fairr': must be vllm, static, "),
+        ("fair", ['{"method": "ngram", "num_speculative_tokens": 2}'], "speculative_config: 'set': cannot be combined"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_at_start(tmp_path: Path, policy: str, drafts: list[str], line: str) -> None:
+    done = started("serve_policies.py", str(tmp_path), policy, *drafts)
+    assert done.returncode != 0
+    assert f"UserError: {line}" in done.stderr
+
+
+def test_vllm_serves_with_a_policy_of_ours(tmp_path: Path) -> None:
+    done = started("serve_policies.py", str(tmp_path), "fair")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "answered.json").read_text())
+    assert found == {"answered": [8, 8, 8], "cached": [0, 32, 0], "again": [64, True], "reset": True, "after": 0}
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
