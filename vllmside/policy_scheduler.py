@@ -137,14 +137,14 @@ class PolicyScheduler(Scheduler):
 
     def schedule(self, *_: Any, **__: Any) -> SchedulerOutput:
         output = SchedulerOutput.make_empty()
-        plan = None if self.pause_state is PauseState.PAUSED_ALL else self._plan(output)
+        before, self.prev_step_scheduled_req_ids = self.prev_step_scheduled_req_ids, set()
+        plan = None if self.pause_state is PauseState.PAUSED_ALL else self._plan(output, before)
         output.finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
         self._planned.append((output, plan))
         return output
 
-    def _plan(self, output: SchedulerOutput) -> StepPlan | None:
-        """Plan a step, and say so in `output`; None if it runs nothing."""
-        before, self.prev_step_scheduled_req_ids = self.prev_step_scheduled_req_ids, set()
+    def _plan(self, output: SchedulerOutput, before: set[str]) -> StepPlan | None:
+        """Plan a step, and say so in `output`; None if it runs nothing. `before` were in the last step."""
         plan = self._contract.schedule()
         if self._hold.is_over(perf_counter_ns(), self._contract.hold_ns):
             self._contract.hold_no_longer()
@@ -168,7 +168,7 @@ class PolicyScheduler(Scheduler):
         return request.request_id  # type: ignore[no-any-return]
 
     def _tell(self, output: SchedulerOutput, rows: list[StepRow], before: set[str]) -> None:
-        """Write `rows` as vLLM's workers read them, and keep up vLLM's own counts; `before` were in the last plan."""
+        """Write `rows` as vLLM's workers read them, and keep up vLLM's own counts."""
         cached = CachedRequestData.make_empty()
         output.scheduled_cached_reqs = cached
         for row in rows:

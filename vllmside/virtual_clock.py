@@ -20,7 +20,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm
 from vllm.config import (
     CacheConfig,
@@ -85,7 +84,7 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
     cache.num_gpu_blocks = config["num_blocks"]
     scheduler = (AsyncScheduler if overlaps else Scheduler)(
         vllm_config=whole,
-        kv_cache_config=_kv(config),
+        kv_cache_config=_kv(config, model.dtype),
         structured_output_manager=StructuredOutputManager(whole),
         block_size=config["block_size"],
         log_stats=True,
@@ -100,8 +99,8 @@ def _drafts(stated: _Config, model: ModelConfig, folder: str) -> SpeculativeConf
     return SpeculativeConfig(method=method, target_parallel_config=ParallelConfig(), **how)
 
 
-def _kv(config: _Config) -> KVCacheConfig:
-    shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
+    shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
     groups = [
         SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
         for window in config.get("kv_groups", [0])
