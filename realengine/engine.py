@@ -18,7 +18,6 @@ from realengine.deployable import check_deployment
 from realengine.drafting.drafter import Drafter, find_drafter, propose
 from realengine.grammar import Grammars
 from realengine.grammar_compiler import GrammarCompiler
-from realengine.hold import Hold
 from realengine.host_tier import HostTier
 from realengine.kv_budget import KvBudget
 from realengine.ranks import Ranks
@@ -27,15 +26,16 @@ from realengine.seating import Seating
 from realengine.sequence import TokenSequence, masks_of_rows
 from realengine.step import Load, Step
 from realengine.step_input import pack
-from realengine.token_content import TokenContent
 from realengine.verification import VerifiedTokens, verify_step
 from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
+from serving.hold import Hold
 from serving.kv.contiguous_pool import longest_free
 from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
+from serving.kv.token_content import TokenContent
 from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status

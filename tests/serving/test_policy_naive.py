@@ -17,11 +17,11 @@ from serving.kv.content import SegmentContent
 from serving.policies.vllm import VllmScheduler
 from serving.request import Status
 from serving.workload import WorkloadRequest
+from sim.live_scenarios import COST, random_recording, with_windows
 from tests.budget import examples
 from tests.serving import naive_vllm
 
 DATA = Path(__file__).parents[1] / "data"
-COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 
 
 # Drafts are not part of the naive program: recordings alone judge them (test_conformance.py).
@@ -112,67 +112,6 @@ def ours(
             assert not scheduler.requests
             assert scheduler.pool.free == scheduler.pool.total
             return steps, sorted(results, key=lambda r: r["id"])
-
-
-def random_recording(chance: Random, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
-    """A small workload and a configuration that presses on it."""
-    size = chance.choice([1, 2, 3, 4, 7, 8, 16, 32])
-    gaps = chance.choice([[0], [0, 0, 1, 1500], [0, 0, 1, 1500, 8000, 40000], [1, 700, 2500]])
-    most_own, most_output = chance.choice([8, 20, 40, 70]), chance.choice([1, 6, 24, 60])
-    requests: list[dict[str, Any]] = []
-    arrival = 0
-    for id in range(chance.randint(1, chance.choice([4, 14, 24]))):
-        arrival += chance.choice(gaps)
-        prompt: list[list[Any]] = []
-        kind = chance.choice(["alone", "system", "turn", "turn", "again"]) if sharing else "alone"
-        if kind == "system":
-            prompt = [[f"sys{chance.randint(0, 1)}", chance.choice([size, 2 * size, 2 * size + 1, 3 * size - 1])]]
-        elif kind != "alone" and requests:
-            before = chance.choice(requests[-4:])
-            prompt = before["prompt"]
-            if kind == "turn":  # perhaps before the answer is there, perhaps only its beginning
-                prompt = [*prompt, [f"out:{before['id']}", chance.randint(1, before["output_len"])]]
-        own = chance.randint(0 if prompt else 1, most_own)
-        if chance.random() < 0.3:
-            own = size * chance.randint(1, max(1, most_own // size))
-        if own:
-            prompt = [*prompt, [f"u{id}", own]]
-        request = {"id": id, "arrival_ns": arrival, "prompt": prompt}
-        request |= {"output_len": chance.randint(1, most_output), "priority": chance.randint(0, 2)}
-        requests.append(request)
-    if chance.random() < 0.4:  # stop tokens
-        for request in requests:
-            request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 2, 30])
-    longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
-    max_model_len = longest + chance.choice([0, 0, 1, 20])
-    chunked = chance.random() < 0.8
-    need = -(-longest // size)
-    config = {
-        "max_num_seqs": chance.choice([1, 2, 4, 16, 16]),
-        "max_num_batched_tokens": chance.choice([1, 2, 5, 9, 16, 40]) if chunked else max_model_len,
-        "max_model_len": max_model_len,
-        "block_size": size,
-        "num_blocks": 1 + need + chance.choice([0, 1, need // 2, need, 3 * need]),
-        "enable_chunked_prefill": chunked,
-        "enable_prefix_caching": chance.random() < 0.8,
-        "long_prefill_token_threshold": chance.choice([0, 0, 1, 4, 9]),
-        "scheduler_reserve_full_isl": chance.random() < 0.4,
-        "watermark": chance.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
-        "policy": policy,
-        "async_scheduling": overlapped,
-    }
-    return {"config": config, "cost": COST, "requests": requests}
-
-
-def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """`config` for a model of which some layers, or all, have a sliding window."""
-    size = config["block_size"]
-    groups = [chance.randint(2, 3 * size + 2)] * chance.choice([1, 3]) + [0] * chance.randint(0, 2)
-    return config | {
-        "kv_groups": groups,
-        "num_blocks": 1 + (config["num_blocks"] - 1) * len(groups),
-        "prefix_cache_retention_interval": chance.choice([0, 0, size, 4 * size, None]),
-    }
 
 
 SEEDS = st.integers(0, 2**32)

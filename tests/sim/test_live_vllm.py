@@ -1,75 +1,98 @@
-"""Random scenarios, decided by vLLM itself: `TOKENTWIN_VLLM_PYTHON` names an interpreter that can import vllm 0.33."""
+"""Random scenarios, decided by the vLLM of `.venv-vllm` and by our scheduler."""
 
-import gzip
-import json
 import os
-import shlex
-import subprocess
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from sim.conformance import conform
-from tests.serving.test_policy_naive import random_recording, with_windows
+from serving.errors import UserError
+from sim.live_conformance import conform_live, find_vllm
+from sim.live_scenarios import FAMILIES, scenario
+from tests.vllm.environment import PYTHON, needs_vllm
+from tokentwin.commands.conformance import conformance
 
-PYTHON = os.environ.get("TOKENTWIN_VLLM_PYTHON", "")
-SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "60"))
-
-
-def scenario(seed: int) -> dict[str, Any]:
-    """A scenario of the naive program's, with sliding windows at times, and drafts, which that does not know."""
-    chance = Random(seed)
-    found = random_recording(chance, chance.choice(["fcfs", "priority"]), chance.random() < 0.5, sharing=True)
-    config = found["config"]
-    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
-    if chance.random() < 0.7:
-        tokens = chance.choice([1, 2, 4])
-        config["speculative"] = {
-            "method": chance.choice(["ngram", "draft_model", "eagle"]),
-            "num_speculative_tokens": tokens,
-            "acceptance_rate": chance.choice([0.0, 0.4, 0.9, 1.0]),
-        }
-        config["max_num_batched_tokens"] += (tokens + 1) * config["max_num_seqs"]
-        config["num_blocks"] += 2 * tokens  # we reject at once what only enough accepted drafts would bring to an end
-    if chance.random() < 0.3 and config.get("speculative", {}).get("method") != "draft_model":
-        config |= with_windows(config, chance)
-    if chance.random() < 0.4:
-        config["vllm"] = rarer_settings(config, chance)
-        for request in found["requests"]:
-            request["skip_cache"] = chance.random() < 0.2
-    return {"name": f"seed {seed}", **found}
-
-
-def rarer_settings(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """Of vLLM's scheduler, some."""
-    settings = {
-        "max_num_active_seqs": chance.randint(1, config["max_num_seqs"]),
-        "prefill_schedule_interval": chance.choice([2, 3, 8]),
-        "long_prefill_token_threshold_adaptive": True,
-    }
-    if config.get("enable_chunked_prefill", True):
-        settings["max_num_scheduled_tokens"] = chance.randint(1, config["max_num_batched_tokens"])
-    return {name: value for name, value in settings.items() if chance.random() < 0.5}
+SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(not PYTHON, reason="TOKENTWIN_VLLM_PYTHON does not name an interpreter that can import vllm 0.33")
-def test_vllm_decides_random_scenarios_alike(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{seed}.json" for seed in range(SCENARIOS)]
-    for seed, path in enumerate(paths):
-        path.write_text(json.dumps(scenario(seed)))
-    program = Path(__file__).with_name("live_vllm.py")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    subprocess.run([*shlex.split(PYTHON), str(program), *map(str, paths)], env=environment, check=True)
-    decided = 0
-    for path in paths:
-        recording = path.with_suffix(".rec.json.gz")
-        told = json.loads(gzip.decompress(recording.read_bytes()))
-        if "stuck" not in told:
-            decided += 1
-            result = conform(recording)
-            assert result.identical, f"{result}\n{json.dumps(told['config'])}"
-    assert decided > SCENARIOS * 0.8
+@needs_vllm
+def test_vllm_decides_random_scenarios_alike() -> None:
+    assert PYTHON is not None
+    found = conform_live(find_vllm(str(PYTHON.parents[1]), None), SCENARIOS)
+    assert [family.family for family in found.families] == [*FAMILIES]
+    for family in found.families:
+        assert family.identical == len(family.decided), str(family)
+        assert len(family.decided) + len(family.lacks) > SCENARIOS * 0.8
+
+
+# A stand-in for vLLM's Python, which decides as the recording beside it says, or fails.
+_STAND_IN = """#!/usr/bin/env python3
+import gzip, json, pathlib, sys
+for path in map(pathlib.Path, sys.argv[3:]):
+    asked = json.loads(path.read_text())
+    number = int(path.stem.rsplit("_", 1)[1])
+    if ANSWER == "fails":
+        sys.exit("ModuleNotFoundError: no torch")
+    told = {"vllm": "0.31.1"} | asked | ({"lacks": "watermark"} if number else {"stuck": "no end"})
+    if number == 2:
+        told = {"vllm": "0.31.1", "steps": [], "results": [], **asked}
+        told["requests"] = [{"id": 0, "arrival_ns": 0, "prompt": [["a", 2]], "output_len": 1}]
+        told["steps"] = [{"t": 0, "dt": DT, "n": {"0": 2}, "pre": []}]
+        told["results"] = [{"id": 0, "first_token_ns": DT, "finish_ns": DT, "prefix_hit_tokens": 0}]
+        told["config"] = {"max_num_batched_tokens": 2}
+        told["cost"] = {"base_ns": 5, "per_token_ns": 1, "per_pair_ps": 0}
+    path.with_suffix(".rec.json.gz").write_bytes(gzip.compress(json.dumps(told).encode()))
+"""
+
+
+def stand_in(folder: Path, answer: str = "decides", dt: int = 7) -> str:
+    program = folder / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text(_STAND_IN.replace("DT", str(dt)).replace("ANSWER", repr(answer)))
+    program.chmod(0o755)
+    return str(folder)
+
+
+def test_the_command_says_how_each_family_went(tmp_path: Path) -> None:
+    done = CliRunner().invoke(conformance, ["--live", stand_in(tmp_path), "--scenarios", "3"])
+    assert done.exit_code == 0
+    first, *families = done.output.splitlines()
+    assert first == "vLLM 0.31.1"
+    assert families == [
+        f"{family}: scenarios 1/1 identical, steps 1/1; 1 not asked: no watermark; 1 that vLLM refused or did not end"
+        for family in FAMILIES
+    ]
+
+
+def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
+    done = CliRunner().invoke(conformance, ["--live", stand_in(tmp_path, dt=8), "--scenarios", "3"])
+    assert done.exit_code == 1
+    assert "scenarios 0/1 identical, steps 0/1" in done.output and "first difference at step 0" in done.output
+
+
+def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    found = find_vllm(stand_in(tmp_path, "fails"), None)
+    with pytest.raises(UserError, match=r"^live: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
+        conform_live(found, 1)
+    with pytest.raises(UserError, match=r"^live: '0\.0\.1': is no environment or unpacked wheel"):
+        find_vllm("0.0.1", None)
+
+
+def test_an_unpacked_wheel_is_looked_in_first(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    found = find_vllm(str(tmp_path), "some/python")
+    assert found.environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert found.command("x")[0].endswith("some/python")
+
+
+def test_recordings_and_a_vllm_are_one_or_the_other() -> None:
+    for arguments in ([], ["a.json", "--live", "0.33.0"]):
+        done = CliRunner().invoke(conformance, arguments)
+        assert isinstance(done.exception, UserError)
+
+
+def test_scenarios_are_the_same_for_the_same_number() -> None:
+    for family in FAMILIES:
+        assert scenario(family, 3) == scenario(family, 3) != scenario(family, 4)

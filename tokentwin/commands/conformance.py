@@ -1,18 +1,37 @@
-"""`tokentwin conformance`: hold our scheduler against recordings of vLLM's own."""
+"""`tokentwin conformance`: hold our scheduler against recordings of vLLM's own, or against a vLLM that is installed."""
 
 from __future__ import annotations
 
 import click
 
+from serving.errors import UserError
+
 
 @click.command()
-@click.argument("recordings", nargs=-1, required=True, type=click.Path())
+@click.argument("recordings", nargs=-1, type=click.Path())
 @click.option("--policy", default="vllm", help="Policy, by name or as path/to/file.py:Class.")
-def conformance(recordings: tuple[str, ...], policy: str) -> None:
+@click.option("--live", metavar="VLLM", help="Random scenarios through an installed vLLM: a release, its virtual "
+              "environment, or the folder of an unpacked wheel.")  # fmt: skip
+@click.option("--python", help="With --live: the Python that runs it.")
+@click.option("--scenarios", default=20, show_default=True, type=click.IntRange(1, 100_000),
+              help="With --live: scenarios of each family.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="With --live: number of the first scenario.")
+def conformance(
+    recordings: tuple[str, ...], policy: str, live: str | None, python: str | None, scenarios: int, seed: int
+) -> None:
     """Replay RECORDINGS of vLLM's scheduler through ours, and compare every decision.
 
-    Prints one line for each recording. The exit status is 1 if any decision differs.
+    Prints one line for each recording; with --live, for each family of scenarios. The exit status is 1 if any decision
+    differs.
     """
+    if bool(recordings) == (live is not None):
+        raise UserError("recordings", None, "give recordings, or --live and a vLLM")
+    if live is not None:
+        from sim.live_conformance import conform_live, find_vllm, lines
+
+        found = conform_live(find_vllm(live, python), scenarios, seed, policy)
+        click.echo("\n".join(lines(found)))
+        raise SystemExit(0 if found.identical else 1)
     from sim.conformance import conform
 
     different = 0

@@ -1,24 +1,25 @@
-"""vLLM's own scheduler on a virtual clock: `python live_vllm.py SCENARIO.json ...` writes a recording beside each.
+"""vLLM's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes a recording beside each.
 
-A program for an interpreter that can import vllm 0.33 (the wheel without its GPU dependencies will do: no model runs,
-nothing is computed); it knows nothing of this project. A scenario is a recording without `steps` and `results`; the
-recording has none of them where vLLM itself gets no further, and says why in `stuck`. The rules of the virtual clock
-are those of docs/serving.md: planning takes no time, a step takes what the integer `cost` says, arrivals up to a plan
-take part in it, and with two steps in flight, or nothing to launch, the host waits for the oldest. Set
-VLLM_TARGET_DEVICE=cpu.
+A program for an interpreter that can import vLLM, from release 0.20 on (the wheel without its GPU dependencies will do:
+no model runs, nothing is computed); it imports nothing of this project. A scenario is a recording without `steps` and
+`results`. The recording has none of them where this release lacks what the scenario asks for, named in `lacks`, or gets
+no further, which `stuck` says. The rules of the virtual clock are those of docs/serving.md: planning takes no time, a
+step takes what the integer `cost` says, arrivals up to a plan take part in it, and with two steps in flight, or nothing
+to launch, the host waits for the oldest. Set VLLM_TARGET_DEVICE=cpu.
 """
 
 import gzip
+import inspect
 import json
 import os
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm
 from vllm.config import (
     CacheConfig,
@@ -46,6 +47,23 @@ _STATED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy", 
 _STATED += ("long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark", "async_scheduling")
 _Config = dict[str, Any]
 
+# Settings that some releases lack, and the values that say what those do anyway.
+_WITHOUT = {"watermark": 0.0, "scheduler_reserve_full_isl": False, "long_prefill_token_threshold_adaptive": False}
+_WITHOUT |= {"max_num_active_seqs": None, "max_num_scheduled_tokens": None, "prefill_schedule_interval": 1}
+
+
+class Lacking(Exception):
+    """This release has no such setting."""
+
+
+def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
+    """Those of `settings` that `made` takes. Raises Lacking if another one asks for something."""
+    names = inspect.signature(made).parameters
+    for name in settings.keys() - names:
+        if name not in _WITHOUT or settings[name] != _WITHOUT[name]:
+            raise Lacking(name)
+    return {name: value for name, value in settings.items() if name in names}
+
 
 def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
     """vLLM's scheduler, and how many tokens after a block its hash takes in."""
@@ -58,7 +76,7 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
     cache = CacheConfig(block_size=config["block_size"], enable_prefix_caching=caching)
     settings = {name: config[name] for name in _STATED if name in config} | config.get("vllm", {})
     given = {
-        "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **settings),
+        "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **_known_by(SchedulerConfig, settings)),
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
     }
     whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
@@ -66,12 +84,12 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
     cache.num_gpu_blocks = config["num_blocks"]
     scheduler = (AsyncScheduler if overlaps else Scheduler)(
         vllm_config=whole,
-        kv_cache_config=_kv(config),
+        kv_cache_config=_kv(config, model.dtype),
         structured_output_manager=StructuredOutputManager(whole),
         block_size=config["block_size"],
         log_stats=True,
     )
-    return scheduler, whole.num_hash_lookahead_tokens
+    return scheduler, getattr(whole, "num_hash_lookahead_tokens", 0)
 
 
 def _drafts(stated: _Config, model: ModelConfig, folder: str) -> SpeculativeConfig:
@@ -81,18 +99,31 @@ def _drafts(stated: _Config, model: ModelConfig, folder: str) -> SpeculativeConf
     return SpeculativeConfig(method=method, target_parallel_config=ParallelConfig(), **how)
 
 
-def _kv(config: _Config) -> KVCacheConfig:
-    shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
+    shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
     groups = [
         SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
         for window in config.get("kv_groups", [0])
     ]
+    # A release without this setting keeps prefixes everywhere.
+    interval = {"prefix_cache_retention_interval": config.get("prefix_cache_retention_interval", 0)}
+    if any(config.get("kv_groups", ())) and interval["prefix_cache_retention_interval"] is not None:
+        interval = _known_by(KVCacheConfig, interval)
+    elif "prefix_cache_retention_interval" not in inspect.signature(KVCacheConfig).parameters:
+        interval = {}
     return KVCacheConfig(
         num_blocks=config["num_blocks"],
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec([str(number)], spec) for number, spec in enumerate(groups)],
-        prefix_cache_retention_interval=config.get("prefix_cache_retention_interval", 0),
+        **interval,
     )
+
+
+def _limits(given: _Config, last: list[int]) -> SamplingParams:
+    """An answer that may be longer than it is ends with a stop token."""
+    most = given.get("max_tokens", given["output_len"])
+    stops = {"stop_token_ids": last} if most > given["output_len"] else {}
+    return SamplingParams(max_tokens=most, ignore_eos=True, **stops)
 
 
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
@@ -110,7 +141,7 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     init_none_hash(sha256)
     scheduler, ahead = scheduler_of(config, folder)
-    hasher = get_request_block_hasher(config["block_size"], sha256, ahead)
+    hasher = get_request_block_hasher(config["block_size"], sha256, *([ahead] if ahead else []))
     first_token: dict[str, int] = {}
 
     def tokens(segment: str, start: int, count: int) -> list[int]:
@@ -132,7 +163,7 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
             request = Request(
                 request_id=str(given["id"]),
                 prompt_token_ids=[id for segment, count in given["prompt"] for id in tokens(segment, 0, count)],
-                sampling_params=SamplingParams(max_tokens=given["output_len"], ignore_eos=True),
+                sampling_params=_limits(given, tokens(f"out:{given['id']}", given["output_len"] - 1, 1)),
                 pooling_params=None,
                 block_hasher=hasher,
                 priority=given.get("priority", 0),
@@ -221,8 +252,10 @@ def main() -> None:
             scenario = json.loads(path.read_text())
             try:
                 found = record(scenario, folder)
+            except Lacking as error:
+                found = scenario | {"vllm": vllm.__version__, "lacks": str(error)}
             except Exception as error:  # what vLLM refuses or cannot end: told, and left out of the comparison
-                found = scenario | {"stuck": repr(error)}
+                found = scenario | {"vllm": vllm.__version__, "stuck": repr(error)}
             with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
                 json.dump(found, file, separators=(",", ":"))
 

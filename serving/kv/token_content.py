@@ -1,21 +1,28 @@
-"""What KV blocks hold, by actual token ids: the engine's prefix-cache identity, as in vLLM."""
+"""What KV blocks hold, by actual token ids: the prefix-cache identity of an engine that has them, as in vLLM."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
-from realengine.sequence import TokenSequence
 from serving.request import Request
 from serving.workload import Span
 
 
+class Tokens(Protocol):
+    """Prompt and output token ids of one request, as far as they are known."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
 class TokenContent:
-    """Contents of a request's blocks from its token sequence."""
+    """Contents of a request's blocks from its token ids, in `sequences` by the request's id."""
 
     ahead = 0
 
-    def __init__(self, sequences: Mapping[int, TokenSequence], block_size: int) -> None:
+    def __init__(self, sequences: Mapping[int, Tokens], block_size: int) -> None:
         self._sequences = sequences
         self._block_size = block_size
 

