@@ -45,6 +45,10 @@ class PolicyScheduler(Scheduler):
     Raises UserError for what cannot be carried; in a process of vLLM's own that ends it with the one line.
     """
 
+    kv_cache_manager: Any
+    prev_step_scheduled_req_ids: set[str]
+    finished_req_ids: set[str]
+
     def __init__(
         self, vllm_config: Any, kv_cache_config: Any, structured_output_manager: Any, block_size: int, **more: Any
     ) -> None:
@@ -102,7 +106,7 @@ class PolicyScheduler(Scheduler):
     def _workload_request(number: int, request: Any) -> WorkloadRequest:
         """`request`, as a policy may know it. Its answer may be as long as its `max_tokens`."""
         more = request.sampling_params.extra_args or {}
-        labels = {name: str(more[name]) for name in _LABELS if more.get(name) is not None}
+        labels: dict[str, Any] = {name: str(more[name]) for name in _LABELS if more.get(name) is not None}
         return WorkloadRequest(
             id=number,
             arrival_ns=int(request.arrival_time * 1e9),
@@ -165,7 +169,7 @@ class PolicyScheduler(Scheduler):
         request.num_preemptions += 1
         if self.log_stats:
             request.record_event(EngineCoreEventType.PREEMPTED)
-        return request.request_id  # type: ignore[no-any-return]
+        return str(request.request_id)
 
     def _tell(self, output: SchedulerOutput, rows: list[StepRow], before: set[str]) -> None:
         """Write `rows` as vLLM's workers read them, and keep up vLLM's own counts."""

@@ -19,7 +19,7 @@ class RequestTokens:
 
     @property
     def tokens(self) -> Sequence[int]:
-        return self.request.all_token_ids  # type: ignore[no-any-return]
+        return self.request.all_token_ids
 
 
 class SaltedContent(TokenContent):

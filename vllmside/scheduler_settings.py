@@ -14,16 +14,15 @@ from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.vllm_releases import release_settings
 from serving.errors import UserError
 
-_VLLMS = ("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "policy")
-_VLLMS += ("enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive")
-_VLLMS += ("scheduler_reserve_full_isl", "watermark", "async_scheduling")
-_ALSO_VLLMS = ("max_model_len", "cut_at_max_model_len", "block_size", "num_blocks", "enable_prefix_caching")
-_ALSO_VLLMS += (
-    "kv_groups",
-    "prefix_cache_retention_interval",
-    "prefill_schedule_interval",
-    "self_preemption_ends_step",
-)
+_VLLMS = (
+    "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "policy",
+    "enable_chunked_prefill", "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive",
+    "scheduler_reserve_full_isl", "watermark", "async_scheduling",
+)  # fmt: skip
+_ALSO_VLLMS = (
+    "max_model_len", "cut_at_max_model_len", "block_size", "num_blocks", "enable_prefix_caching", "kv_groups",
+    "prefix_cache_retention_interval", "prefill_schedule_interval", "self_preemption_ends_step",
+)  # fmt: skip
 _NOT_IN_VLLM = ("state_blocks", "decode_stagger", "speculative", "kv_reservation", "kv_reserved_max_tokens")
 _DEFAULT_POLICY = "vllm"
 _OURS = "additional_config.tokentwin"

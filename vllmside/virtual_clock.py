@@ -43,13 +43,21 @@ from vllm.v1.structured_output import StructuredOutputManager
 _MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
 _MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000}
 _MODEL |= {"max_position_embeddings": 262144, "torch_dtype": "float16", "rms_norm_eps": 1e-5}
-_STATED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy", "enable_chunked_prefill")
-_STATED += ("long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark", "async_scheduling")
+_STATED = (
+    "max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy", "enable_chunked_prefill",
+    "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark", "async_scheduling",
+)  # fmt: skip
 _Config = dict[str, Any]
 
 # Settings that some releases lack, and the values that say what those do anyway.
-_WITHOUT = {"watermark": 0.0, "scheduler_reserve_full_isl": False, "long_prefill_token_threshold_adaptive": False}
-_WITHOUT |= {"max_num_active_seqs": None, "max_num_scheduled_tokens": None, "prefill_schedule_interval": 1}
+_WITHOUT: _Config = {
+    "watermark": 0.0,
+    "scheduler_reserve_full_isl": False,
+    "long_prefill_token_threshold_adaptive": False,
+    "max_num_active_seqs": None,
+    "max_num_scheduled_tokens": None,
+    "prefill_schedule_interval": 1,
+}
 
 
 class Lacking(Exception):
