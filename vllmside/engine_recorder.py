@@ -10,6 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -166,6 +167,9 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
     found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
+    if (policy := getattr(scheduler, "policy_name", None)) is not None:  # of ours, with settings of its own
+        decided = {"policy": policy, "scheduler": scheduler.settings}
+        found = replace(found, deployment=found.deployment.model_copy(update=decided))
     run = {
         "run_id": path.name,
         "clock": "wall",

@@ -281,6 +281,18 @@ class _OurBlocks:
         self.coordinator = coordinator  # vLLM reads the sizes of blocks there
 
     @property
+    def block_pool(self) -> _OurBlocks:
+        """Return what counts blocks, as vLLM's pool does: one of them is never used."""
+        return self
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        return self._scheduler.ours.pool.total + 1
+
+    def get_num_free_blocks(self) -> int:
+        return self._scheduler.ours.pool.free
+
+    @property
     def usage(self) -> float:
         pool = self._scheduler.ours.pool
         return 1 - pool.free / pool.total

@@ -40,6 +40,7 @@ from vllmside.record_settings import RecordSettings
 from vllmside.replay_messages import About, Begin, Call, Ended
 
 _SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
+_POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 _LONGEST_SLEEP_NS = 50_000_000  # then look whether it shall stop
 _CANARY_REPEATS = 5
@@ -59,7 +60,7 @@ class VllmReplayer:
         stated = arguments.additional_config
         aside = {"tokentwin": {**stated.get("tokentwin", {}), "record": self._aside()}}
         arguments.additional_config = {**stated, **aside}
-        arguments.scheduler_cls = _SCHEDULER
+        arguments.scheduler_cls = _POLICY if "policy" in aside["tokentwin"] else _SCHEDULER
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
         self._vocab_size: int = self._engine.model_config.get_vocab_size()

@@ -13,6 +13,7 @@ from typing import Any
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.vllm_releases import release_settings
 from serving.errors import UserError
+from vllmside.record_settings import RecordSettings
 
 _VLLMS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "policy",
@@ -23,6 +24,7 @@ _ALSO_VLLMS = (
     "max_model_len", "cut_at_max_model_len", "block_size", "num_blocks", "enable_prefix_caching", "kv_groups",
     "prefix_cache_retention_interval", "prefill_schedule_interval", "self_preemption_ends_step",
 )  # fmt: skip
+VLLM_SETTINGS = _VLLMS + _ALSO_VLLMS
 _NOT_IN_VLLM = ("state_blocks", "decode_stagger", "speculative", "kv_reservation", "kv_reserved_max_tokens")
 _DEFAULT_POLICY = "vllm"
 _OURS = "additional_config.tokentwin"
@@ -42,7 +44,7 @@ def policy_and_settings(
     ours = additional.get("tokentwin", {}) if isinstance(additional, dict) else {}
     if not isinstance(ours, dict):
         raise UserError(_OURS, ours, 'must be a mapping, as in {"policy": "fair"}')
-    for name in ours.keys() - {"policy", "scheduler"}:
+    for name in sorted(ours.keys() - {"policy", "scheduler", *RecordSettings.model_fields}):
         raise UserError(f"{_OURS}.{name}", ours[name], "is not a setting; there are policy and scheduler")
     policy, more = ours.get("policy", _DEFAULT_POLICY), ours.get("scheduler", {})
     if not isinstance(policy, str):
@@ -50,7 +52,7 @@ def policy_and_settings(
     if not isinstance(more, dict):
         raise UserError(f"{_OURS}.scheduler", more, "must be a mapping of settings")
     for name in more:
-        if name in _VLLMS + _ALSO_VLLMS:
+        if name in VLLM_SETTINGS:
             raise UserError(f"{_OURS}.scheduler.{name}", more[name], "is vLLM's to set; use its own option")
         if name in _NOT_IN_VLLM:
             raise UserError(f"{_OURS}.scheduler.{name}", more[name], "has no meaning inside of vLLM; leave it out")

@@ -22,9 +22,11 @@ from planning.home import home
 from planning.plan.vllm_command import vllm_options
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
+from serving.plugins import located
 from serving.workload import Workload
 from traces.parquet import write_parquet
 from vllmside.replay_messages import About, Begin, Call, Ended
+from vllmside.scheduler_settings import VLLM_SETTINGS
 
 if TYPE_CHECKING:
     from realengine.offered_workload import Replayed
@@ -175,7 +177,9 @@ def _words(deployment: Deployment) -> list[str]:
     folder = home() / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
     if not (folder / "config.json").is_file():
         raise UserError("model", model, "has no config.json for vLLM; give smollm2, once fetched, or a model folder")
-    words = ["--model", str(folder), *vllm_options(deployment)]
+    words = ["--model", str(folder), *vllm_options(deployment.model_copy(update={"policy": "vllm"}))]
+    if deployment.policy != "vllm":
+        words += ["--additional-config", json.dumps({"tokentwin": _policy(deployment)})]
     if not any(folder.glob("*.safetensors")):
         words += ["--load-format", "dummy"]
     if deployment.device == "cpu":
@@ -184,6 +188,13 @@ def _words(deployment: Deployment) -> list[str]:
             raise UserError("scheduler.block_size", deployment.scheduler.block_size, remedy)
         words = [word for word in words if word != "--enforce-eager"] + ["--enforce-eager"]
     return words
+
+
+def _policy(deployment: Deployment) -> dict[str, Any]:
+    """Return what our policy is told inside vLLM: its name, and the settings that vLLM has no option for."""
+    stated = deployment.scheduler.model_dump(mode="json", exclude_defaults=True)
+    own = {name: value for name, value in stated.items() if name not in VLLM_SETTINGS}
+    return {"policy": located(deployment.policy), "scheduler": own}
 
 
 def _environment(deployment: Deployment) -> dict[str, str]:

@@ -65,7 +65,6 @@ def test_why_vllm_ended_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ("stated", "says"),
     [
         ({"scheduler": {"block_size": 16}}, "scheduler.block_size: 16: must be a multiple of 32 for vLLM on a CPU"),
-        ({"policy": "fair"}, "policy: 'fair': does not exist in vLLM"),
         ({"fleet": {"pools": [{"name": "all", "replicas": 2}]}}, "fleet: of several engines is not run on vLLM here"),
     ],
 )
