@@ -19,14 +19,13 @@ import yaml
 from serving.errors import UserError, raised
 from traces.live_recording import LiveRecording
 from traces.recording import RecordingWriter
+from traces.recording_claim import DEPLOYMENT
 from vllmside.engine_events import EngineEvents, Flight
 from vllmside.record_settings import RecordSettings
 from vllmside.recorded_run import RecordedRun
 from vllmside.vllm_deployment import VllmDeployment, read_deployment
 from vllmside.vllm_interface import release
 from vllmside.writer_thread import WriterThread
-
-DEPLOYMENT = "deployment.yaml"
 
 _LOG = logging.getLogger("vllm.tokentwin")
 _LEAST_BLOCKS = 1 << 14
@@ -156,6 +155,9 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
     found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
+    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
+    if rank is not None:
+        notes["data_parallel_rank"] = rank
     run = {
         "run_id": path.name,
         "clock": "wall",
@@ -167,12 +169,13 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         "calibration": "",
         "num_blocks": kv_cache.num_blocks - 1,
         "block_size": scheduler.block_size,
+        "notes": json.dumps(notes),
     }
     writer = RecordingWriter(path, run)
     _write_deployment(path, found, config)
     most_blocks = max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
     ahead = getattr(config, "num_hash_lookahead_tokens", 0)
-    recorded = RecordedRun(LiveRecording(writer), scheduler.hash_block_size, most_blocks, ahead)
+    recorded = RecordedRun(LiveRecording(writer, run), scheduler.hash_block_size, most_blocks, ahead)
     thread = WriterThread(recorded, settings.most_waiting_rows)
     events = EngineEvents(
         thread.put,
@@ -183,9 +186,6 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         started_ns=time.perf_counter_ns(),
         started_s=time.time(),
     )
-    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
-    if rank is not None:
-        notes["data_parallel_rank"] = rank
     _LOG.info("tokentwin: this engine is recorded in %s", path)
     return EngineRecorder(events, thread, recorded, notes)
 
