@@ -1,8 +1,12 @@
-"""A recording that grows while requests come, where it goes, and what is left of it when its process is killed."""
+"""A recording that grows while requests come, where it goes, and what is left of it when its process is killed.
+
+`python -m traces.live_recording DIR` makes a recording of what such a process left.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -186,3 +190,10 @@ class LiveRecording:
                 self._workload.close()
             self._writer.discard()
             self._writer = None
+
+
+if __name__ == "__main__":
+    try:
+        recover(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(str(error))

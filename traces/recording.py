@@ -170,6 +170,10 @@ class Recording:
         self._footers: dict[str, _Footer] = {}
         if not (self.path / "runs.parquet").is_file():
             remedy = "is not a recording: it has no runs.parquet"
+            if (self.path / JOURNAL).is_file():
+                remedy = (
+                    "was not finished: if its process was killed, `python -m traces.live_recording DIR` finishes it"
+                )
             raise UserError("recording", str(path), remedy if self.path.is_dir() else "is not a directory")
         if self.runs.num_rows != 1:
             raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "must be 1: a recording holds one run")

@@ -11,6 +11,7 @@ from traces.schema import DATASETS
 
 WORKLOAD = "workload.parquet"
 JOURNAL = "journal"
+DEPLOYMENT = "deployment.yaml"  # of a recording of vLLM, for people to use again
 
 
 def claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
@@ -42,5 +43,5 @@ def claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
 
 
 def _ours(name: str) -> bool:
-    known = name in (WORKLOAD, COLUMNS, JOURNAL, LOCK) or name.removesuffix(".parquet") in DATASETS
+    known = name in (WORKLOAD, COLUMNS, JOURNAL, LOCK, DEPLOYMENT) or name.removesuffix(".parquet") in DATASETS
     return known or name.endswith(".partial")

@@ -20,14 +20,13 @@ import yaml
 from serving.errors import UserError, raised
 from traces.live_recording import LiveRecording
 from traces.recording import RecordingWriter
+from traces.recording_claim import DEPLOYMENT
 from vllmside.engine_events import EngineEvents, Flight
 from vllmside.record_settings import RecordSettings
 from vllmside.recorded_run import RecordedRun
 from vllmside.vllm_deployment import VllmDeployment, read_deployment
 from vllmside.vllm_interface import release
 from vllmside.writer_thread import WriterThread
-
-DEPLOYMENT = "deployment.yaml"
 
 _LOG = logging.getLogger("vllm.tokentwin")
 _LEAST_BLOCKS = 1 << 14
@@ -170,6 +169,9 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     if (policy := getattr(scheduler, "policy_name", None)) is not None:  # of ours, with settings of its own
         decided = {"policy": policy, "scheduler": scheduler.settings}
         found = replace(found, deployment=found.deployment.model_copy(update=decided))
+    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
+    if rank is not None:
+        notes["data_parallel_rank"] = rank
     run = {
         "run_id": path.name,
         "clock": "wall",
@@ -181,12 +183,13 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         "calibration": "",
         "num_blocks": kv_cache.num_blocks - 1,
         "block_size": scheduler.block_size,
+        "notes": json.dumps(notes),
     }
     writer = RecordingWriter(path, run)
     _write_deployment(path, found, config)
     most_blocks = max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
     ahead = getattr(config, "num_hash_lookahead_tokens", 0)
-    recorded = RecordedRun(LiveRecording(writer), scheduler.hash_block_size, most_blocks, ahead)
+    recorded = RecordedRun(LiveRecording(writer, run), scheduler.hash_block_size, most_blocks, ahead)
     thread = WriterThread(recorded, settings.most_waiting_rows)
     events = EngineEvents(
         thread.put,
@@ -198,9 +201,6 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         started_s=time.time(),
         numbered=settings.numbered,
     )
-    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
-    if rank is not None:
-        notes["data_parallel_rank"] = rank
     _LOG.info("tokentwin: this engine is recorded in %s", path)
     return EngineRecorder(events, thread, recorded, notes, run["deployment"])
 

@@ -28,7 +28,10 @@ _OUTPUT = (
 )  # fmt: skip
 
 
-_Before: Any = Scheduler if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Before = Scheduler
+else:
+    _Before = object
 
 
 class Recording(_Before):

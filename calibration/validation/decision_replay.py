@@ -256,6 +256,9 @@ def _as_seen(
     plan, and never ended, it did not see. Of a conversation it need not have had every turn, so that turns stand alone.
     """
     rows = {row["request_id"]: row for row in had.to_pylist()}
+    for row in rows.values():
+        if row["queued_ns"] is None:  # it had not ended when its process was killed
+            row["queued_ns"] = row["arrival_ns"]
 
     def planned_ns(time_ns: int) -> int:
         step = np.searchsorted(plans, time_ns)

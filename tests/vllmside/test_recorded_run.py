@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from calibration.validation.decision_replay import replay_decisions
 from serving.deployments.config import Deployment, SchedulerConfig
+from serving.errors import UserError
 from tests.vllmside.stand_in import Scheduler, request
 from traces.live_recording import LiveRecording
 from traces.recording import Recording, RecordingWriter
@@ -34,7 +37,8 @@ class Engine:
     def __init__(self, path: Path, drafts: bool = False) -> None:
         self.path = path
         self.scheduler = Scheduler()
-        self.run = RecordedRun(LiveRecording(RecordingWriter(path, RUN)), 4, 100)
+        self.writer = RecordingWriter(path, RUN)
+        self.run = RecordedRun(LiveRecording(self.writer, RUN), 4, 100)
         clock: Iterator[int] = count(0, 1000)
         self.events = EngineEvents(
             self.run.take, max_model_len=40, drafts=drafts, overlapped=False, times_thread=False, started_ns=0,
@@ -210,3 +214,19 @@ def test_requests_that_come_out_of_order_make_a_readable_workload(engine: Engine
     recording = engine.recording()
     assert [(one.id, one.arrival_ns) for one in recording.workload().requests] == [(0, 8000), (1, 8000)]
     assert {id: row["arrival_ns"] for id, row in rows(recording).items()} == {0: 8000, 1: 1000}
+
+
+def test_what_a_killed_server_left_is_made_a_recording(engine: Engine) -> None:
+    """vLLM kills its engines as soon as it is asked to end, unless --shutdown-timeout says otherwise."""
+    engine.add("a", 3, 9)
+    engine.back(engine.plan({"a": 3}, {"a": 0}), {"a": 1})
+    (engine.path / "deployment.yaml").write_text("{}")
+    with pytest.raises(UserError, match="was not finished"):
+        Recording.load(engine.path)
+    engine.writer._lock.close()  # as the end of its process does
+    command = [sys.executable, "-m", "traces.live_recording", str(engine.path)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    recording = Recording.load(engine.path)
+    assert recording.run["status"] == "interrupted"
+    assert (rows(recording)[0]["status"], recording.rows("steps")) == ("unfinished", 1)
+    assert replay_decisions(recording).exact
