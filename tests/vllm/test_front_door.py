@@ -1,0 +1,96 @@
+"""Our API server and vLLM's answer the same requests alike: the same model, greedy, in float32.
+
+vLLM is the norm. What differs on purpose has a name in `door_cases.py` and a row in docs/serving-api.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.apiserver.served import serving
+from tests.apiserver.served_command import free_ports
+from tests.vllm.door_answers import answer, differences
+from tests.vllm.door_cases import CASES, Case
+
+pytestmark = [pytest.mark.deep, pytest.mark.engine]
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("TOKENTWIN_VLLM", ROOT / ".venv-vllm")) / "bin" / "python"
+_QUIET = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class Doors(NamedTuple):
+    """Where vLLM and our server listen."""
+
+    vllm: tuple[str, int]
+    ours: tuple[str, int]
+
+
+@contextmanager
+def vllm_serving(folder: Path, model: Path, *options: str) -> Iterator[tuple[str, int]]:
+    """vLLM's API server until the context is left."""
+    port = free_ports(1)
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "m", "--port", str(port), "--host", "127.0.0.1", *options]
+    with (folder / "vllm.txt").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_QUIET})
+    try:
+        _wait_for(("127.0.0.1", port), process, folder / "vllm.txt")
+        yield "127.0.0.1", port
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _wait_for(address: tuple[str, int], process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()[-4000:]
+        connection = HTTPConnection(*address, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(1)
+        finally:
+            connection.close()
+    raise AssertionError("vLLM does not answer")
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    if not PYTHON.exists():
+        pytest.skip("vLLM is not installed; `make vllm` installs it")
+    from planning.home import home
+    from realengine.smollm2 import fetch
+
+    folder, model = tmp_path_factory.mktemp("doors"), fetch(home())
+    alike = ["--dtype", "float32", "--max-model-len", "2048"]
+    options = ("--enforce-eager", "--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--block-size", "32")
+    with (
+        vllm_serving(folder, model, *alike, *options) as vllm,
+        serving(folder, "--model", model, "--served-model-name", "m", "--device", "cpu", *alike) as ours,
+    ):
+        yield Doors(vllm, ours.address)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_we_answer_as_vllm_does(case: Case, doors: Doors) -> None:
+    norm, ours = answer(doors.vllm, case), answer(doors.ours, case)
+    found = list(differences(norm, ours))
+    assert bool(found) == bool(case.differs), "\n".join([json.dumps(norm), json.dumps(ours), *found])
