@@ -25,7 +25,7 @@ WRONG = {
 }  # fmt: skip
 TAKES = {  # which of those a field does take
     "prompt": {"a word", "a list"}, "stop": {"a word"}, "user": {"a word"}, "stream": {"true"}, "ignore_eos": {"true"},
-    "temperature": {"a number"}, "add_special_tokens": {"true"}, "echo": set(), "suffix": set(), "model": {"a word"},
+    "temperature": {"a number"}, "add_special_tokens": {"true"}, "echo": {"true"}, "suffix": set(), "model": {"a word"},
 }  # fmt: skip
 FIELDS = {
     COMPLETE: (
@@ -42,7 +42,8 @@ def head(path=COMPLETE, method="POST", *lines):
 
 
 def sent(body, path=COMPLETE, *lines):
-    return head(path, "POST", f"Content-Length: {len(body)}", *lines) + body
+    kind = [] if any(line.startswith("Content-Type") for line in lines) else ["Content-Type: application/json"]
+    return head(path, "POST", f"Content-Length: {len(body)}", *kind, *lines) + body
 
 
 def corpus():

@@ -80,11 +80,11 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     from realengine.smollm2 import fetch
 
     folder, model = tmp_path_factory.mktemp("doors"), fetch(home())
-    alike = ["--dtype", "float32", "--max-model-len", "2048"]
-    options = ("--enforce-eager", "--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--block-size", "32")
+    alike = ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
+    named = ("--served-model-name", "m", "--device", "cpu", "--num-blocks", "400")
     with (
-        vllm_serving(folder, model, *alike, *options) as vllm,
-        serving(folder, "--model", model, "--served-model-name", "m", "--device", "cpu", *alike) as ours,
+        vllm_serving(folder, model, *alike, "--enforce-eager", "--block-size", "32") as vllm,
+        serving(folder, "--model", model, *named, *alike) as ours,
     ):
         yield Doors(vllm, ours.address)
 
