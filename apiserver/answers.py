@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from apiserver.filler import Texts
+from apiserver.tools import Calls
 from realengine.logprob import Logprob
 
 _LEAST = -9999.0  # of a log-probability, because JSON has no infinity
@@ -128,10 +129,11 @@ class CompletionStyle:
 
 @dataclass(slots=True)
 class ChatStyle:
-    """The same of `/v1/chat/completions`. `role` is whose message is told."""
+    """The same of `/v1/chat/completions`. `role` is whose message is told; it is made of `calls`, where there are."""
 
     wording: Wording
     role: str = "assistant"
+    calls: Calls | None = None
     object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
 
@@ -145,12 +147,17 @@ class ChatStyle:
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """What one chunk says."""
-        delta = {"content": piece.text} if piece.text else {}
+        delta = self._delta(piece)
         return {"choices": [{"index": piece.index, "delta": delta, **self._end(piece)}], **_prompt(piece)}
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        message = {"role": self.role, "content": piece.text, "refusal": None}
-        return {"index": piece.index, "message": message, **self._end(piece)}
+        said = {"content": piece.text} if self.calls is None else self.calls.message(piece.text)
+        return {"index": piece.index, "message": {"role": self.role, "refusal": None, **said}, **self._end(piece)}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if self.calls is not None:
+            return self.calls.delta(piece.index, piece.text, piece.finish is not None)
+        return {"content": piece.text} if piece.text else {}
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
@@ -160,7 +167,10 @@ class ChatStyle:
                 for token, one in zip(piece.tokens, piece.logprobs, strict=True)
             ]
             logprobs = {"content": content, "refusal": None}
-        return {"logprobs": logprobs, **self.wording.end(piece)}
+        end = self.wording.end(piece)
+        if self.calls is not None:
+            end["finish_reason"] = self.calls.finish(piece.finish)
+        return {"logprobs": logprobs, **end}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         word = self.wording.word(token)
@@ -180,6 +190,7 @@ class Documents:
     def __init__(self, style: Style, id: str, model: str, created: int) -> None:
         self._style = style
         self.every = style.wording.token_ids  # a chunk for every token, even if there is nothing to read yet
+        self._text_alone = not self.every and not (isinstance(style, ChatStyle) and style.calls)
         self._about = {"id": id, "created": created, "model": model, "object": style.chunk_object}
         self._around: dict[int, tuple[bytes, bytes]] = {}  # what is before and after the text of a chunk, by choice
 
@@ -194,7 +205,7 @@ class Documents:
 
     def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
         """A server-sent event with some text; where it is text alone, all but that was made before."""
-        if so_far is None and not self.every and piece.finish is piece.logprobs is piece.prompt is None:
+        if so_far is None and self._text_alone and piece.finish is piece.logprobs is piece.prompt is None:
             before, after = self._around.get(piece.index) or self._frame(piece.index)
             return before + msgspec.json.encode(piece.text) + after
         usage = {} if so_far is None else {"usage": so_far.document()}

@@ -198,7 +198,9 @@ class Api:
         about, texts = self._served(body.model)
         prompt = _truncated(body, about, await _apart(request, partial(texts.chat, **body.for_template())))
         asked = [_asked(body, about, prompt, received_ns, None, _rules(body, about, texts))]
-        style = ChatStyle(_wording(body, texts), body.role)
+        if about.twin and body.calls is not None:
+            raise Refusal(400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice")
+        style = ChatStyle(_wording(body, texts), body.role, body.calls)
         return await self._generate(request, body, asked, style, "chatcmpl")
 
     async def _generate(

@@ -24,6 +24,7 @@ from pydantic import (
 
 from apiserver.kv_transfer import KvTransferParams
 from apiserver.structured import ResponseFormat, StructuredOutputs
+from apiserver.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -268,8 +269,20 @@ class ChatRequest(_Chat, Generation):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    tool_choice: _neutral("auto", "none", None) = None  # type: ignore[valid-type]
+    tool_choice: ToolChoice | None = None
     echo: _neutral(False) = False  # type: ignore[valid-type]
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _of_the_tools(cls, choice: ToolChoice | None, info: ValidationInfo) -> ToolChoice | None:
+        if choice in (None, "none", "auto"):
+            return choice
+        if not (tools := info.data.get("tools")):
+            raise ValueError("needs tools")
+        known = parameters_of(tools)
+        if isinstance(choice, NamedTool) and choice.function.name not in known:
+            raise ValueError(f"names none of the tools, which are {', '.join(known)}")
+        return choice
 
     @field_validator("top_logprobs")
     @classmethod
@@ -277,6 +290,19 @@ class ChatRequest(_Chat, Generation):
         if top and not info.data.get("logprobs"):
             raise ValueError("needs logprobs true")
         return top
+
+    @property
+    def calls(self) -> Calls | None:
+        """Of the tools that must be called; None where none must."""
+        if isinstance(self.tool_choice, NamedTool):
+            return Calls(self.tool_choice.function.name)
+        return Calls(None) if self.tool_choice == "required" else None
+
+    @property
+    def grammar(self) -> str:
+        if (calls := self.calls) is not None:
+            return call_grammar(parameters_of(self.tools or []), calls.name, self.parallel_tool_calls is False)
+        return super().grammar
 
     @property
     def role(self) -> str:

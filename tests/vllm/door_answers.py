@@ -8,6 +8,7 @@ at once.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -110,3 +111,13 @@ def _alike(norm: Any, ours: Any) -> bool:
     if numbers and isinstance(norm, int | float) and isinstance(ours, int | float):
         return abs(norm - ours) <= _TOLERANCE
     return bool(norm == ours) or (not norm and not ours and norm is not False and ours is not False)
+
+
+def families(exposition: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Of each of vLLM's metrics in Prometheus' text format its type, and the names of its labels."""
+    types = dict(re.findall(r"^# TYPE (vllm:\S+) (\S+)", exposition, re.MULTILINE))
+    labels: dict[str, set[str]] = {name: set() for name in types}
+    for sample, pairs in re.findall(r"^(vllm:\w+)\{(.*)\} \S+$", exposition, re.MULTILINE):
+        name = next(one for one in (sample, re.sub("_(bucket|sum|count)$", "", sample)) if one in types)
+        labels[name] |= set(re.findall(r'(\w+)="', pairs))
+    return {name: (types[name], tuple(sorted(labels[name]))) for name in types if not name.endswith("_created")}

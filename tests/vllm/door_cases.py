@@ -56,6 +56,8 @@ def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
+METRICS = "metrics"  # the difference that no case shows, but a scrape
+
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 CASES: list[Case] = [

@@ -19,7 +19,7 @@ import pytest
 
 from tests.apiserver.served import serving
 from tests.apiserver.served_command import free_ports
-from tests.vllm.door_answers import answer, differences
+from tests.vllm.door_answers import answer, differences, families
 from tests.vllm.door_cases import CASES, Case
 
 pytestmark = [pytest.mark.deep, pytest.mark.engine]
@@ -94,3 +94,13 @@ def test_we_answer_as_vllm_does(case: Case, doors: Doors) -> None:
     norm, ours = answer(doors.vllm, case), answer(doors.ours, case)
     found = list(differences(norm, ours))
     assert bool(found) == bool(case.differs), "\n".join([json.dumps(norm), json.dumps(ours), *found])
+
+
+def test_metrics_have_vllms_names_types_and_labels(doors: Doors) -> None:
+    scrape = Case("metrics", "/metrics", None, method="GET")
+    norm, ours = (families(str(answer(address, scrape)["document"])) for address in doors)
+    missing = norm.keys() - ours.keys()
+    assert missing and all(name.startswith("vllm:estimated_") for name in missing)  # of FLOPs and bytes
+    cache = "vllm:cache_config_info"
+    assert set(ours[cache][1]) < set(norm[cache][1])
+    assert {name: norm[name] for name in ours if name != cache} == {n: ours[n] for n in ours if n != cache}
