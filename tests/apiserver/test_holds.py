@@ -27,6 +27,7 @@ class Stream:
 
     def __init__(self, server, body=LONG, **headers):
         self._connection = server.connect()
+        headers["Content-Type"] = "application/json"
         self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
         self.response = self._connection.getresponse()
         assert self.response.status == 200, self.response.read()

@@ -12,6 +12,7 @@ from tests.apiserver.served import TWIN, serving
 from tests.budget import examples
 
 LIMIT = 100_000
+JSON = "Content-Type: application/json"
 CANARY = "my-secret-prompt"
 COMPLETE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 GOOD = {
@@ -38,12 +39,14 @@ FIELDS = {
 
 
 def head(path=COMPLETE, method="POST", *lines):
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: a", *lines, "", ""]).encode("utf-8", "surrogateescape")
+    """Of a request that has JSON, unless it says what it has."""
+    kind = [] if method != "POST" or any(line.startswith("Content-Type") for line in lines) else [JSON]
+    text = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: a", *kind, *lines, "", ""])
+    return text.encode("utf-8", "surrogateescape")
 
 
 def sent(body, path=COMPLETE, *lines):
-    kind = [] if any(line.startswith("Content-Type") for line in lines) else ["Content-Type: application/json"]
-    return head(path, "POST", f"Content-Length: {len(body)}", *kind, *lines) + body
+    return head(path, "POST", f"Content-Length: {len(body)}", *lines) + body
 
 
 def corpus():

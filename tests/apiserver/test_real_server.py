@@ -153,7 +153,7 @@ def test_many_at_once_are_answered_as_each_alone(real: Real) -> None:
 def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model=MODEL, prompt=5)
-    assert refused.value.param == "prompt" and "must be a string or a list" in refused.value.message
+    assert refused.value.param == "body.prompt" and "must be a string or a list" in refused.value.message
     with pytest.raises(openai.BadRequestError, match="more than 4096"):
         client.completions.create(prompt="a" * 200, **ENDLESS)
     with pytest.raises(openai.NotFoundError):
