@@ -6,7 +6,6 @@ vLLM is the norm. What differs on purpose has a name in `door_cases.py` and a ro
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,17 +20,11 @@ from tests.apiserver.served import serving
 from tests.apiserver.served_command import free_ports
 from tests.vllm.door_answers import answer, differences, families
 from tests.vllm.door_cases import CASES, Case
+from tests.vllm.environment import PYTHON, environment, needs_vllm
 
-pytestmark = [pytest.mark.deep, pytest.mark.engine]
+pytestmark = [pytest.mark.deep, pytest.mark.engine, pytest.mark.vllm, needs_vllm]
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("TOKENTWIN_VLLM", ROOT / ".venv-vllm")) / "bin" / "python"
-_QUIET = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+_QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class Doors(NamedTuple):
@@ -48,7 +41,7 @@ def vllm_serving(folder: Path, model: Path, *options: str) -> Iterator[tuple[str
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "m", "--port", str(port), "--host", "127.0.0.1", *options]
     with (folder / "vllm.txt").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **_QUIET})
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment() | _QUIET)
     try:
         _wait_for(("127.0.0.1", port), process, folder / "vllm.txt")
         yield "127.0.0.1", port
@@ -74,8 +67,6 @@ def _wait_for(address: tuple[str, int], process: subprocess.Popen[bytes], log: P
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    if not PYTHON.exists():
-        pytest.skip("vLLM is not installed; `make vllm` installs it")
     from planning.home import home
     from realengine.smollm2 import fetch
 
