@@ -106,6 +106,7 @@ async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
     finally:
         for task in waiting:
             task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)  # what else went wrong is of no interest
 
 
 async def _next(source: AsyncIterator[Piece]) -> Piece | None:
