@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from apiserver.filler import Texts
+from apiserver.tools import Calls
+from realengine.logprob import Logprob
+
+_LEAST = -9999.0  # of a log-probability, because JSON has no infinity
 
 
 @dataclass(slots=True)
 class Piece:
-    """Some text of an answer, the tokens that completed it, and how it ended, if it has."""
+    """Some text of a choice, the tokens that completed it, and how it ended, if it has.
+
+    index   number of the choice
+    ended_by  the stop string, or the token of `stop_token_ids`, that ended it
+    prompt  tokens of the prompt, where they are to be told
+    """
 
     text: str
     tokens: list[int]
-    logprobs: list[float] | None
+    logprobs: list[Logprob] | None
     finish: str | None
+    index: int = 0
+    ended_by: str | int | None = None
+    prompt: list[int] | None = None
+
+    def add(self, more: Piece) -> None:
+        """Go on with what came after it."""
+        self.text += more.text
+        self.tokens += more.tokens
+        if more.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + more.logprobs
+        self.finish, self.ended_by = more.finish, more.ended_by
 
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request."""
+    """Tokens of a request, or of one of its choices."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -39,120 +60,166 @@ class Usage:
 
 
 @dataclass(slots=True)
-class CompletionStyle:
-    """How `/v1/completions` words its answers. `token_ids`: whether choices hold their tokens, too, as vLLM's may."""
+class Wording:
+    """How tokens are told.
+
+    token_ids  whether choices hold their tokens, too, as vLLM's may
+    by_number  whether tokens with log-probabilities are called by their number, as vLLM may
+    """
 
     texts: Texts
     token_ids: bool = False
+    by_number: bool = False
+
+    def word(self, token: int) -> str:
+        """What `token` is called beside its log-probability."""
+        return f"token_id:{token}" if self.by_number else self.texts.decode([token], special=True)
+
+    def end(self, piece: Piece) -> dict[str, Any]:
+        """What both styles say of the end of a choice."""
+        ended = {} if piece.ended_by is None else {"stop_reason": piece.ended_by}
+        tokens = {"token_ids": piece.tokens} if self.token_ids else {}
+        return {"finish_reason": piece.finish, **ended, **tokens}
+
+
+@dataclass(slots=True)
+class CompletionStyle:
+    """How `/v1/completions` words its answers."""
+
+    wording: Wording
     object: str = "text_completion"
     chunk_object: str = "text_completion"
-    _offset: int = field(default=0, init=False)
+    _offsets: dict[int, int] = field(default_factory=dict, init=False)
 
-    def opening(self) -> dict[str, Any] | None:
+    def opening(self, index: int) -> dict[str, Any] | None:
         """Nothing comes before the first text."""
         return None
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
-        """The one of `choices`."""
-        logprobs = None
-        if piece.logprobs is not None:
-            words = [self.texts.decode([token]) for token in piece.tokens]
-            offsets = []
-            for word in words:
-                offsets.append(self._offset)
-                self._offset += len(word)
-            logprobs = {
-                "tokens": words,
-                "token_logprobs": piece.logprobs,
-                "top_logprobs": None,
-                "text_offset": offsets,
-            }
-        end = {"logprobs": logprobs, "finish_reason": piece.finish}
-        return {"index": 0, "text": piece.text, **end, **_token_ids(self, piece)}
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """What an answer in one document says of its choices."""
+        return {"choices": list(map(self.choice, pieces))}
 
-    delta = choice
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """What one chunk says."""
+        return {"choices": [self.choice(piece)]}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """One of `choices`."""
+        logprobs = None if piece.logprobs is None else self._logprobs(piece, piece.logprobs)
+        prompt = {} if piece.prompt is None else {"prompt_token_ids": piece.prompt}
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self.wording.end(piece), **prompt}
+
+    def _logprobs(self, piece: Piece, logprobs: list[Logprob]) -> dict[str, Any]:
+        word, offsets, at = self.wording.word, [], self._offsets.get(piece.index, 0)
+        words = list(map(word, piece.tokens))
+        for each in words:
+            offsets.append(at)
+            at += len(each)
+        self._offsets[piece.index] = at
+        return {
+            "tokens": words,
+            "token_logprobs": [max(one.logprob, _LEAST) for one in logprobs],
+            "top_logprobs": [
+                {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
+                for own, one in zip(words, logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
 
 
 @dataclass(slots=True)
 class ChatStyle:
-    """The same of `/v1/chat/completions`."""
+    """The same of `/v1/chat/completions`. `role` is whose message is told; it is made of `calls`, where there are."""
 
-    texts: Texts
-    token_ids: bool = False
+    wording: Wording
+    role: str = "assistant"
+    calls: Calls | None = None
     object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
 
-    def opening(self) -> dict[str, Any] | None:
-        """The first delta says who speaks."""
-        return {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The first delta of a choice says who speaks."""
+        return {"index": index, "delta": {"role": self.role, "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
-        """The one of `choices`."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": 0, "message": message, **self._end(piece)}
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """What an answer in one document says of its choices, and of the prompt."""
+        return {"choices": list(map(self._choice, pieces)), **_prompt(pieces[0])}
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        """The one of a chunk's `choices`."""
-        return {"index": 0, "delta": {"content": piece.text} if piece.text else {}, **self._end(piece)}
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """What one chunk says."""
+        delta = self._delta(piece)
+        return {"choices": [{"index": piece.index, "delta": delta, **self._end(piece)}], **_prompt(piece)}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        said = {"content": piece.text} if self.calls is None else self.calls.message(piece.text)
+        return {"index": piece.index, "message": {"role": self.role, "refusal": None, **said}, **self._end(piece)}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if self.calls is not None:
+            return self.calls.delta(piece.index, piece.text, piece.finish is not None)
+        return {"content": piece.text} if piece.text else {}
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         logprobs = None
         if piece.logprobs is not None:
             content = [
-                {"token": word, "logprob": logprob, "bytes": list(word.encode()), "top_logprobs": []}
-                for word, logprob in zip(map(self._word, piece.tokens), piece.logprobs, strict=True)
+                {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
+                for token, one in zip(piece.tokens, piece.logprobs, strict=True)
             ]
             logprobs = {"content": content, "refusal": None}
-        return {"logprobs": logprobs, "finish_reason": piece.finish, **_token_ids(self, piece)}
+        end = self.wording.end(piece)
+        if self.calls is not None:
+            end["finish_reason"] = self.calls.finish(piece.finish)
+        return {"logprobs": logprobs, **end}
 
-    def _word(self, token: int) -> str:
-        return self.texts.decode([token])
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        word = self.wording.word(token)
+        return {"token": word, "logprob": max(logprob, _LEAST), "bytes": list(word.encode())}
+
+
+def _prompt(piece: Piece) -> dict[str, Any]:
+    return {} if piece.prompt is None else {"prompt_token_ids": piece.prompt}
 
 
 Style = CompletionStyle | ChatStyle
 
 
-def _token_ids(style: Style, piece: Piece) -> dict[str, Any]:
-    return {"token_ids": piece.tokens} if style.token_ids else {}
-
-
 class Documents:
-    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each.
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each."""
 
-    Every chunk tells `so_far`, if it is given.
-    """
-
-    def __init__(self, style: Style, id: str, model: str, created: int, so_far: Usage | None = None) -> None:
+    def __init__(self, style: Style, id: str, model: str, created: int) -> None:
         self._style = style
-        self._so_far = so_far
-        self._text_alone = so_far is None and not style.token_ids
-        self.every = style.token_ids  # a chunk for every token, even if there is nothing to read yet
-        self._about = {"id": id, "created": created, "model": model}
-        self._before, self._after = self._event([style.delta(Piece("\0", [], None, None))]).split(rb'"\u0000"')
+        self.every = style.wording.token_ids  # a chunk for every token, even if there is nothing to read yet
+        self._text_alone = not self.every and not (isinstance(style, ChatStyle) and style.calls)
+        self._about = {"id": id, "created": created, "model": model, "object": style.chunk_object}
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # what is before and after the text of a chunk, by choice
 
-    def whole(self, piece: Piece, usage: Usage) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """The answer in one document."""
-        choices = [self._style.choice(piece)]
-        return {**self._about, "object": self._style.object, "choices": choices, "usage": usage.document()}
+        return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
 
-    def opening(self) -> bytes:
-        """What a stream begins with, if with anything."""
-        choice = self._style.opening()
-        return b"" if choice is None else self._event([choice])
+    def opening(self, index: int) -> bytes:
+        """What a choice begins with in a stream, if with anything."""
+        choice = self._style.opening(index)
+        return b"" if choice is None else event({**self._about, "choices": [choice]})
 
-    def chunk(self, piece: Piece) -> bytes:
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
         """A server-sent event with some text; where it is text alone, all but that was made before."""
-        if self._text_alone and piece.finish is None and piece.logprobs is None:
-            return self._before + msgspec.json.encode(piece.text) + self._after
-        usage = {} if self._so_far is None else {"usage": self._so_far.document()}
-        return self._event([self._style.delta(piece)], **usage)
+        if so_far is None and self._text_alone and piece.finish is piece.logprobs is piece.prompt is None:
+            before, after = self._around.get(piece.index) or self._frame(piece.index)
+            return before + msgspec.json.encode(piece.text) + after
+        usage = {} if so_far is None else {"usage": so_far.document()}
+        return event({**self._about, **self._style.chunk(piece), **usage})
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        framed = event({**self._about, **self._style.chunk(Piece("\0", [], None, None, index))})
+        before, after = framed.split(rb'"\u0000"')
+        self._around[index] = before, after
+        return before, after
 
     def usage(self, usage: Usage) -> bytes:
         """The event before the last, where it was asked for."""
-        return self._event([], usage=usage.document())
-
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return event({**self._about, "object": self._style.chunk_object, "choices": choices, **more})
+        return event({**self._about, "choices": [], "usage": usage.document()})
 
 
 DONE = b"data: [DONE]\n\n"

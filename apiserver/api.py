@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cache, partial
 from time import monotonic_ns, time
 from typing import TypeVar
 from uuid import uuid4
 
 from aiohttp import web
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from apiserver.answers import ChatStyle, CompletionStyle, Documents, Style, Usage
+from apiserver.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.api_keys import check_key
 from apiserver.connection import expect
-from apiserver.delivery import Cut, Told, pieces_of, timed_out, write_stream, write_whole
+from apiserver.delivery import Choice, Cut, Told, timed_out, write_stream, write_whole
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.kv_transfer import KvTransferParams
 from apiserver.messages import About, Add
-from apiserver.protocol import ChatRequest, CompletionRequest, StreamOptions, TokenizeRequest
-from apiserver.refusal import Refusal, answer_to, invalid
+from apiserver.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    StreamOptions,
+    TokenizeChat,
+    TokenizeRequest,
+)
+from apiserver.refusal import Refusal, answer_to, invalid, malformed
 from realengine.detokenizer import Detokenizer
+from realengine.logit_rules import LogitRules
 from serving.errors import UserError
 from serving.version import __version__
 
 _LOG = logging.getLogger("tokentwin")
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
-_OPEN = ("/health", "/ready", "/metrics", "/version")  # to whoever shows no key
+_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # to whoever shows no key
 _LONG = 1 << 14  # characters that take too long to tokenise while others wait
 _COMPLETION_TOKENS = 16  # of a completion that states no length: OpenAI's default, and vLLM's
 
@@ -69,11 +80,14 @@ class Api:
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
                 post("/tokenize", self.tokenize),
+                post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
                 web.get("/journeys/{name}", self.journey),
                 web.get("/health", self.health),
+                web.get("/ping", self.health),
+                post("/ping", self.health),
                 web.get("/ready", self.ready),
             ]
         )
@@ -130,16 +144,22 @@ class Api:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Token ids of a text, or of a chat as the model would see it."""
-        body = await self._body(request, TokenizeRequest)
+        body = _parsed(await self._read(request), TokenizeRequest).root
         about, texts = self._served(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise Refusal(400, "give prompt or messages, one of them", "prompt")
-        if body.messages is not None:
-            chat = [message.for_template() for message in body.messages]
-            tokens = await _apart(request, partial(texts.chat, chat))
+        if isinstance(body, TokenizeChat):
+            tokens = await _apart(request, partial(texts.chat, **body.for_template()))
         else:
-            tokens = await _apart(request, partial(texts.encode, body.prompt or "", body.add_special_tokens))
-        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len})
+            tokens = await _apart(request, partial(texts.encode, body.prompt, body.add_special_tokens))
+        document = {"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len}
+        names = texts.names(tokens) if body.return_token_strs else None
+        return web.json_response({**document, "token_strs": names})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Text of token ids, special tokens among it."""
+        body = _parsed(await self._read(request), DetokenizeRequest)
+        about, texts = self._served(body.model)
+        _check_vocabulary(body.tokens, about, "tokens")
+        return web.json_response({"prompt": texts.decode(body.tokens, special=True)})
 
     async def journey(self, request: web.Request) -> web.Response:
         """What became of a request that was to be followed."""
@@ -153,72 +173,105 @@ class Api:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         received_ns = monotonic_ns()
-        body = await self._body(request, CompletionRequest)
+        body = _parsed(await self._read(request), CompletionRequest)
         about, texts = self._served(body.model)
-        if isinstance(body.prompt, str):
-            prompt = await _apart(request, partial(texts.encode, body.prompt, special=True))
-        else:
-            prompt = body.prompt
-        if any(token >= about.vocab_size for token in prompt):
-            raise Refusal(400, f"prompt: token ids must be below {about.vocab_size}", "prompt")
-        asked = _asked(body, about, prompt, received_ns, _COMPLETION_TOKENS)
-        return await self._generate(request, body, asked, CompletionStyle(texts, bool(body.return_token_ids)), "cmpl")
+        prompts, echoes = [], []
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                tokens = await _apart(request, partial(texts.encode, prompt, body.add_special_tokens))
+            else:
+                _check_vocabulary(prompt, about, "prompt")
+                tokens = prompt
+            prompts.append(_truncated(body, about, tokens))
+            if body.echo:
+                echoes.append(prompt if isinstance(prompt, str) else texts.decode(prompt, special=True))
+        if not prompts:
+            raise Refusal(400, "prompt is missing; add it", "prompt")
+        rules = _rules(body, about, texts)
+        asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS, rules) for prompt in prompts]
+        return await self._generate(request, body, asked, CompletionStyle(_wording(body, texts)), "cmpl", echoes)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         received_ns = monotonic_ns()
-        body = await self._body(request, ChatRequest)
+        body = _parsed(await self._read(request), ChatRequest)
         about, texts = self._served(body.model)
-        chat = [message.for_template() for message in body.messages]
-        prompt = await _apart(request, partial(texts.chat, chat, body.tools))
-        asked = _asked(body, about, prompt, received_ns, None)
-        return await self._generate(request, body, asked, ChatStyle(texts, bool(body.return_token_ids)), "chatcmpl")
+        prompt = _truncated(body, about, await _apart(request, partial(texts.chat, **body.for_template())))
+        asked = [_asked(body, about, prompt, received_ns, None, _rules(body, about, texts))]
+        if about.twin and body.calls is not None:
+            raise Refusal(400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice")
+        style = ChatStyle(_wording(body, texts), body.role, body.calls)
+        return await self._generate(request, body, asked, style, "chatcmpl")
 
     async def _generate(
-        self, request: web.Request, body: CompletionRequest | ChatRequest, asked: Add, style: Style, kind: str
+        self,
+        request: web.Request,
+        body: CompletionRequest | ChatRequest,
+        of_prompts: Sequence[Add],
+        style: Style,
+        kind: str,
+        echoes: Sequence[str] = (),
     ) -> web.StreamResponse:
-        about, _ = self._served()
-        asked.place = request.app[_PLACE]
-        asked.client_id = _plain_header(request, "X-Request-Id", 128)
-        asked.operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
-        asked.answer_id = asked.client_id or f"{kind}-{uuid4().hex}"
-        asked.followed = request.headers.get("X-Journey") == "1"
-        asked.traceparent = _plain_header(request, "traceparent", 512)
-        asked.tracestate = _plain_header(request, "tracestate", 512)
+        """Answer every prompt, `n` times. `echoes` are the prompts' texts, where answers begin with them."""
+        about, texts = self._served()
+        client_id = _plain_header(request, "X-Request-Id", 128)
+        answer_id = client_id or f"{kind}-{uuid4().hex}"
         transfer = body.kv_transfer_params or KvTransferParams()
-        asked.prefilled_at = transfer.source(about, bool(body.stream))
-        with self._engine.open(asked) as answer:
-            usage = Usage(len(asked.prompt))
-            told = body.stream_options or StreamOptions()
-            so_far = usage if told.include_usage and told.continuous_usage_stats else None
-            documents = Documents(style, asked.answer_id, about.model, int(time()), so_far)
-            pieces = pieces_of(answer, self._detokenizer(about, body.stop), usage)
+        told = body.stream_options or StreamOptions()
+        n = body.n or 1
+        with ExitStack() as answers:
+            choices = []
+            for index in range(len(of_prompts) * n):
+                asked = _nth(of_prompts[index // n], index % n)
+                asked.place = request.app[_PLACE]
+                asked.client_id = client_id
+                asked.operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+                asked.answer_id = f"{answer_id}-{index}" if index else answer_id
+                asked.followed = request.headers.get("X-Journey") == "1"
+                asked.traceparent = _plain_header(request, "traceparent", 512)
+                asked.tracestate = _plain_header(request, "tracestate", 512)
+                asked.prefilled_at = transfer.source(about, bool(body.stream))
+                choice = Choice(
+                    index,
+                    answers.enter_context(self._engine.open(asked)),
+                    self._detokenizer(about, body),
+                    Usage(len(asked.prompt)),
+                    [*asked.stop_ids, *asked.also_stop_ids],
+                    body.include_stop_str_in_output,
+                    texts.eos_id,
+                )
+                if echoes:
+                    choice.echo, choice.all_of_it = echoes[index // n], body.limit == 0
+                if body.return_token_ids or (echoes and body.stream):  # vLLM tells them of a stream that echoes, too
+                    choice.prompt = asked.prompt
+                choices.append(choice)
+            documents = Documents(style, answer_id, about.model, int(time()))
+            usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
             if body.stream:
                 last = usage if told.include_usage else None
-                return await write_stream(request, answer, pieces, documents, last, self._deadline_s)
+                so_far = told.include_usage and told.continuous_usage_stats
+                return await write_stream(request, choices, documents, last, so_far, self._deadline_s)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
-            handed_on = transfer.answer(about, asked.answer_id, usage.prompt_tokens, host, port)
+            handed_on = transfer.answer(about, answer_id, usage.prompt_tokens, host, port)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await write_whole(request, answer, pieces, documents, usage, handed_on)
+                    return await write_whole(request, choices, documents, usage, handed_on)
             except TimeoutError:
                 raise timed_out() from None
 
-    async def _body(self, request: web.Request, kind: type[Body]) -> Body:
-        """The JSON document of a request. Raises Refusal for what is no such document."""
+    async def _read(self, request: web.Request) -> bytes:
+        """The body of a request, which must be JSON. Raises Refusal for one that does not come."""
+        if request.content_type != "application/json":
+            raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
         try:
             async with asyncio.timeout(self._body_s):
-                data = await request.read()
+                return await request.read()
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {self._body_s:g} s; send it faster") from None
         except web.RequestPayloadError:
-            raise Refusal(400, "the body is not what its head says: see its length and encoding") from None
-        try:
-            return kind.model_validate_json(data)
-        except ValidationError as error:
-            raise invalid(error) from None
+            raise malformed("the body is not what its head says: see its length and encoding") from None
 
-    def _served(self, model: str = "") -> tuple[About, Texts]:
+    def _served(self, model: str | None = None) -> tuple[About, Texts]:
         """What is served. Raises Refusal if it is not `model`, or nothing is."""
         about = self._engine.about
         if about is None:
@@ -230,15 +283,87 @@ class Api:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
 
-    def _detokenizer(self, about: About, stop: list[str]) -> Detokenizer | Words:
+    def _detokenizer(self, about: About, body: Generation) -> Detokenizer | Words:
         _, texts = self._served()
-        if not about.twin:
-            return Detokenizer(texts.decode, stop)
-        return Detokenizer(lambda tokens: "".join(map(self._word, tokens)), stop) if stop else Words(self._word)
+        if about.twin and not body.stop:
+            return Words(self._word)
+
+        def decode(tokens: Sequence[int]) -> str:
+            if about.twin:
+                return "".join(map(self._word, tokens))
+            return texts.decode(tokens, special=not body.skip_special_tokens)
+
+        return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
+
+
+def _parsed(data: bytes, kind: type[Body]) -> Body:
+    """The JSON document `data`. Raises Refusal for what is no such document."""
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
+    if any(token >= about.vocab_size for token in tokens):
+        raise Refusal(400, f"{field}: token ids must be below {about.vocab_size}", field)
+
+
+def _truncated(body: Generation, about: About, prompt: list[int]) -> list[int]:
+    """The last tokens of `prompt`, or the first, as many as were asked for; -1 asks for as many as fit."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    most = about.max_model_len - (body.limit or 1) if most < 0 else most
+    return prompt[:most] if body.truncation_side == "right" else prompt[max(len(prompt) - most, 0) :]
+
+
+def _wording(body: Generation, texts: Texts) -> Wording:
+    return Wording(texts, bool(body.return_token_ids), bool(body.return_tokens_as_token_ids))
+
+
+def _nth(asked: Add, n: int) -> Add:
+    """The same for the `n`-th answer to one prompt, which has a seed of its own."""
+    return replace(asked, seed=asked.seed + n if asked.seed is not None else None)
+
+
+def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
+    """What is to be done to logits; None for nothing. A twin has none."""
+    bias = [(int(token), min(max(number, -100.0), 100.0)) for token, number in (body.logit_bias or {}).items()]
+    _check_vocabulary([token for token, _ in bias], about, "logit_bias")
+    _check_vocabulary(body.allowed_token_ids or [], about, "allowed_token_ids")
+    late = [*about.stop_ids, *(body.stop_token_ids or [])] if body.min_tokens else []
+    rules = LogitRules(
+        body.presence_penalty or 0.0,
+        body.frequency_penalty or 0.0,
+        1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        tuple(bias),
+        tuple(_bad_words(body.bad_words or [], texts)),
+        tuple(body.allowed_token_ids or []),
+        body.min_p or 0.0,
+        body.min_tokens,
+        tuple(token for token in late if token < about.vocab_size),
+    )
+    return None if about.twin or rules == LogitRules() else rules
+
+
+def _bad_words(words: Sequence[str], texts: Texts) -> Iterator[tuple[int, ...]]:
+    """Tokens of each, at the beginning of a text and, where as many tokens begin otherwise there, after a space."""
+    for word in words:
+        first, later = texts.encode(word.lstrip()), texts.encode(" " + word.lstrip())
+        if first:
+            yield tuple(first)
+            if later[0] != first[0] and len(later) == len(first):
+                yield tuple(later)
 
 
 def _asked(
-    body: CompletionRequest | ChatRequest, about: About, prompt: list[int], received_ns: int, otherwise: int | None
+    body: CompletionRequest | ChatRequest,
+    about: About,
+    prompt: list[int],
+    received_ns: int,
+    otherwise: int | None,
+    rules: LogitRules | None,
 ) -> Add:
     """The request as the engine process takes it."""
     room = about.max_model_len - len(prompt)
@@ -246,27 +371,34 @@ def _asked(
         raise Refusal(400, "the prompt has no tokens; say something", "prompt")
     if room < 1:
         raise Refusal(400, f"the prompt has {len(prompt)} tokens; the model takes {about.max_model_len - 1}", "prompt")
-    limit = body.limit or min(otherwise or room, room)
+    if body.limit == 0 and not body.echo:
+        raise Refusal(400, "max_tokens must be at least 1", "max_tokens")
+    limit = min(otherwise or room, room) if body.limit is None else body.limit or 1
     if limit > room:
         what = f"{len(prompt)} prompt tokens and max_tokens {limit} are more than {about.max_model_len}"
         raise Refusal(400, f"{what}, the most of this model; ask for {room} or fewer", "max_tokens")
     if body.min_tokens > limit:
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if (body.n or 1) > 1 and temperature == 0:
+        raise Refusal(400, "n must be 1 where temperature is 0: all answers would be one", "n")
     return Add(
         0,
         prompt,
         limit,
         received_ns,
-        body.min_tokens,
-        [] if body.ignore_eos else about.stop_ids,
-        1.0 if body.temperature is None else body.temperature,
-        1.0 if body.top_p is None else body.top_p,
-        max(body.top_k or 0, 0),
-        body.seed,
-        body.wants_logprobs,
-        body.priority,
-        body.user,
+        min_tokens=body.min_tokens,
+        stop_ids=[] if body.ignore_eos else about.stop_ids,
+        also_stop_ids=body.stop_token_ids or [],
+        temperature=temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        seed=body.seed,
+        logprobs=body.alternatives,
+        priority=body.priority,
+        tenant=body.user or "",
         grammar=body.grammar,
+        rules=rules,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
@@ -17,25 +18,99 @@ from apiserver.refusal import Refusal
 from realengine.detokenizer import Detokenizer
 
 
-async def pieces_of(answer: Answer, detokenizer: Detokenizer | Words, usage: Usage) -> AsyncIterator[Piece]:
-    """The answer, text by text. Raises Refusal when it comes to nothing."""
-    async for output in answer:
-        if output.finish in ("refused", "crashed"):
-            raise _refusal(output)
-        text = ""
-        for at, token in enumerate(output.tokens):
-            text += detokenizer.push(token)
-            if detokenizer.stopped:
-                answer.stop()
-                output.finish, output.tokens = "stop", output.tokens[: at + 1]
+@dataclass(slots=True)
+class Choice:
+    """One of a request's choices, number `index`: what the engine gives of it, and what makes text of that.
+
+    ends     tokens that end it and, unless it `keeps_ends`, are no text; a client is told of those but `silent`
+    echo     what its text begins with; if that is `all_of_it`, what is generated is dropped
+    prompt   tokens of its prompt that its first piece is to tell
+    """
+
+    index: int
+    answer: Answer
+    detokenizer: Detokenizer | Words
+    usage: Usage
+    ends: Sequence[int] = ()
+    keeps_ends: bool = False
+    silent: int | None = None
+    echo: str = ""
+    all_of_it: bool = False
+    prompt: list[int] | None = None
+    first_text_ns: int = field(default=0, init=False)
+    first_sent_ns: int = field(default=0, init=False)
+    last_text_ns: int = field(default=0, init=False)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Text by text. Raises Refusal when it comes to nothing."""
+        text = self.echo
+        async for output in self.answer:
+            if output.finish in ("refused", "crashed"):
+                raise _refusal(output)
+            piece = self._piece(output)
+            self.usage.completion_tokens += len(piece.tokens)
+            if self.all_of_it:
+                piece.text, piece.tokens, piece.logprobs = "", [], None
+            piece.text, text = text + piece.text, ""
+            piece.prompt, self.prompt = self.prompt, None
+            self.last_text_ns = monotonic_ns()
+            self.first_text_ns = self.first_text_ns or self.last_text_ns
+            yield piece
+            if output.finish == "cut":
+                raise Cut
+
+    def _piece(self, output: Output) -> Piece:
+        """What has become text, and how it ends."""
+        text, tokens = "", output.tokens
+        ended_by: str | int | None = None
+        by_token = output.finish == "stop" and bool(tokens) and tokens[-1] in self.ends
+        for at, token in enumerate(tokens[:-1] if by_token and not self.keeps_ends else tokens):
+            text += self.detokenizer.push(token)
+            if self.detokenizer.stopped:
+                self.answer.stop()
+                output.finish, tokens, ended_by = "stop", tokens[: at + 1], self.detokenizer.stopped_by
                 break
-        if output.finish and not detokenizer.stopped:
-            text += detokenizer.finish()
-        usage.completion_tokens += len(output.tokens)
-        logprobs = None if output.logprobs is None else output.logprobs[: len(output.tokens)]
-        yield Piece(text, output.tokens, logprobs, output.finish if output.finish not in ("", "cut") else None)
-        if output.finish == "cut":
-            raise Cut
+        else:
+            if output.finish:
+                text += self.detokenizer.finish()
+            if by_token and tokens[-1] != self.silent:
+                ended_by = tokens[-1]
+        logprobs = None if output.logprobs is None else output.logprobs[: len(tokens)]
+        finish = output.finish if output.finish not in ("", "cut") else None
+        return Piece(text, tokens, logprobs, finish, self.index, ended_by)
+
+    def sent(self) -> None:
+        """Text of it is with its client."""
+        self.first_sent_ns = self.first_sent_ns or monotonic_ns()
+
+    def delivered(self) -> None:
+        """All of it is."""
+        self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
+
+
+async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
+    """What comes of all choices, as it comes."""
+    if len(choices) == 1:
+        async for piece in choices[0].pieces():
+            yield piece
+        return
+    sources = [choice.pieces() for choice in choices]
+    waiting = {asyncio.ensure_future(_next(source)): source for source in sources}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            came = [(task.result(), waiting.pop(task)) for task in done]
+            for piece, source in sorted(((p, s) for p, s in came if p is not None), key=lambda each: each[0].index):
+                waiting[asyncio.ensure_future(_next(source))] = source
+                yield piece
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)  # what else went wrong is of no interest
+
+
+async def _next(source: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(source, None)
 
 
 def _refusal(output: Output) -> Refusal:
@@ -50,57 +125,56 @@ def _refusal(output: Output) -> Refusal:
 
 async def write_whole(
     request: web.Request,
-    answer: Answer,
-    pieces: AsyncIterator[Piece],
+    choices: Sequence[Choice],
     documents: Documents,
     usage: Usage,
     handed_on: dict[str, Any] | None,
 ) -> web.Response:
-    text, tokens, finish, first_ns = "", [], None, 0
-    logprobs: list[float] | None = None
-    async for piece in pieces:
-        first_ns = first_ns or monotonic_ns()
-        text += piece.text
-        tokens += piece.tokens
-        if piece.logprobs is not None:
-            logprobs = logprobs or []
-            logprobs += piece.logprobs
-        finish = piece.finish
+    """Send the answer in one document; `usage` is completed by then."""
+    whole: dict[int, Piece] = {}
+    async for piece in pieces_of(choices):
+        if (known := whole.get(piece.index)) is None:
+            whole[piece.index] = piece
+        else:
+            known.add(piece)
     made_ns = monotonic_ns()
-    document = documents.whole(Piece(text, tokens, logprobs, finish), usage)
+    usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+    document = documents.whole([whole[choice.index] for choice in choices], usage)
     response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
     await response.prepare(request)
     await response.write_eof()
-    answer.left(whole=True)
-    answer.delivered(first_ns, monotonic_ns(), made_ns)
+    for choice in choices:
+        choice.answer.left(whole=True)
+        choice.sent()
+        choice.last_text_ns = made_ns
+        choice.delivered()
     return response
 
 
 async def write_stream(
     request: web.Request,
-    answer: Answer,
-    pieces: AsyncIterator[Piece],
+    choices: Sequence[Choice],
     documents: Documents,
     usage: Usage | None,
+    so_far: bool,
     deadline_s: float,
 ) -> web.StreamResponse:
+    """Send the answer as it comes; every chunk tells what was used `so_far`, and the last what `usage` comes to."""
     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     response: web.StreamResponse | None = None
-    first_text_ns = first_sent_ns = last_text_ns = 0
     try:
         async with asyncio.timeout(deadline_s):
-            async for piece in pieces:
-                last_text_ns = monotonic_ns()
+            async for piece in pieces_of(choices):
+                choice = choices[piece.index]
                 if response is None:
                     response = web.StreamResponse(headers=headers)
                     await response.prepare(request)
-                    if opening := documents.opening():
+                    if opening := b"".join(documents.opening(each.index) for each in choices):
                         await response.write(opening)
                 if documents.every or piece.text or piece.finish or piece.logprobs:
-                    await response.write(documents.chunk(piece))
-                    answer.left()
-                if not first_sent_ns:
-                    first_text_ns, first_sent_ns = last_text_ns, monotonic_ns()
+                    await response.write(documents.chunk(piece, choice.usage if so_far else None))
+                    choice.answer.left()
+                choice.sent()
     except (Refusal, TimeoutError) as error:
         refusal = error if isinstance(error, Refusal) else timed_out()
         if response is None:
@@ -109,9 +183,14 @@ async def write_stream(
         await response.write_eof()
         raise Told(response, refusal.message) from error
     assert response is not None
-    await response.write((documents.usage(usage) if usage else b"") + DONE)
+    end = DONE
+    if usage is not None:
+        usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+        end = documents.usage(usage) + DONE
+    await response.write(end)
     await response.write_eof()
-    answer.delivered(first_text_ns, first_sent_ns, last_text_ns)
+    for choice in choices:
+        choice.delivered()
     return response
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import zmq
 
 from apiserver.messages import From, Message, Output, Outputs, encode, read_request
+from realengine.logprob import Logprob
 
 
 class Exchange:
@@ -63,7 +64,7 @@ class Exchange:
         if (home := self._homes.pop(id, None)) is not None:
             del self._ids[home]
 
-    def give(self, id: int, tokens: list[int], logprobs: list[float] | None = None) -> None:
+    def give(self, id: int, tokens: list[int], logprobs: list[Logprob] | None = None) -> None:
         """Tokens of request `id`, to be sent by `flush`."""
         if (output := self._output(id)) is not None:
             output.tokens += tokens

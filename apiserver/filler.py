@@ -12,11 +12,26 @@ _WORDS = 512
 
 
 class Texts(Protocol):
-    """A tokenizer: text to token ids and back, and chats to prompts."""
+    """A tokenizer: text to token ids and back, and chats to prompts. `eos_id` ends a text, where that is known.
 
+    `special`: whether special tokens are added to what is encoded, and kept in what is decoded.
+    """
+
+    @property
+    def eos_id(self) -> int | None: ...
     def encode(self, text: str, special: bool = False) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]: ...
+    def decode(self, ids: Sequence[int], special: bool = False) -> str: ...
+    def names(self, ids: Sequence[int]) -> list[str]: ...
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        special: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> list[int]: ...
 
 
 def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
@@ -40,6 +55,7 @@ class Words:
     """As a `Detokenizer` for tokens that are each a text of its own, where no stop string is looked for."""
 
     stopped = False
+    stopped_by = None
 
     def __init__(self, word: Callable[[int], str]) -> None:
         self.push = word
@@ -56,6 +72,8 @@ class PlainTexts:
     be turned back.
     """
 
+    eos_id: int | None = None
+
     def __init__(self, vocab_size: int) -> None:
         syllables = [first + second for first, second in product("bdfgklmnprstvz", "aeiou")]
         words = [f" {first}{second}" for first, second in product(syllables, syllables)]
@@ -71,11 +89,27 @@ class PlainTexts:
         token = self._ids.get(piece)
         return len(self._words) + crc32(piece.encode()) % self._others if token is None else token
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of `ids`; a token that stands for other text is a dot."""
-        return "".join(self._words[token] if token < len(self._words) else " ." for token in ids)
+        return "".join(self.names(ids))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
-        """Token ids of a conversation that asks for the assistant's next message."""
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The text of each."""
+        return [self._words[token] if token < len(self._words) else " ." for token in ids]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        special: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, as a template might write it that makes nothing of `more`."""
         turns = [f"<{message['role']}>{message['content']}\n" for message in messages]
-        return self.encode("".join([*([repr(tools)] if tools else []), *turns, "<assistant>"]))
+        if continue_final_message:
+            turns[-1] = turns[-1].removesuffix("\n")
+        asks = ["<assistant>"] if add_generation_prompt else []
+        return self.encode("".join([*([repr(tools)] if tools else []), *turns, *asks]))

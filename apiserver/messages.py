@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+from realengine.logit_rules import LogitRules
+from realengine.logprob import Logprob
+
 
 class Message(msgspec.Struct, array_like=True, tag=True):
     """Anything said; its tag is the class's name."""
@@ -49,11 +52,14 @@ class About(Message):
 class Add(Message):
     """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
 
+    stop_ids     tokens that end every answer, empty where they are not to; `also_stop_ids` those that end this one
+    logprobs     how many tokens are told beside each of the answer; None where no log-probability is
     place        place in the fleet of the replica whose port it came to; None where a router chooses
     prefilled_at  server that has the KV of its prompt; empty where it is to be computed
     client_id    what its client calls it, or empty
     followed     whether its journey is to be kept
     grammar      what its answer keeps to, as `realengine.grammar` writes it; empty for any text
+    rules        what is done to its logits; None for nothing
     operation    what was asked for, as OpenTelemetry names it; its answer is called `answer_id`
     traceparent  the client's span and, `tracestate`, what vendors add, as its headers had them
     """
@@ -68,7 +74,7 @@ class Add(Message):
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
-    logprobs: bool = False
+    logprobs: int | None = None
     priority: int = 0
     tenant: str = ""
     session: str = ""
@@ -81,6 +87,8 @@ class Add(Message):
     grammar: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    also_stop_ids: list[int] = []
+    rules: LogitRules | None = None
 
 
 def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
@@ -147,7 +155,7 @@ class Output(msgspec.Struct, array_like=True):
 
     id: int
     tokens: list[int]
-    logprobs: list[float] | None = None
+    logprobs: list[Logprob] | None = None
     finish: str = ""
     reason: str = ""
     status: int = 0

@@ -1,19 +1,40 @@
-"""What OpenAI's clients may ask for. What is not supported is refused by name; nothing is ignored."""
+"""What OpenAI's clients may ask for. What is not supported is refused by name; nothing is ignored.
+
+A field at a value that changes nothing is taken, so that clients which send every field by its default are answered.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    StrictBool,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from apiserver.kv_transfer import KvTransferParams
-from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
+from apiserver.structured import ResponseFormat, StructuredOutputs
+from apiserver.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
+_MOST_LOGPROBS = 20  # alternatives to a token that are told: OpenAI's limit, and vLLM's default
+_MOST_CHOICES = 128
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Penalty = Annotated[Number, Field(ge=-2, le=2)]
+_Truncation = Annotated[int, Field(strict=True, ge=-1, le=_INT32)]
 _Stops = Annotated[
     list[Annotated[str, Field(strict=True, min_length=1, max_length=1024)]],
     Field(max_length=16),
@@ -21,8 +42,36 @@ _Stops = Annotated[
 ]
 
 
+def _kind_of(prompt: Any) -> str | None:
+    """By its first item, so that what is wrong with a prompt is told of what it was meant to be."""
+    if isinstance(prompt, str):
+        return "as text"
+    if not isinstance(prompt, list):
+        return None
+    first = prompt[0] if prompt else None
+    if isinstance(first, str):
+        return "as texts"
+    return "as lists of tokens" if isinstance(first, list) else "as tokens"
+
+
+_Tokens = Annotated[list[Token], Field(min_length=1)]
+_Prompt = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[_Tokens, Tag("as tokens")]
+    | Annotated[list[str], Tag("as texts")]
+    | Annotated[list[_Tokens], Tag("as lists of tokens")],
+    Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
+]
+
+
+def _token_id(text: str) -> str:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ValueError("is no token id")
+    return text
+
+
 def _neutral(*values: Any) -> Any:
-    """A field of OpenAI's whose effect is not supported: only values without effect are taken."""
+    """A field whose effect is not supported: only values without effect are taken."""
 
     def check(value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -38,79 +87,67 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: StrictBool = False  # vLLM's, which GuideLLM asks for: usage so far in each chunk
 
 
-class JsonSchema(BaseModel):
-    """OpenAI's wrapping of a schema; `name`, `description` and `strict` change nothing: every schema is kept to."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    described: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: StrictBool | None = None
-
-
-class ResponseFormat(BaseModel):
-    """What an answer must be: any text, a JSON object, or JSON by a schema."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _schema_by_type(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("type json_schema needs json_schema, and no other type takes it")
-        return self
-
-
-class StructuredOutputs(BaseModel):
-    """vLLM's field for the same: a JSON schema, or a regular expression."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-    by_schema: dict[str, Any] | None = Field(None, alias="json")
-    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> StructuredOutputs:
-        if (self.by_schema is None) == (self.regex is None):
-            raise ValueError("give either json or regex")
-        return self
-
-
-class _Generation(BaseModel):
+class Generation(BaseModel):
     """What both endpoints take. Fields are OpenAI's and vLLM's, by their names."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Annotated[str, Field(max_length=256)] = ""
-    max_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
+    model: Annotated[str, Field(max_length=256)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, le=_INT32)] | None = None
-    seed: Annotated[int, Field(strict=True, ge=-_INT64, le=_INT64)] | None = None
-    stop: _Stops = []
-    ignore_eos: StrictBool = False
-    priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
-    user: Annotated[str, Field(max_length=256)] = ""
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
-    return_token_ids: StrictBool | None = False
+    user: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
     kv_transfer_params: KvTransferParams | None = None
+
+    # How a token is chosen
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, le=_INT32)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=-_INT64, le=_INT64)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
+    logit_bias: dict[Annotated[str, AfterValidator(_token_id)], Number] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] | None = None
+    allowed_token_ids: _Tokens | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    n: _neutral(1, None) = None  # type: ignore[valid-type]
-    presence_penalty: _neutral(0, None) = None  # type: ignore[valid-type]
-    frequency_penalty: _neutral(0, None) = None  # type: ignore[valid-type]
-    logit_bias: _neutral({}, None) = None  # type: ignore[valid-type]
+    # Where an answer ends, and how its text is told
+    stop: _Stops = []
+    stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
+    include_stop_str_in_output: StrictBool = False
+    ignore_eos: StrictBool = False
+    skip_special_tokens: StrictBool = True
+    return_token_ids: StrictBool | None = False
+    return_tokens_as_token_ids: StrictBool | None = False
 
-    @field_validator("user", mode="before")
+    # How a prompt is made of what was sent
+    truncate_prompt_tokens: _Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    # What changes nothing here
+    spaces_between_special_tokens: StrictBool = True
+    length_penalty: _neutral(1) = 1  # type: ignore[valid-type]
+    use_beam_search: _neutral(False) = False  # type: ignore[valid-type]
+
+    # What is not supported
+    prompt_logprobs: _neutral(None) = None  # type: ignore[valid-type]
+    logprob_token_ids: _neutral(None, []) = None  # type: ignore[valid-type]
+
+    @field_validator("stream_options")
     @classmethod
-    def _nobody(cls, user: Any) -> Any:
-        return "" if user is None else user
+    def _of_a_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if options is not None and info.data.get("stream") is False:
+            raise ValueError("is for streams; leave it out, or set stream to true")
+        return options
 
     @model_validator(mode="after")
-    def _structured_once(self) -> _Generation:
+    def _structured_once(self) -> Generation:
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
             raise ValueError("give either response_format or structured_outputs")
         return self
@@ -119,13 +156,9 @@ class _Generation(BaseModel):
     def grammar(self) -> str:
         """What the answer keeps to, as `realengine.grammar` writes it; empty for any text. Raises UserError for a
         schema or an expression that cannot be kept to."""
-        format, outputs = self.response_format, self.structured_outputs
-        if outputs is not None and outputs.regex is not None:
-            return regex_grammar(outputs.regex)
-        schema = outputs.by_schema if outputs is not None else None
-        if format is not None and format.type != "text":
-            schema = ANY_OBJECT if format.json_schema is None else format.json_schema.described
-        return "" if schema is None else json_grammar(schema)
+        if self.structured_outputs is not None:
+            return self.structured_outputs.grammar
+        return "" if self.response_format is None else self.response_format.grammar
 
     @property
     def limit(self) -> int | None:
@@ -133,24 +166,39 @@ class _Generation(BaseModel):
         return self.max_tokens
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether the log-probability of each token is wanted."""
+    def alternatives(self) -> int | None:
+        """How many tokens are told beside each of the answer, with log-probabilities; None if none is wanted."""
         raise NotImplementedError
 
 
-class CompletionRequest(_Generation):
-    """`POST /v1/completions`. The prompt is text or token ids."""
+class CompletionRequest(Generation):
+    """`POST /v1/completions`. The prompt is text or token ids, or several of one kind."""
 
-    prompt: str | Annotated[list[Token], Field(min_length=1)]
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None
+    prompt: _Prompt | None = None
+    echo: StrictBool | None = False
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+    add_special_tokens: StrictBool = True
 
-    echo: _neutral(False, None) = None  # type: ignore[valid-type]
     best_of: _neutral(1, None) = None  # type: ignore[valid-type]
-    suffix: _neutral("", None) = None  # type: ignore[valid-type]
+    suffix: _neutral(None) = None  # type: ignore[valid-type]
+
+    @field_validator("logprobs")
+    @classmethod
+    def _not_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
+        if logprobs is not None and info.data.get("echo"):
+            raise ValueError("of the prompt are not supported; leave out echo or logprobs")
+        return logprobs
 
     @property
-    def wants_logprobs(self) -> bool:
-        return self.logprobs is not None
+    def prompts(self) -> list[str] | list[list[int]]:
+        """All of them."""
+        prompt = self.prompt if self.prompt is not None else []
+        several = isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int)
+        return prompt if several else [prompt]  # type: ignore[return-value]
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
 
 class Part(BaseModel):
@@ -171,36 +219,139 @@ class ChatMessage(BaseModel):
     def for_template(self) -> dict[str, Any]:
         """As chat templates want it: content as one text."""
         content = self.content
-        text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-        return {**(self.model_extra or {}), "role": self.role, "content": text}
+        text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
+        role = "system" if self.role == "developer" else self.role  # templates know the older name
+        return {**(self.model_extra or {}), "role": role, "content": text}
 
 
-class ChatRequest(_Generation):
-    """`POST /v1/chat/completions`."""
+class _Chat(BaseModel):
+    """Messages, and how the model's chat template makes a prompt of them."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     tools: list[dict[str, Any]] | None = None
-    logprobs: StrictBool | None = False
+    add_generation_prompt: StrictBool = True
+    continue_final_message: StrictBool = False
+    add_special_tokens: StrictBool = False
+    chat_template_kwargs: dict[str, Any] | None = None
 
-    top_logprobs: _neutral(0, None) = None  # type: ignore[valid-type]
-    tool_choice: _neutral("auto", "none", None) = None  # type: ignore[valid-type]
-    store: _neutral(False, None) = None  # type: ignore[valid-type]
+    @field_validator("continue_final_message")
+    @classmethod
+    def _goes_on_or_begins(cls, goes_on: bool, info: ValidationInfo) -> bool:
+        if goes_on and info.data.get("add_generation_prompt"):
+            raise ValueError("needs add_generation_prompt false: one message goes on, or another begins")
+        return goes_on
+
+    def for_template(self) -> dict[str, Any]:
+        """As the arguments of `Texts.chat`."""
+        return {
+            "messages": [message.for_template() for message in self.messages],
+            "tools": self.tools,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "special": self.add_special_tokens,
+            "more": self.chat_template_kwargs,
+        }
+
+
+class ChatRequest(_Chat, Generation):
+    """`POST /v1/chat/completions`."""
+
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
+    logprobs: StrictBool | None = False
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+
+    parallel_tool_calls: StrictBool | None = True
+    reasoning_effort: str | None = None
+    include_reasoning: StrictBool = True
+    metadata: dict[str, str] | None = None
+    store: StrictBool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    tool_choice: ToolChoice | None = None
+    echo: _neutral(False) = False  # type: ignore[valid-type]
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _of_the_tools(cls, choice: ToolChoice | None, info: ValidationInfo) -> ToolChoice | None:
+        if choice in (None, "none", "auto"):
+            return choice
+        if not (tools := info.data.get("tools")):
+            raise ValueError("needs tools")
+        known = parameters_of(tools)
+        if isinstance(choice, NamedTool) and choice.function.name not in known:
+            raise ValueError(f"names none of the tools, which are {', '.join(known)}")
+        return choice
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _beside_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs true")
+        return top
+
+    @property
+    def calls(self) -> Calls | None:
+        """Of the tools that must be called; None where none must."""
+        if isinstance(self.tool_choice, NamedTool):
+            return Calls(self.tool_choice.function.name)
+        return Calls(None) if self.tool_choice == "required" else None
+
+    @property
+    def grammar(self) -> str:
+        if (calls := self.calls) is not None:
+            return call_grammar(parameters_of(self.tools or []), calls.name, self.parallel_tool_calls is False)
+        return super().grammar
+
+    @property
+    def role(self) -> str:
+        """Whose message the answer is: the assistant's, or that of the one who spoke last where none begins."""
+        return "assistant" if self.add_generation_prompt else self.messages[-1].role
 
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.logprobs)
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
-class TokenizeRequest(BaseModel):
-    """`POST /tokenize`: of a prompt, or of a chat."""
+class TokenizeText(BaseModel):
+    """`POST /tokenize` of a prompt."""
 
     model_config = ConfigDict(extra="forbid")
-    model: Annotated[str, Field(max_length=256)] = ""
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    model: Annotated[str, Field(max_length=256)] | None = None
+    prompt: str
     add_special_tokens: StrictBool = True
+    return_token_strs: StrictBool | None = False
+
+
+class TokenizeChat(_Chat):
+    """`POST /tokenize` of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(max_length=256)] | None = None
+    return_token_strs: StrictBool | None = False
+
+
+def _kind_of_body(body: Any) -> str:
+    return "as a chat" if isinstance(body, dict) and "messages" in body else "as a text"
+
+
+class TokenizeRequest(RootModel[TokenizeText | TokenizeChat]):
+    """`POST /tokenize`."""
+
+    root: Annotated[
+        Annotated[TokenizeText, Tag("as a text")] | Annotated[TokenizeChat, Tag("as a chat")],
+        Discriminator(_kind_of_body),
+    ]
+
+
+class DetokenizeRequest(BaseModel):
+    """`POST /detokenize`."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(max_length=256)] | None = None
+    tokens: list[Token]

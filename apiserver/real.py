@@ -16,6 +16,7 @@ from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
 from realengine.engine import Engine
+from realengine.logprob import Logprob
 from realengine.loop import drive
 from realengine.replay import no_cycle_search
 from realengine.run_recorder import RunRecorder
@@ -194,19 +195,25 @@ class _Clients:
         home = self._home
         arrived = self._segments.request(id, came_ns, asked)
         home.post(lambda: home.ledger.arrived(arrived))
-        answer = Answer(asked, arrived)
+        answer, stop_ids = Answer(asked, arrived), {*asked.stop_ids, *asked.also_stop_ids}
 
-        def take(token: int, logprob: float | None) -> bool:
+        def take(token: int, logprob: Logprob | None) -> bool:
             answer.tokens.append(token)
             new = self._new.setdefault(id, _New([], []))
             new.tokens.append(token)
             if logprob is not None:
                 new.logprobs.append(logprob)
-            return len(answer.tokens) >= asked.min_tokens and token in asked.stop_ids
+            return len(answer.tokens) >= asked.min_tokens and token in stop_ids
 
         sampling = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed)
         request = self._engine.add(
-            arrived, asked.prompt, grammar=asked.grammar, sampling=sampling, on_token=take, logprobs=asked.logprobs
+            arrived,
+            asked.prompt,
+            grammar=asked.grammar,
+            sampling=sampling,
+            on_token=take,
+            logprobs=asked.logprobs,
+            rules=asked.rules,
         )
         self._recorder.arrived(request, came_ns, came_ns, self._now())
         if request.status is Status.REJECTED:
@@ -258,4 +265,4 @@ class _New(NamedTuple):
     """Tokens of one request, and their log-probabilities, if they are wanted."""
 
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[Logprob]

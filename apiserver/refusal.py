@@ -1,44 +1,54 @@
-"""OpenAI's error document, and the one exception that becomes one."""
+"""OpenAI's error document, with vLLM's types, and the one exception that becomes one."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from serving.remedies import remedy
 
-_TYPES = {
-    401: "authentication_error",
-    408: "timeout_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "service_unavailable_error",
-    504: "timeout_error",
-}
+_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+_MALFORMED = "Bad Request"
+_OF_SHAPE = ("_type", "_parsing", "_from_float", "missing", "literal_error", "json_invalid")
 
 
 class Refusal(Exception):
-    """A request that gets no answer: `param` is the field at fault, if it is one."""
+    """A request that gets no answer: `param` is the field at fault, if it is one; `type` is vLLM's for `status`, unless
+    it is given."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        type: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.type = type or _TYPES.get(status) or HTTPStatus(status).phrase
 
     def document(self) -> dict[str, Any]:
         """As OpenAI's API words it: `error` with `message`, `type`, `param`, `code`."""
-        kind = _TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
 
 
 def answer_to(refusal: Refusal) -> web.Response:
     headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
     return web.json_response(refusal.document(), status=refusal.status, headers=headers)
+
+
+def malformed(message: str, param: str | None = None) -> Refusal:
+    """Of what is no document that the endpoint reads: vLLM has another type for that than for a wrong value, and
+    `param` is a way through the body."""
+    return Refusal(400, message, param, type=_MALFORMED)
 
 
 def invalid(error: ValidationError) -> Refusal:
@@ -48,11 +58,19 @@ def invalid(error: ValidationError) -> Refusal:
     way = max((way for way, _ in of_field), key=len)
     nearest = [each for other, each in of_field if other == way]
     of_its_type = [each for each in nearest if not each["type"].endswith("_type")] or nearest
-    param = ".".join(way) or None
     remedies = dict.fromkeys(map(remedy, of_its_type))
-    return Refusal(400, f"{param or 'the body'} {' or '.join(remedies).replace('or must be', 'or')}", param)
+    field = ".".join(way)
+    message = f"{field or 'the body'} {' or '.join(remedies).replace('or must be', 'or')}"
+    if any(map(_is_of_shape, of_its_type)) or (way[:1] == ["prompt"] and len(way) > 1):
+        return malformed(message, ".".join(["body", *way]))
+    return Refusal(400, message, field or None)
+
+
+def _is_of_shape(error: ErrorDetails) -> bool:
+    return error["type"].endswith(_OF_SHAPE)
 
 
 def _way(place: tuple[int | str, ...]) -> list[str]:
-    """The names and positions that lead to a field, without the members of unions that pydantic has among them."""
-    return [str(part) for part in place if part != "str" and not str(part).startswith(("list[", "function-"))]
+    """The names and positions that lead to a field, without the members of unions that pydantic has among them: it
+    names types, and `apiserver.protocol` what something is read `as`."""
+    return [str(part) for part in place if part != "str" and not str(part).startswith(("list[", "function-", "as "))]

@@ -16,6 +16,7 @@ from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
 from apiserver.served_fleet import class_of
+from realengine.logprob import Logprob
 from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.workload import STOPPED
@@ -176,7 +177,8 @@ class Twin:
                 sampled.append(request.id)
                 generated += len(new)
                 if not answer.cut:
-                    self._exchange.give(request.id, new, [0.0] * len(new) if answer.asked.logprobs else None)
+                    logprobs = None if answer.asked.logprobs is None else [Logprob(0.0)] * len(new)
+                    self._exchange.give(request.id, new, logprobs)
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")
         scheduler = self.cluster.replicas[replica].scheduler

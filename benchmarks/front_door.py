@@ -48,7 +48,8 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
-        self._request = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        self._request = head + b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
         self.pieces: list[tuple[int, bytes]] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

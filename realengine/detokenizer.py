@@ -11,23 +11,38 @@ class Detokenizer:
     """Takes tokens one by one and gives text as soon as it is certain.
 
     Text that may end in half a character, or may be the beginning of a stop string, is held back. When a stop string
-    is complete, `stopped` is true and the text ends before it; of several, the first to be complete counts, however
-    the text was cut into tokens. All pieces together are the decoded whole without half a character at its end.
+    is complete, `stopped_by` names it and the text ends before it or, if it is to be kept, after it; of several, the
+    first to be complete counts, however the text was cut into tokens. The first `min_tokens` tokens complete none. All
+    pieces together are the decoded whole without half a character at its end.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
-        self.stopped = False
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        keeps_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self.stopped_by: str | None = None
         self._decode = decode
         self._stop = [text for text in stop if text]
+        self._keeps_stop = keeps_stop
+        self._unstoppable = min_tokens  # tokens to come
         self._context: list[int] = []  # tokens up to a character boundary: decoding may depend on the neighbour
         self._pending: list[int] = []  # tokens since
         self._given = 0  # characters of the pending tokens that were given already
         self._held = ""  # text that may be the beginning of a stop string
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self.stopped_by is not None
+
     def push(self, token: int) -> str:
         """The text that has become certain with `token`."""
         if self.stopped:
             return ""
+        self._unstoppable -= 1
         self._pending.append(token)
         text = self._decode_pending()
         # One unfinished character can turn its finished neighbours into U+FFFD too (byte-fallback vocabularies), so
@@ -52,11 +67,11 @@ class Detokenizer:
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stop if stop in text]
-        if found:
-            self.stopped = True
+        found = [(text.index(stop) + len(stop), text.index(stop), stop) for stop in self._stop if stop in text]
+        if found and self._unstoppable < 0:
+            ends, begins, self.stopped_by = min(found)
             self._held = ""
-            return text[: min(found)[1]]
+            return text[: ends if self._keeps_stop else begins]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from realengine.device import Mark, Pending
+from realengine.logprob import Logprob
 from realengine.op_times import Timed
+from realengine.sampling import TokenLogprobs
 from realengine.step_input import Layout
 
 
@@ -18,7 +20,7 @@ class Launched:
     all are that of the wait's end.
 
     speed   how fast the device was before and after it, on average; None where it is not looked at
-    logits  `[S, vocab]`, masked, after `wait` and until the next step; None unless they are kept
+    logits  `[S, vocab]`, masked and changed, after `wait` and until the next step; None unless they are kept
     """
 
     def __init__(
@@ -26,7 +28,6 @@ class Launched:
         layout: Layout,
         tokens: torch.Tensor,
         graph: bool,
-        logprobs: torch.Tensor | None,
         expert_tokens: torch.Tensor | None,
     ) -> None:
         self.layout = layout
@@ -36,8 +37,8 @@ class Launched:
         self.times: Timed | None = None
         self.speed: float | None = None
         self.logits: torch.Tensor | None = None
+        self.token_logprobs: TokenLogprobs | None = None
         self._tokens = tokens
-        self._logprobs = logprobs
         self._expert_tokens = expert_tokens
         self._seen_ns = 0
 
@@ -53,10 +54,10 @@ class Launched:
         return tokens
 
     @property
-    def logprobs(self) -> list[float] | None:
-        """Natural logarithms `[S]` of the model's probabilities of the tokens, before temperature and limits; valid
-        after `wait`. None where nobody wanted them."""
-        return None if self._logprobs is None else self._logprobs[: self.layout.samples].tolist()
+    def logprobs(self) -> list[Logprob] | None:
+        """How likely each token was, beside as many others as anybody wanted; valid after `wait`. None where nobody
+        did."""
+        return None if self.token_logprobs is None else self.token_logprobs.on_host()
 
     @property
     def expert_tokens(self) -> NDArray[np.int32] | None:

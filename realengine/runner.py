@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from realengine.attention_backends import find_attention
+from realengine.changed_logits import changed_logits
 from realengine.collective import Alone, Collective
 from realengine.copier import Copy, HostMemory
 from realengine.devices import find_device
@@ -25,7 +26,7 @@ from realengine.layer_ops import LayerOps, TorchOps
 from realengine.model import Model
 from realengine.op_times import COLLECTIVES, Timed
 from realengine.out_of_memory import memory_for
-from realengine.sampling import logprobs_of
+from realengine.sampling import MOST_LOGPROBS, logprobs_of
 from realengine.shard import own_experts, shard_spec, shard_state
 from realengine.speed import Speed
 from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
@@ -43,7 +44,7 @@ _HOST_BUFFERS = 3  # two steps in flight, and one being written
 class _HostBuffer(NamedTuple):
     step: torch.Tensor
     tokens: torch.Tensor
-    logprobs: torch.Tensor
+    logprobs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     expert_tokens: torch.Tensor | None
 
 
@@ -98,7 +99,11 @@ class ModelRunner:
                 _HostBuffer(
                     self.device.host_buffer(numbers),
                     self.device.host_buffer(samples),
-                    self.device.host_buffer(samples).view(torch.float32),
+                    (
+                        self.device.host_buffer(samples),
+                        self.device.host_buffer(samples * MOST_LOGPROBS),
+                        self.device.host_buffer(samples * MOST_LOGPROBS),
+                    ),
                     None if counts is None else self.device.host_buffer(counts.numel()).view(counts.shape),
                 )
                 for _ in range(_HOST_BUFFERS)
@@ -234,8 +239,7 @@ class ModelRunner:
             step = pad(step, graph)
         size = len(step.packed)
         host.step[:size].numpy()[:] = step.packed
-        logprobs = host.logprobs if step.logprobs else None
-        launched = Launched(layout, host.tokens, graph is not None, logprobs, host.expert_tokens)
+        launched = Launched(layout, host.tokens, graph is not None, host.expert_tokens)
         if self._timing:
             launched.times = Timed(self.device.mark)
         elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
@@ -259,6 +263,9 @@ class ModelRunner:
             self._mark(launched)
             if masks:
                 self.model.ops.mask(logits, *masks)
+            own = logits  # the model's
+            if step.changes:
+                logits = changed_logits(own, step.changes, self._last_tokens[batch.seats.long()])
             if self._keeps_logits:
                 launched.logits = logits
             if layout.samples:
@@ -266,8 +273,8 @@ class ModelRunner:
                 if self._config.async_scheduling:
                     self._last_tokens[batch.seats.long()] = tokens
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
-                if step.logprobs:
-                    host.logprobs[: layout.samples].copy_(logprobs_of(logits, tokens), non_blocking=True)
+                if step.logprobs is not None:
+                    launched.token_logprobs = logprobs_of(own, tokens, step.logprobs).to_host(host.logprobs)
             if host.expert_tokens is not None:
                 host.expert_tokens.copy_(self.model.expert_tokens, non_blocking=True)
             self._mark(launched)

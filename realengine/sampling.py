@@ -7,14 +7,18 @@ of the limits are vLLM's: temperature, then top-k, then top-p of what top-k has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 
+from realengine.logprob import Logprob
 from serving.errors import UserError
 
 _GREEDY_BELOW = 1e-5  # a temperature under this cannot be told from 0 in float32; vLLM's limit
+MOST_LOGPROBS = 20  # tokens beside the one chosen whose log-probabilities may be wanted
 _HEAD = 512  # tokens that nearly always hold a nucleus
 
 
@@ -74,13 +78,38 @@ def draw(
     return tokens.int()
 
 
-def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The natural logarithm `[S]`, float32, of each token's probability under `logits` `[S, vocab]`.
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities, float32: of `chosen` tokens `[S]`, and of the likeliest `[S, K]`, whose ids,
+    int32, are `top_tokens`."""
 
-    As vLLM's `raw_logprobs`, its default: before temperature, top-k and top-p.
+    chosen: torch.Tensor
+    top: torch.Tensor
+    top_tokens: torch.Tensor
+
+    def to_host(self, buffers: Sequence[torch.Tensor]) -> TokenLogprobs:
+        """The same on the host once the device has come so far, in flat int32 `buffers`, one for each field."""
+        fields = []
+        for buffer, its in zip(buffers, self, strict=True):
+            fields.append(buffer.view(its.dtype)[: its.numel()].view(its.shape).copy_(its, non_blocking=True))
+        return TokenLogprobs(*fields)
+
+    def on_host(self) -> list[Logprob]:
+        """One for each sample."""
+        top = zip(self.top_tokens.tolist(), self.top.tolist(), strict=True)
+        likeliest = [list(zip(tokens, logprobs, strict=True)) for tokens, logprobs in top]
+        return list(map(Logprob, self.chosen.tolist(), likeliest))
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, top: int = 0) -> TokenLogprobs:
+    """How likely each of `tokens` `[S]` is under `logits` `[S, vocab]`, beside the likeliest `top`.
+
+    As vLLM's `raw_logprobs`, its default: before penalties, temperature, top-k and top-p.
     """
     numbers = logits.float()
-    return numbers.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - numbers.logsumexp(-1)
+    whole = numbers.logsumexp(-1)
+    chosen = numbers.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - whole
+    likeliest = numbers.topk(min(top, numbers.shape[1]))
+    return TokenLogprobs(chosen, likeliest.values - whole.unsqueeze(1), likeliest.indices.int())
 
 
 def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniform: float) -> torch.Tensor:

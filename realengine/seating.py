@@ -76,10 +76,11 @@ class Seating:
             start = min(start, len(sequence.tokens) - 1)
         first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
-        wanted = samples and sequence.logprobs
+        wanted = sequence.logprobs if samples else None
         tokens = sequence.inputs(start, count, seat, drafts)
+        changes = sequence.changes(drafts, unseen=tokens[-1] < 0) if samples else ()
         blocks, *others = self.blocks(request, start + count)
-        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, tuple(others))
+        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others))
 
     def padding(self, plan: StepPlan) -> list[RowInput]:
         """The rows of a plan that are nobody's."""

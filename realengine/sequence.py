@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 
 from realengine.grammar import Bits, Grammar
+from realengine.logit_rules import LogitChanges, LogitRules, RuledLogits
+from realengine.logprob import Logprob
 from realengine.sampling import SamplingParams
 from serving.request import Request
 from serving.step_plan import Row
@@ -18,8 +20,9 @@ class TokenSequence:
 
     forced    output tokens to take instead of the sampled ones (trace replay)
     stop_ids  tokens that end the request
-    on_token  sees every output token and, with `logprobs`, the natural logarithm of its probability; returning True
-              ends the request (a stop string)
+    on_token  sees every output token and how likely it was, where `logprobs` says beside how many others that is
+              wanted; returning True ends the request (a stop string)
+    rules     what is done to its logits
     grammar   what its answer may be, once that is compiled; it goes by what is sampled, also where other tokens are
               forced
     drafts    tokens proposed to follow, for the next step to verify
@@ -34,8 +37,9 @@ class TokenSequence:
         forced: Sequence[int] | None = None,
         sampling: SamplingParams | None = None,
         stop_ids: Collection[int] = (),
-        on_token: Callable[[int, float | None], bool] | None = None,
-        logprobs: bool = False,
+        on_token: Callable[[int, Logprob | None], bool] | None = None,
+        logprobs: int | None = None,
+        rules: LogitRules | None = None,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -49,6 +53,7 @@ class TokenSequence:
         self._stop_ids = stop_ids
         self._on_token = on_token
         self.logprobs = logprobs
+        self._ruled = None if rules is None else RuledLogits(rules, prompt)
         self.grammar: Grammar | None = None
 
     @property
@@ -83,7 +88,18 @@ class TokenSequence:
         self.grammar.back(len(found) - 1)
         return tuple(found)
 
-    def append(self, sampled: int, logprob: float | None = None) -> bool:
+    def changes(self, drafts: int, unseen: bool) -> tuple[LogitChanges, ...]:
+        """What is done to the logits of the next token, and of the one after each of so many drafts; nothing without
+        rules. `unseen`: whether a token was sampled that is not known here."""
+        if self._ruled is None:
+            return ()
+        outputs, heat, in_grammar = self.outputs, self.sampling.temperature, self.grammar is not None
+        proposed = [*self.drafts, *[0] * drafts][:drafts]
+        return tuple(
+            self._ruled.changes([*outputs, *proposed[:place]], unseen, heat, in_grammar) for place in range(drafts + 1)
+        )
+
+    def append(self, sampled: int, logprob: Logprob | None = None) -> bool:
         """Take one output token; whether it ends the request before its output length."""
         token = sampled if self._forced is None else self._forced[self.output_len]
         self.tokens.append(token)
@@ -91,8 +107,14 @@ class TokenSequence:
         if self.grammar is not None and not stopped:
             stopped = self.grammar.take(sampled)
         if self._on_token is not None:
-            stopped = self._on_token(token, logprob if self.logprobs else None) or stopped
+            stopped = self._on_token(token, self._wanted(logprob)) or stopped
         return stopped
+
+    def _wanted(self, logprob: Logprob | None) -> Logprob | None:
+        """Without what others in the step want to know."""
+        if self.logprobs is None or logprob is None:
+            return None
+        return Logprob(logprob.logprob, logprob.top[: self.logprobs])
 
 
 def masks_of_rows(

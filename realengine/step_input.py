@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realengine.logit_rules import LogitChanges, StepChanges, step_changes
 from serving.deployments.decode_buckets import padded
 
 Ints = NDArray[np.int32]
@@ -148,29 +149,33 @@ class TokenMasks(NamedTuple):
 class StepInput(NamedTuple):
     """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws.
 
-    With `logprobs` somebody wants to know how likely the sampled tokens were. `masks` is None if all may be any token.
+    `logprobs`: beside how many others somebody wants to know how likely a token was; None if nobody does. `masks` is
+    None if all may be any token, `changes` if all take the model's logits as they are.
     """
 
     layout: Layout
     packed: Ints
     greedy: bool
-    logprobs: bool
+    logprobs: int | None
     masks: TokenMasks | None = None
+    changes: StepChanges | None = None
 
 
 class RowInput(NamedTuple):
     """One row of a step. `tokens` as in `Batch`; `blocks` cover its context for the first group of layers,
     `other_blocks` for the others. After as many of its last tokens as there are `draws` a token is sampled: with
-    temperature, top-k, top-p and a uniform number, or None for greedy. `logprob` says whether their log-probabilities
-    are wanted. `masks`, as rows of `TokenMasks.bits`, are of the first of those tokens, if they may not be any."""
+    temperature, top-k, top-p and a uniform number, or None for greedy. `logprobs` says beside how many others their
+    log-probabilities are wanted, None if not at all. `masks`, as rows of `TokenMasks.bits`, are of the first of those
+    tokens, if they may not be any; `changes` are of all of them, if their logits change."""
 
     tokens: Sequence[int]
     start: int
     blocks: Ints
     seat: int
     draws: tuple[tuple[float, int, float, float] | None, ...] = (None,)
-    logprob: bool = False
+    logprobs: int | None = None
     masks: tuple[Ints, ...] = ()
+    changes: tuple[LogitChanges, ...] = ()
     other_blocks: tuple[Ints, ...] = ()
 
 
@@ -240,8 +245,10 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     numbers: list[int | None] = [*decode, *[None] * dummies, *prefill]
     wanted = [numbers[r] if ordered[r].draws else None for r in sampling]
     greedy = all(draw is None for row in rows for draw in row.draws)
+    logprobs = max((row.logprobs for row in rows if row.logprobs is not None), default=None)
     masks = _masks([mask for r, draws in samples for mask, _ in zip_longest(ordered[r].masks, draws)])
-    return Packed(StepInput(layout, packed, greedy, any(row.logprob for row in rows), masks), wanted)
+    changes = step_changes([each for r, draws in samples for each, _ in zip_longest(ordered[r].changes, draws)])
+    return Packed(StepInput(layout, packed, greedy, logprobs, masks, changes), wanted)
 
 
 def _masks(of_samples: Sequence[Ints | None]) -> TokenMasks | None:

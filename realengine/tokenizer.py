@@ -25,30 +25,55 @@ class Tokenizer:
             raise UserError("model", str(folder), f"tokenizer.json cannot be read: {error}") from None
         config = _read_config(folder / "tokenizer_config.json")
         self._template = _template(folder / "chat_template.jinja", config)
-        self._names = {key: _text(config[key]) for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
+        self._special = {key: _text(config[key]) for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text, if tokenizer_config.json names it."""
+        found: int | None = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
+        return found
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids of `text`; `special` adds what the model wants around a text, such as a begin-of-sequence token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens left out; bytes that are no character yet come out as U+FFFD."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Text of `ids`, special tokens among it if `special`; bytes that are no character yet come out as U+FFFD."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
-        """Token ids that ask the model for the assistant's next message; plain text where there is no template.
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """What the vocabulary calls each of `ids`; empty for those that it does not have."""
+        return [self._tokenizer.id_to_token(token) or "" for token in ids]
 
-        `tools` are handed to the template, which does with them what the model was taught.
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        special: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids that ask the model for the assistant's next message, or to go on with the last one; plain text
+        where there is no template.
+
+        `tools` and what there is `more` are handed to the template, which does with them what the model was taught.
 
         Raises UserError if the template refuses the messages: some want user and assistant to alternate.
         """
         if self._template is None:
             return self.encode("\n".join(message["content"] for message in messages) + "\n", special=True)
-        return self.encode(self._render(self._template, messages, tools))
+        given = {**(more or {}), "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        text = self._render(self._template, given)
+        if continue_final_message:
+            last = messages[-1]["content"].strip()
+            text = text[: text.rindex(last) + len(last)] if last in text else text
+        return self.encode(text, special)
 
-    def _render(self, template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str:
+    def _render(self, template: str, given: Mapping[str, Any]) -> str:
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -61,11 +86,9 @@ class Tokenizer:
         )
         environment.globals["raise_exception"] = refuse
         try:
-            return environment.from_string(template).render(
-                messages=messages, tools=tools, add_generation_prompt=True, **self._names
-            )
+            return environment.from_string(template).render(**{**self._special, **given})
         except Exception as error:  # the template is a program, and what it is given came from anybody
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(message["role"] for message in given["messages"])
             raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from realengine.logprob import Logprob
 from realengine.sampling import logprobs_of, pick
 from realengine.sequence import TokenSequence
 from realengine.step import Step
@@ -52,7 +53,7 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
             step.stopped.append(request.id)
 
 
-def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, float | None]]) -> tuple[int, bool]:
+def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Logprob | None]]) -> tuple[int, bool]:
     """Take the tokens of a step that verified `drafts`: how many of those were accepted, and whether the request ends.
 
     `chosen` are the target's own tokens and their log-probabilities, if wanted, at the `1 + drafts` places. An accepted
@@ -68,7 +69,7 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, flo
     raise AssertionError("a step samples one token more than it verifies")
 
 
-def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, float | None]]:
+def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, Logprob | None]]:
     """The tokens of a step that verified `drafts`, which were drawn with `sequence.odds`, as `verify` takes them: the
     accepted ones, and the step's own. `logits` are the target's `[1 + drafts, vocab]`; fewer may have been proposed."""
     how, first = sequence.sampling, sequence.output_len
@@ -83,10 +84,10 @@ def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor
     else:
         place = len(proposed)
         chosen.append(int(pick(how.probabilities(logits[place]), how.uniform(first + place))))
-    if not sequence.logprobs:
+    if sequence.logprobs is None:
         return [(token, None) for token in chosen]
     tokens = torch.tensor(chosen, device=logits.device)
-    return list(zip(chosen, logprobs_of(logits[: len(chosen)], tokens).tolist(), strict=True))
+    return list(zip(chosen, logprobs_of(logits[: len(chosen)], tokens, sequence.logprobs).on_host(), strict=True))
 
 
 class VerifiedTokens:

@@ -56,7 +56,9 @@ class Server:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection = self.connect()
         try:
-            connection.request(method, path, data, {name.replace("_", "-"): text for name, text in headers.items()})
+            json_sent = {} if data is None else {"Content-Type": "application/json"}
+            given = {name.replace("_", "-"): text for name, text in headers.items()}
+            connection.request(method, path, data, {**json_sent, **given})
             return Answered(connection.getresponse())
         finally:
             connection.close()

@@ -103,7 +103,7 @@ def test_requests_are_refused_by_the_seed_and_the_order_in_which_they_come(gatew
     told = [gateway.ask(REFUSED, [id], 1) for id in ids]
     wanted = [429 if accidents.refusal(id, REFUSED, 0.0) else 200 for id in ids]
     assert [status for status, _ in told] == wanted and len(set(wanted)) == 2
-    assert {json.loads(body)["error"]["type"] for status, body in told if status == 429} == {"rate_limit_error"}
+    assert {json.loads(body)["error"]["type"] for status, body in told if status == 429} == {"Too Many Requests"}
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -12,6 +12,7 @@ from tests.apiserver.served import TWIN, serving
 from tests.budget import examples
 
 LIMIT = 100_000
+JSON = "Content-Type: application/json"
 CANARY = "my-secret-prompt"
 COMPLETE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 GOOD = {
@@ -25,7 +26,7 @@ WRONG = {
 }  # fmt: skip
 TAKES = {  # which of those a field does take
     "prompt": {"a word", "a list"}, "stop": {"a word"}, "user": {"a word"}, "stream": {"true"}, "ignore_eos": {"true"},
-    "temperature": {"a number"}, "add_special_tokens": {"true"}, "echo": set(), "suffix": set(), "model": {"a word"},
+    "temperature": {"a number"}, "add_special_tokens": {"true"}, "echo": {"true"}, "suffix": set(), "model": {"a word"},
 }  # fmt: skip
 FIELDS = {
     COMPLETE: (
@@ -38,7 +39,10 @@ FIELDS = {
 
 
 def head(path=COMPLETE, method="POST", *lines):
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: a", *lines, "", ""]).encode("utf-8", "surrogateescape")
+    """Of a request that has JSON, unless it says what it has."""
+    kind = [] if method != "POST" or any(line.startswith("Content-Type") for line in lines) else [JSON]
+    text = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: a", *kind, *lines, "", ""])
+    return text.encode("utf-8", "surrogateescape")
 
 
 def sent(body, path=COMPLETE, *lines):

@@ -20,7 +20,7 @@ def words_of(server, **body):
     return answered.choice["text"], answered.choice["logprobs"]["tokens"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/metrics", "/version", "/v1/models"])
 def test_what_operators_look_at(server, path):
     assert server.ask("GET", path).status == 200
 
@@ -91,8 +91,10 @@ def test_a_chat_is_one_message(server):
 def test_tools_and_parts_are_in_the_prompt(server):
     plain = server.chat().document["usage"]["prompt_tokens"]
     assert server.chat(tools=[TOOL]).document["usage"]["prompt_tokens"] > plain
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
-    assert server.chat(messages=parts).document["usage"]["prompt_tokens"] == plain
+    lines = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    joined = [{"role": "user", "content": "Hel\nlo"}]
+    told = [server.ask("POST", "/tokenize", {"messages": said}).document["tokens"] for said in (lines, joined)]
+    assert told[0] == told[1]
     counted = server.ask("POST", "/tokenize", {"messages": WORDS}).document["count"]
     assert counted == plain
 
@@ -144,22 +146,47 @@ def test_logprobs_are_of_the_tokens_of_the_text(server):
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("n", 2), ("best_of", 2), ("echo", True), ("suffix", "x"), ("logit_bias", {"5": 1}), ("presence_penalty", 1),
-        ("frequency_penalty", 0.5), ("logprobs", 5), ("anything", 1), ("prompt", ["a", "b"]), ("temperature", -1),
-        ("seed", 10**20), ("stop", [""]), ("min_tokens", 5), ("priority", "high"), ("response_format", {"type": "xml"}),
-        ("structured_outputs", {"regex": "a", "json": {}}),
+        ("n", 0), ("best_of", 2), ("suffix", "x"), ("logit_bias", {"a": 1}), ("logit_bias", {"999999": 1}),
+        ("presence_penalty", 3), ("frequency_penalty", "much"), ("repetition_penalty", 0), ("logprobs", 21),
+        ("prompt_logprobs", 1), ("anything", 1), ("prompt", ["a", 5]), ("prompt", [[5], []]), ("temperature", -1),
+        ("seed", 10**20), ("stop", [""]), ("stop_token_ids", ["a"]), ("min_tokens", 5), ("priority", "high"),
+        ("response_format", {"type": "xml"}), ("structured_outputs", {"regex": "a", "json": {}}),
+        ("structured_outputs", {"choice": []}), ("stream_options", {"include_usage": True}), ("max_tokens", 0),
+        ("allowed_token_ids", []), ("min_p", 2), ("truncate_prompt_tokens", -2),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(server, field, value):
     refused = server.complete(**{field: value})
-    assert refused.status == 400 and refused.error["param"].split(".")[0] == field
+    assert refused.status == 400 and refused.error["param"].removeprefix("body.").split(".")[0] == field
     assert field in refused.error["message"]
 
 
-@pytest.mark.parametrize("field, value", [("top_logprobs", 2), ("tool_choice", "required"), ("store", True)])
+@pytest.mark.parametrize(
+    "field, value", [("top_logprobs", 2), ("tool_choice", "required"), ("echo", True), ("continue_final_message", True)]
+)
 def test_what_chats_do_not_support_is_refused_by_name(server, field, value):
     refused = server.chat(**{field: value})
     assert refused.status == 400 and refused.error["param"] == field
+
+
+@pytest.mark.parametrize(
+    "body, kind, param",
+    [
+        ({"prompt": "a", "top_p": 2}, "BadRequestError", "top_p"),
+        ({"prompt": "a", "top_p": "b"}, "Bad Request", "body.top_p"),
+        ({"prompt": [-1]}, "Bad Request", "body.prompt.0"),
+        ([], "Bad Request", "body"),
+    ],
+)
+def test_a_wrong_value_and_a_wrong_shape_are_told_apart_as_vllm_does(server, body, kind, param):
+    refused = server.ask("POST", "/v1/completions", body)
+    assert (refused.status, refused.error["type"], refused.error["param"]) == (400, kind, param)
+
+
+def test_other_errors_have_vllms_types(server):
+    assert server.complete(model="x").error["type"] == "NotFoundError"
+    other = server.ask("POST", "/v1/completions", b'{"prompt": "a"}', Content_Type="text/plain")
+    assert (other.status, other.error["type"]) == (400, "Bad Request") and "application/json" in other.error["message"]
 
 
 def test_a_grammar_is_taken_and_what_cannot_be_kept_to_is_refused(server):
@@ -173,10 +200,10 @@ def test_a_grammar_is_taken_and_what_cannot_be_kept_to_is_refused(server):
 @pytest.mark.parametrize(
     "body, param, told",
     [
-        ({"prompt": 5}, "prompt", "prompt must be a string or a list"),
-        ({"prompt": [1, "a"]}, "prompt.1", "prompt.1 must be a whole number"),
+        ({"prompt": 5}, "body.prompt", "prompt must be a string or a list"),
+        ({"prompt": [1, "a"]}, "body.prompt.1", "prompt.1 must be a whole number"),
         ({"prompt": []}, "prompt", "prompt must not be empty"),
-        ({"prompt": "a", "stream": "yes"}, "stream", "stream must be true or false"),
+        ({"prompt": "a", "stream": "yes"}, "body.stream", "stream must be true or false"),
         ({"prompt": "a", "top_p": 2}, "top_p", "top_p must be at most 1.0"),
         ({}, "prompt", "prompt is missing; add it"),
     ],
@@ -188,6 +215,88 @@ def test_what_is_wrong_is_told_in_one_line(server, body, param, told):
 
 def test_what_changes_nothing_is_taken(server):
     assert server.complete(n=1, echo=False, logit_bias={}, priority=-3, user="a", top_k=-1, top_p=1).status == 200
+    more = {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": False}
+    assert server.chat(**more, safety_identifier="x", reasoning_effort="low", repetition_penalty=1.0).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_and_several_answers_are_choices_in_order(server, stream):
+    asked = {"max_tokens": 5, "ignore_eos": True, "return_token_ids": True}
+    prompts = ["Hello", "Good day to you"]
+    alone = [server.complete(prompt=prompt, seed=seed, **asked).choice for prompt in prompts for seed in (7, 8)]
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    answered = server.complete(prompt=prompts, n=2, seed=7, stream=stream, **asked, **usage)
+    if not stream:
+        choices, used = answered.document["choices"], answered.document["usage"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    else:
+        *pieces, last = answered.events
+        used, choices = last["usage"], [{"text": "", "token_ids": []} for _ in range(4)]
+        for piece in (piece["choices"][0] for piece in pieces):
+            choices[piece["index"]]["text"] += piece["text"]
+            choices[piece["index"]]["token_ids"] += piece["token_ids"]
+            choices[piece["index"]].setdefault("prompt_token_ids", piece.get("prompt_token_ids"))
+    for name in ("text", "token_ids", "prompt_token_ids"):
+        assert [choice[name] for choice in choices] == [choice[name] for choice in alone]
+    told = [len(choice["prompt_token_ids"]) for choice in choices]
+    assert (used["prompt_tokens"], used["completion_tokens"]) == (told[0] + told[2], 20)
+
+
+def test_streams_of_several_chats_say_who_speaks_in_each(server):
+    events = server.chat(n=3, max_tokens=2, stream=True, ignore_eos=True).events
+    first = [event["choices"][0] for event in events[:3]]
+    assert [(choice["index"], choice["delta"]) for choice in first] == [
+        (index, {"role": "assistant", "content": ""}) for index in range(3)
+    ]
+    assert [event["choices"][0]["finish_reason"] for event in events].count("length") == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_may_begin_with_its_prompt(server, stream):
+    asked = {"max_tokens": 3, "seed": 1, "stream": stream, "ignore_eos": True}
+
+    def text(**more):
+        answered = server.complete(**asked, **more)
+        choices = [event["choices"][0] for event in answered.events] if stream else [answered.choice]
+        return "".join(choice["text"] for choice in choices)
+
+    assert text(echo=True) == "Hello" + text()
+    assert server.complete(echo=True, max_tokens=0).choice["text"] == "Hello"
+
+
+def test_a_stop_string_may_stay_and_is_named(server):
+    _, words = words_of(server, max_tokens=12, seed=1)
+    asked = {"max_tokens": 12, "seed": 1, "ignore_eos": True, "stop": ["nowhere", words[3]]}
+    stops = server.complete(**asked).choice
+    stays = server.complete(**asked, include_stop_str_in_output=True).choice
+    assert stops["stop_reason"] == stays["stop_reason"] == words[3]
+    assert stays["text"] == stops["text"] + words[3] == "".join(words[:4])
+    later = server.complete(**asked, min_tokens=8).choice
+    assert later["text"].startswith("".join(words[:8])) and "stop_reason" not in server.complete().choice
+
+
+def test_a_prompt_is_cut_to_what_is_asked_for(server):
+    def prompt(**more):
+        return server.complete(prompt=[5, 6, 7, 8], return_token_ids=True, **more).choice["prompt_token_ids"]
+
+    assert prompt() == [5, 6, 7, 8]
+    assert prompt(truncate_prompt_tokens=3) == [6, 7, 8]
+    assert prompt(truncate_prompt_tokens=3, truncation_side="right") == [5, 6, 7]
+    assert server.chat(return_token_ids=True).document["prompt_token_ids"]
+
+
+def test_tokens_have_names_and_become_text_again(server):
+    known = server.ask("POST", "/tokenize", {"prompt": " bada bade", "return_token_strs": True}).document
+    assert known["token_strs"] == [" bada", " bade"]
+    assert server.ask("POST", "/detokenize", {"tokens": known["tokens"]}).document == {"prompt": " bada bade"}
+    assert server.ask("POST", "/detokenize", {"tokens": [10**8]}).error["param"] == "tokens"
+    asks, ends = [
+        server.ask("POST", "/tokenize", {"messages": WORDS, "add_generation_prompt": asks}).document["tokens"]
+        for asks in (True, False)
+    ]
+    assert asks[: len(ends) - 1] == ends[:-1] and len(asks) > len(ends)
+    assert server.ask("POST", "/tokenize", {}).error["param"] == "body.prompt"
+    assert server.ask("POST", "/tokenize", {"prompt": "messages"}).status == 200
 
 
 def test_a_prompt_that_does_not_fit_is_refused(server):
@@ -195,6 +304,7 @@ def test_a_prompt_that_does_not_fit_is_refused(server):
     assert server.complete(prompt=[5] * most).error["param"] == "prompt"
     assert server.complete(prompt=[5] * 10, max_tokens=most).error["param"] == "max_tokens"
     assert server.complete(prompt=[2**30]).error["param"] == "prompt"
+    assert server.complete(prompt=[5] * most, truncate_prompt_tokens=-1).status == 200
 
 
 def test_an_id_of_the_clients_is_repeated_if_it_is_fit(server):

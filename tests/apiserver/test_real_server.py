@@ -95,6 +95,46 @@ def test_streams_say_the_same(real: Real, client: openai.OpenAI) -> None:
     assert (choice.message.content, choice.finish_reason) == (wanted[: wanted.index(stop)], "stop")
 
 
+def test_a_tool_that_must_be_called_is_called_by_its_schema(client: openai.OpenAI) -> None:
+    place = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    schema = {**place, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    asked = {**GREEDY, "messages": WORDS, "max_tokens": 80, "tools": [tool], "parallel_tool_calls": False}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, finish in ((named, "stop"), ("required", "tool_calls")):
+        (whole,) = client.chat.completions.create(tool_choice=choice, **asked).choices
+        (call,) = whole.message.tool_calls
+        assert (whole.finish_reason, call.function.name) == (finish, "weather")
+        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+        with client.chat.completions.stream(tool_choice=choice, **asked) as stream:
+            (streamed,) = stream.get_final_completion().choices
+        (again,) = streamed.message.tool_calls
+        assert (streamed.finish_reason, again.function.name) == (finish, "weather")
+        assert again.function.arguments == call.function.arguments
+    (cut,) = client.chat.completions.create(tool_choice="required", **{**asked, "max_tokens": 3}).choices
+    assert cut.finish_reason == "length" and not cut.message.tool_calls and cut.message.content
+
+
+def test_what_is_done_to_logits_is_seen_in_the_answer(real: Real, client: openai.OpenAI) -> None:
+    prompt = real.texts.encode("Hello there", special=True)
+    first, *_ = real.continued(prompt, 1)
+    asked = {**GREEDY, "prompt": "Hello there", "max_tokens": 6}
+
+    def tokens(**more: Any) -> list[int]:
+        extra = {"extra_body": {"ignore_eos": True, "return_token_ids": True, **more}}
+        return client.completions.create(**{**asked, **extra}).choices[0].token_ids
+
+    assert tokens()[0] == first
+    assert first not in tokens(logit_bias={str(first): -100})
+    assert set(tokens(allowed_token_ids=[5, 9])) <= {5, 9}
+    assert tokens(stop_token_ids=[first]) == [first]
+    assert first not in tokens(stop_token_ids=[first], min_tokens=5)[:5]
+    (choice,) = client.completions.create(**asked, logprobs=3).choices
+    told = choice.logprobs
+    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert max(top.values()) == top[token] == pytest.approx(logprob, abs=1e-5) and len(top) == 3
+
+
 def test_many_at_once_are_answered_as_each_alone(real: Real) -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=real.server.url, api_key="-", max_retries=20) as client:
@@ -113,7 +153,7 @@ def test_many_at_once_are_answered_as_each_alone(real: Real) -> None:
 def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model=MODEL, prompt=5)
-    assert refused.value.param == "prompt" and "must be a string or a list" in refused.value.message
+    assert refused.value.param == "body.prompt" and "must be a string or a list" in refused.value.message
     with pytest.raises(openai.BadRequestError, match="more than 4096"):
         client.completions.create(prompt="a" * 200, **ENDLESS)
     with pytest.raises(openai.NotFoundError):
@@ -124,6 +164,8 @@ def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.Ope
     assert refused.value.response.headers["Retry-After"] == "1"
     for stream in streams:
         stream.close()
+    with pytest.raises(openai.RateLimitError):  # of all, when there is not room for each
+        client.completions.create(prompt="Hello", n=5, **{**ENDLESS, "temperature": 1})
     with real.client(timeout=0.3, max_retries=20) as hurried, pytest.raises(openai.APITimeoutError):
         hurried.with_options(max_retries=0).completions.create(prompt="Hello", **ENDLESS)
     patient = real.client(max_retries=20)  # nothing of them is left that would take room

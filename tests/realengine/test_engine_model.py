@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
+from realengine.logprob import Logprob  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step_input import Batch, RowInput, pack  # noqa: E402
 from realengine.weights import load_model_files  # noqa: E402
@@ -54,11 +55,12 @@ def test_logits_agree_with_transformers(family: str, models: dict[str, tuple[Pat
 
 
 def test_the_likelihood_of_each_token_is_that_of_transformers(models: dict[str, tuple[Path, Any]]) -> None:
-    """In steps with requests that do not want to know it, in the plain and in the overlapped loop."""
+    """And of the likeliest beside it, in steps with requests that do not want to know it, in the plain and in the
+    overlapped loop."""
     folder, judge = models["qwen3"]
     for overlapped in (False, True):
         engine = engine_for(folder, async_scheduling=overlapped, max_num_seqs=3)
-        told: dict[int, list[tuple[int, float | None]]] = {}
+        told: dict[int, list[tuple[int, Logprob | None]]] = {}
         for number, prompt in enumerate(prompts()[:4]):
             told[number] = []
             engine.add(
@@ -66,7 +68,7 @@ def test_the_likelihood_of_each_token_is_that_of_transformers(models: dict[str, 
                 prompt,
                 sampling=SamplingParams(0.8, seed=number),
                 on_token=lambda token, logprob, mine=told[number]: bool(mine.append((token, logprob))),
-                logprobs=number % 2 == 0,
+                logprobs=None if number % 2 else number,
             )
         while engine.step():
             pass
@@ -74,9 +76,14 @@ def test_the_likelihood_of_each_token_is_that_of_transformers(models: dict[str, 
             tokens = [token for token, _ in told[number]]
             with torch.no_grad():
                 judged = judge(torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
-            wanted = [judged[len(prompt) - 1 + at, token].item() for at, token in enumerate(tokens)]
-            found = [logprob for _, logprob in told[number]]
-            assert found == (pytest.approx(wanted, abs=1e-4) if number % 2 == 0 else [None] * 6)
+            if number % 2:
+                assert [likely for _, likely in told[number]] == [None] * 6
+                continue
+            for (token, likely), logprobs in zip(told[number], judged[len(prompt) - 1 :], strict=False):
+                assert likely is not None and likely.logprob == pytest.approx(logprobs[token].item(), abs=1e-4)
+                best = logprobs.topk(number)
+                assert [other for other, _ in likely.top] == best.indices.tolist()
+                assert [at for _, at in likely.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_sharded_weights_are_the_same(models: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     \b
       tokentwin serve
       tokentwin serve --twin --gpu H100 --model Llama-3.1-8B --replicas 4
-      curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Hello", "max_tokens": 8}'
+      curl http://127.0.0.1:8000/v1/completions --json '{"prompt": "Hello", "max_tokens": 8}'
     """
     for package in ("aiohttp", "msgspec", "zmq"):
         if find_spec(package) is None:

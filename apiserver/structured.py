@@ -1,0 +1,63 @@
+"""What an answer is asked to keep to: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+
+from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
+
+
+class JsonSchema(BaseModel):
+    """OpenAI's wrapping of a schema; `name`, `description` and `strict` change nothing: every schema is kept to."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    described: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What an answer must be: any text, a JSON object, or JSON by a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_by_type(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("type json_schema needs json_schema, and no other type takes it")
+        return self
+
+    @property
+    def grammar(self) -> str:
+        """As `realengine.grammar` writes it; empty for any text. Raises UserError for what cannot be kept to."""
+        if self.type == "text":
+            return ""
+        return json_grammar(ANY_OBJECT if self.json_schema is None else self.json_schema.described)
+
+
+class StructuredOutputs(BaseModel):
+    """A JSON schema, a regular expression, or the answers among which to choose."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    by_schema: dict[str, Any] | None = Field(None, alias="json")
+    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> StructuredOutputs:
+        if [self.by_schema, self.regex, self.choice].count(None) != 2:
+            raise ValueError("give one of json, regex, choice")
+        return self
+
+    @property
+    def grammar(self) -> str:
+        """As `realengine.grammar` writes it. Raises UserError for what cannot be kept to."""
+        if self.by_schema is not None:
+            return json_grammar(self.by_schema)
+        return regex_grammar(self.regex or "|".join(map(re.escape, self.choice or ())))

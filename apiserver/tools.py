@@ -1,0 +1,111 @@
+"""Tools that a chat must call: what the model is held to write, and how clients are told of the calls.
+
+As in vLLM, a tool that is named has its arguments written alone; where any may be called, a list of names and
+parameters is. Whether to call one at all is left to no model here: what it writes then is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict
+
+from realengine.grammar import ANY_OBJECT, json_grammar
+
+
+class _Name(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The one that must be called."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["function"] = "function"
+    function: _Name
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The schema of each tool's parameters, by its name. Raises ValueError for what is no tool."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("must each have a function with a name")
+        schema = function.get("parameters") or ANY_OBJECT
+        if not isinstance(schema, dict):
+            raise ValueError("must have parameters that are a JSON schema")
+        found[function["name"]] = schema
+    return found
+
+
+def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_most_one: bool) -> str:
+    """What an answer keeps to that calls the tool `name`, or any. Raises UserError for parameters that cannot be kept
+    to."""
+    if name is not None:
+        return json_grammar(parameters[name])
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": each}, "parameters": schema},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for each, schema in parameters.items()
+    ]
+    return json_grammar({"type": "array", "items": {"anyOf": calls}, "minItems": 1, **_most(at_most_one)})
+
+
+def _most(at_most_one: bool) -> dict[str, int]:
+    return {"maxItems": 1} if at_most_one else {}
+
+
+@dataclass(slots=True)
+class Calls:
+    """The calls of one answer's choices, of the tool `name`, or of any. Where any may be called, a stream tells of all
+    at the end."""
+
+    name: str | None
+    _texts: dict[int, str] = field(default_factory=dict, init=False)
+
+    def finish(self, finish: str | None) -> str | None:
+        """How OpenAI calls the end of an answer that calls tools; one that was named is no reason."""
+        return "tool_calls" if finish == "stop" and self.name is None else finish
+
+    def message(self, text: str) -> dict[str, Any]:
+        """What a whole answer says instead of `text`; its content is what was cut off before it was a call."""
+        calls = self._calls(text)
+        return {"content": None, "tool_calls": calls} if calls else {"content": text}
+
+    def delta(self, index: int, text: str, ends: bool) -> dict[str, Any]:
+        """The same of `text` that a stream goes on with in choice `index`."""
+        known = self._texts.get(index)
+        self._texts[index] = (known or "") + text
+        if self.name is None:
+            message = self.message(self._texts[index]) if ends else {}
+            calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls", ()))]
+            return {"tool_calls": calls} if calls else {"content": message.get("content") or ""}
+        call = _call(self.name, text) if known is None else {"function": {"arguments": text}}
+        return {"tool_calls": [{"index": 0, **call}]}
+
+    def _calls(self, text: str) -> list[dict[str, Any]]:
+        if self.name is not None:
+            return [_call(self.name, text)]
+        try:
+            written = json.loads(text)
+        except ValueError:
+            return []
+        return [_call(one["name"], json.dumps(one["parameters"], ensure_ascii=False)) for one in written]
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"chatcmpl-tool-{uuid4().hex}", "type": "function", "function": function}

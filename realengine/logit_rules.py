@@ -1,0 +1,159 @@
+"""What a request has done to its logits before a token is chosen: penalties, bias, and tokens that may not come.
+
+The meaning of each is vLLM's. The host says what depends on tokens that it has seen. Of a token that was sampled and
+not yet seen, the device adds what follows from it: see `realengine.changed_logits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
+_ALWAYS = -1  # instead of the token after which another may not come
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRules:
+    """Of one request; without effect as they are.
+
+    presence, frequency  taken from the logit of a token that the answer has, once, and as often as it has it
+    repetition           divides the positive logit of a token that prompt or answer has, and multiplies a negative one
+    bias                 tokens, and what is added to the logit of each
+    bad_words            token sequences that may not be completed
+    allowed              the only tokens that may come; empty for all
+    min_p                share of the likeliest token's probability that a token must have to be drawn
+    late                 tokens that may not be among the first `min_tokens`
+    """
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed: tuple[int, ...] = ()
+    min_p: float = 0.0
+    min_tokens: int = 0
+    late: tuple[int, ...] = ()
+
+
+class LogitChanges(NamedTuple):
+    """Of one sample. Tokens are distinct within a field, save in `banned`.
+
+    unseen   whether the answer has one token more than is known here
+    floor    how far below the largest logit one may lie; -inf for any
+    prompt   tokens of the prompt, where repetition counts
+    outputs  tokens `[O, 2]` of the answer, and how often it has each
+    biased   tokens, and `bias`, what is added to the logit of each
+    banned   tokens `[B, 2]` that may not come, and after which last token that is; -1 for any
+    """
+
+    presence: float
+    frequency: float
+    repetition: float
+    floor: float
+    unseen: bool
+    prompt: Ints
+    outputs: Ints
+    biased: Ints
+    bias: Floats
+    banned: Ints
+    allowed: Ints
+
+
+class RuledLogits:
+    """The rules of one request with `prompt`, followed token by token."""
+
+    def __init__(self, rules: LogitRules, prompt: Sequence[int]) -> None:
+        self._rules = rules
+        self._prompt = np.unique(np.array(prompt, dtype=np.int32)) if rules.repetition != 1 else _NO_TOKENS
+        self._biased = np.array([token for token, _ in rules.bias], dtype=np.int32)
+        self._bias = np.array([number for _, number in rules.bias], dtype=np.float32)
+        self._allowed = np.array(sorted({*rules.allowed}), dtype=np.int32)
+
+    def changes(self, outputs: Sequence[int], unseen: bool, temperature: float, in_grammar: bool) -> LogitChanges:
+        """For the token after `outputs` and, perhaps, one `unseen`. A grammar goes before `min_tokens`: what it
+        completes must end."""
+        rules = self._rules
+        banned = list(self._bad_ends(outputs, unseen))
+        if len(outputs) + unseen < rules.min_tokens and not in_grammar:
+            banned += [(token, _ALWAYS) for token in rules.late]
+        return LogitChanges(
+            rules.presence,
+            rules.frequency,
+            rules.repetition,
+            temperature * log(rules.min_p) if rules.min_p > 0 else -np.inf,
+            unseen,
+            self._prompt,
+            np.stack(np.unique(np.array(outputs, dtype=np.int32), return_counts=True), 1).astype(np.int32),
+            self._biased,
+            self._bias,
+            np.array(banned, dtype=np.int32).reshape(-1, 2),
+            self._allowed,
+        )
+
+    def _bad_ends(self, outputs: Sequence[int], unseen: bool) -> list[tuple[int, int]]:
+        """Tokens that would complete a bad word, and the unseen token after which they would."""
+        ends = []
+        for *begins, end in self._rules.bad_words:
+            after = begins.pop() if unseen and begins else _ALWAYS
+            if not begins or list(outputs[-len(begins) :]) == begins:
+                ends.append((end, after))
+        return ends
+
+
+class StepChanges(NamedTuple):
+    """Of a step: those of its samples `samples` `[M]`. In pairs and triples the first is the number of a sample among
+    these, the second a token.
+
+    numbers  `[M, 4]` presence, frequency, repetition, floor
+    unseen   `[M]`
+    limited  `[M]` whether only some tokens are allowed
+    prompt, allowed  `[., 2]`; outputs, banned  `[., 3]`
+    bias     `[., 2]` sample and token, and `biases` `[.]` what is added
+    """
+
+    samples: Ints
+    numbers: Floats
+    unseen: NDArray[np.bool_]
+    limited: NDArray[np.bool_]
+    prompt: Ints
+    outputs: Ints
+    bias: Ints
+    biases: Floats
+    banned: Ints
+    allowed: Ints
+
+
+def step_changes(of_samples: Sequence[LogitChanges | None]) -> StepChanges | None:
+    """Those of a step, from what each of its samples has; None if none has any."""
+    changed = [(sample, changes) for sample, changes in enumerate(of_samples) if changes is not None]
+    if not changed:
+        return None
+    samples, changes = zip(*changed, strict=True)
+    return StepChanges(
+        np.array(samples, dtype=np.int32),
+        np.array([each[:4] for each in changes], dtype=np.float32),
+        np.array([each.unseen for each in changes]),
+        np.array([len(each.allowed) > 0 for each in changes]),
+        _numbered([each.prompt[:, None] for each in changes]),
+        _numbered([each.outputs for each in changes]),
+        _numbered([each.biased[:, None] for each in changes]),
+        np.concatenate([each.bias for each in changes]),
+        _numbered([each.banned for each in changes]),
+        _numbered([each.allowed[:, None] for each in changes]),
+    )
+
+
+def _numbered(rows: Sequence[Ints]) -> Ints:
+    """All rows, each after the number of whose it is."""
+    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(each) for each in rows])
+    return np.concatenate([numbers[:, None], np.concatenate(rows)], 1)

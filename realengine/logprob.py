@@ -1,0 +1,14 @@
+"""How likely a token was, beside others that could have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Logprob(NamedTuple):
+    """The natural logarithm of a token's probability by the model, before temperature and limits; and the `top` tokens,
+    the likeliest first, each with its own."""
+
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()
