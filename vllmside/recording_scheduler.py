@@ -28,10 +28,7 @@ _OUTPUT = (
 )  # fmt: skip
 
 
-if TYPE_CHECKING:
-    _Before = Scheduler
-else:
-    _Before = object
+_Before: Any = Scheduler if TYPE_CHECKING else object
 
 
 class Recording(_Before):
