@@ -97,6 +97,8 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     calibrated = f"--trace {directory}/trace.parquet -c {directory}/calibration"
     click.echo(f"\nLook at it:    tokentwin dashboard {directory}")
     click.echo(f"Try a change:  tokentwin compare {calibrated} --b max_num_batched_tokens=64")
+    if engine == ENGINES[0]:
+        click.echo("Ask vLLM:      make vllm && tokentwin demo --engine vllm -o runs/vllm   (4 GB once; docs/vllm.md)")
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
 
