@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.deployments.vllm_releases import release_settings
-from serving.errors import UserError
+from serving.errors import UserError, one_line, shortened
 from serving.json_file import parse_json
 from serving.python_process import HOME
 from sim.conformance import Conformance, conform
@@ -109,7 +109,7 @@ class FamilyResult:
         if self.lacks:
             text += f"; {len(self.lacks)} not asked: no {', '.join(sorted(set(self.lacks)))}"
         if self.stuck:
-            text += f"; {len(self.stuck)} that vLLM refused or did not end"
+            text += f"; {len(self.stuck)} that vLLM refused or did not end: {one_line(shortened(self.stuck[0], 150))}"
         different = [result for result in self.decided if not result.identical]
         return "\n".join([text, *([str(different[0])] if different else [])])
 
