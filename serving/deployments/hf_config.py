@@ -7,6 +7,7 @@ spec; state spaces are not, and are refused by name: nearly right is wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -189,7 +190,8 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
         remedy = f"uses a latent attention that is not modelled; only that of {of} is"
         raise UserError(f"{name}.architectures", architecture, remedy)
     if family is None:
-        remedy = f"must be one of {', '.join(FAMILIES)}; if your model is built like one of them, name that one"
+        near = get_close_matches(str(architecture)[:80], FAMILIES, 3) or ["LlamaForCausalLM"]
+        remedy = f"is not modelled; if your model is built like one that is ({', '.join(near)}, ...), name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
     required = [key for key, field in _HfConfig.model_fields.items() if field.is_required()]
     if not config.get("moe_intermediate_size"):  # of a mixture without dense layers it would mean nothing
