@@ -117,7 +117,7 @@ class Document(Part, Answer):
     @classmethod
     def read(cls: type[Read], data: Any) -> Read:
         """From plain JSON. Raises UserError with the first field that is wrong."""
-        return parse(cls, data, where=cls.where)
+        return parse(cls, data, where=cls.where, typed=True)
 
     def dumps(self, indent: int | None = None) -> str:
         """`as_json` as text."""

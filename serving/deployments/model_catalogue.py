@@ -39,8 +39,9 @@ def find_model(name_or_path: str) -> ModelSpec:
     suggests names like it.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_dir() or path.suffix == ".json":
-        return _from_file(path / "config.json" if path.is_dir() else path)
+    is_folder = _is_folder(path)
+    if is_folder or path.suffix == ".json":
+        return _from_file(path / "config.json" if is_folder else path)
     name = name_or_path.rsplit("/", 1)[-1].lower()
     known = _by_key().get(_key(name))
     if known is None:
@@ -65,6 +66,13 @@ def find_model(name_or_path: str) -> ModelSpec:
     bits, group, zeros = stored
     named = ("checkpoint_quantization", "checkpoint_group_size", "checkpoint_zero_points")
     return spec.model_copy(update=dict(zip(named, (f"int{bits}", group, zeros), strict=True)))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long for one
+        return False
 
 
 def _near(name: str) -> str:
