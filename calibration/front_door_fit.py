@@ -51,6 +51,8 @@ def fit_front_door(server: Recording, client: Recording, calibration: Calibratio
     What the engine lost to the API process beside it is known by its `calibration`; nothing is said of it without one.
     Raises UserError for recordings of different runs, and of too few requests.
     """
+    if not server.filled("requests", ["received_ns"]):
+        raise UserError("served", str(server.path), "was not served by HTTP; give a recording that `serve -o` made")
     served, sent = matched(server, client)
     finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))
     served, sent = served.filter(finished), sent.filter(finished)

@@ -157,7 +157,7 @@ class Workers(Generic[Common]):
 
 def _started(common: Any) -> _Worker:
     ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(common, theirs), daemon=True)
+    process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
     resource_tracker.ensure_running()  # which start() would do, and thereby unblock the signal
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # and so for good in the child
     try:
@@ -166,6 +166,8 @@ def _started(common: Any) -> _Worker:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     theirs.close()
+    with suppress(*_LOST):
+        ours.send(common)  # not as an argument: Python itself would read that, and complain if we die meanwhile
     return _Worker(ours, process)
 
 
@@ -175,13 +177,14 @@ def _end(worker: _Worker) -> None:
     worker.process.join()
 
 
-def _serve(common: Any, connection: Connection) -> None:
+def _serve(connection: Connection) -> None:
     from traces.without_pandas import spare_pandas  # loads pyarrow
 
     spare_pandas()
     Thread(target=_end_with_parent, daemon=True).start()
     _MARKED.set(lambda amount: connection.send(_Mark(amount)))
     with suppress(*_LOST):
+        common = connection.recv()
         while True:
             task = connection.recv()
             try:

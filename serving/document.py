@@ -99,9 +99,9 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from rich.console import Console
+        from serving.terminal import Terminal
 
-        console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False)
+        console = Terminal(record=True, file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False)
         console.print(self)
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
@@ -117,7 +117,7 @@ class Document(Part, Answer):
     @classmethod
     def read(cls: type[Read], data: Any) -> Read:
         """From plain JSON. Raises UserError with the first field that is wrong."""
-        return parse(cls, data, where=cls.where)
+        return parse(cls, data, where=cls.where, typed=True)
 
     def dumps(self, indent: int | None = None) -> str:
         """`as_json` as text."""
@@ -126,9 +126,10 @@ class Document(Part, Answer):
 
 def print_document(document: Answer, console: Console | None = None) -> None:
     """Its report on stdout. A line stays a line however long it is, so that scripts can look for it."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    from serving.terminal import Terminal
+
+    console = console or Terminal(highlight=False)
     for shown in document.report():
         console.print(shown, soft_wrap=isinstance(shown, Text))

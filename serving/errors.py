@@ -75,11 +75,15 @@ def shown(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks. Control characters, which could steer a terminal, are escaped."""
-    text = " ".join(text.split())
+    """`text` without line breaks and control characters."""
+    return without_controls(" ".join(text.split()))
+
+
+def without_controls(text: str) -> str:
+    """`text` with control characters, which could steer a terminal, escaped; its line breaks stay."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
 
 
 def shortened(text: str, most: int) -> str:

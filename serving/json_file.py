@@ -37,6 +37,11 @@ def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
         raise UserError(field, str(path), f"{error}{advice}") from None
 
 
+def no_constant(name: str) -> Any:
+    """As `parse_constant`: Python reads NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{name} is no number")
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):

@@ -12,9 +12,10 @@ from importlib import import_module
 from io import TextIOWrapper
 from time import monotonic
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from serving.compiled_core import CORE
 from serving.errors import UserError, reason, shortened
@@ -45,6 +46,17 @@ VERBS = {
 }
 
 _EVERY_S = 5.0
+_MAY_BE_EMPTY = ("system", "password")
+
+
+def _check_filled(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Raises UserError for an option that is given an empty text, or one in its list."""
+    given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    if given and any(
+        isinstance(one, str) and not one.strip() for one in (value if isinstance(value, tuple) else (value,))
+    ):
+        raise UserError(max(option.opts, key=len).lstrip("-"), "", "must not be empty; leave it out")
+    return value
 
 
 class _Verbs(click.Group):
@@ -56,7 +68,12 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        return getattr(import_module(f"tokentwin.commands.{name}"), name)
+        command = getattr(import_module(f"tokentwin.commands.{name}"), name)
+        for inner in command.commands.values() if isinstance(command, click.Group) else (command,):
+            for parameter in inner.params:
+                if isinstance(parameter, click.Option) and parameter.name not in _MAY_BE_EMPTY:
+                    parameter.callback = _check_filled
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -100,7 +117,7 @@ def main() -> None:
         sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tokentwin"
-        _refuse(f"{shortened(' '.join(error.format_message().split()), 400)} (see {command} --help)")
+        _refuse(f"{shortened(' '.join(error.format_message().split()), 250)} (see {command} --help)")
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)

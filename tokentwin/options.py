@@ -46,13 +46,6 @@ class RequestOption(click.Option):
         if isinstance(field.default, str | int | float) and field.default != "":
             self.help += f" [{default_of}: {field.default}]"
 
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Raises UserError for a text that is empty, in a list, too."""
-        made = super().process_value(ctx, value)
-        if any(isinstance(one, str) and not one.strip() for one in (made if isinstance(made, tuple) else (made,))):
-            raise UserError(max(self.opts, key=len).lstrip("-"), "", "must not be empty; leave it out")
-        return made
-
 
 class SectionedCommand(click.Command):
     """A command whose help shows options by `sections`: headings and parameters. `rest` heads the rest."""

@@ -10,6 +10,7 @@ import click
 
 from planning.request_endings import status_word
 from planning.run_report import Bands, run_report
+from serving.errors import one_line
 
 if TYPE_CHECKING:
     from traces.recording import Recording
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, **more: Any) -> None:
     """`style` is `table` or `json`; `more` goes into the JSON."""
-    from rich.console import Console
+    from serving.terminal import Terminal
 
     if style == "json":
         distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
@@ -28,7 +29,7 @@ def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, *
             json.dumps({"distributions": distributions, **metrics.scalars(), "requests": metrics.statuses(), **more})
         )
         return
-    console = Console(markup=False, emoji=False)
+    console = Terminal()
     for shown in run_report(metrics, bands, console.width):
         console.print(shown)
 
@@ -42,7 +43,7 @@ def print_reasons(recording: Recording) -> None:
     statuses, reasons = (column.to_pylist() for column in explained.columns)
     firsts = dict(zip(reversed(statuses), reversed(reasons), strict=True))
     for status, count in Counter(statuses).items():
-        click.echo(f"{count:,} {status_word(status)}; reason of the first: {firsts[status]}")
+        click.echo(f"{count:,} {status_word(status)}; reason of the first: {one_line(firsts[status])}")
 
 
 def print_tiers(metrics: RunMetrics) -> None:

@@ -14,12 +14,13 @@ def print_table(
     **style: Any,
 ) -> None:
     """Rows under their headings; columns of numbers are those named in `right`. `style` is as rich's `Table` has it."""
-    from rich.console import Console
     from rich.table import Table
+
+    from serving.terminal import Terminal
 
     table = Table(title=title, title_justify="left", **style)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Terminal().print(table)

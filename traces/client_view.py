@@ -5,13 +5,12 @@ Only durations are taken from the client's recording, so the two need no common 
 
 from __future__ import annotations
 
-import json
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from serving.errors import UserError
 from traces.recording import Recording
+from traces.recording_notes import notes_of
 
 
 def as_clients_saw(requests: pa.Table) -> pa.Table:
@@ -31,7 +30,7 @@ def matched(server: Recording, client: Recording) -> tuple[pa.Table, pa.Table]:
 
     Raises UserError if they have none in common, and for a twin whose time was faster than the client's.
     """
-    speed = json.loads(server.run["notes"] or "{}").get("served", {}).get("speed", 1.0)
+    speed = (notes_of(server.run).get("served") or {}).get("speed", 1.0)
     if speed != 1.0:
         raise UserError("recording", str(server.path), f"is of a twin at speed {speed:g}; serve with speed 1")
     served, sent = server.requests, client.requests

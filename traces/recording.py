@@ -28,6 +28,7 @@ from traces.column_dictionary import columns_text, recording_columns
 from traces.dataset_writer import DatasetWriter, check_columns, writing
 from traces.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import JOURNAL, WORKLOAD, claim
+from traces.run_objects import check_objects
 from traces.schema import DATASETS, arrow_schema
 
 # For a large column Arrow's own allocator takes huge pages that nobody has touched yet. The system clears them for
@@ -177,6 +178,7 @@ class Recording:
             raise UserError("recording", str(path), remedy if self.path.is_dir() else "is not a directory")
         if self.runs.num_rows != 1:
             raise UserError(f"{self._file('runs')}: rows", self.runs.num_rows, "must be 1: a recording holds one run")
+        check_objects(self.run, str(self._file("runs")))
         self._footer("requests")
         self._footer("steps")
 

@@ -105,13 +105,18 @@ def _trend(x: Floats, y: Floats) -> Trend:
     """
     n = len(x)
     centred = x - x.mean()
-    spread = float(centred @ centred)
-    slope = float(centred @ y) / spread
+    spread = _product(centred, centred)
+    slope = _product(centred, y) / spread
     residuals = y - y.mean() - slope * centred
-    total = float(residuals @ residuals)
-    if total <= 1e-12 * max(float(y @ y), 1.0):
+    total = _product(residuals, residuals)
+    if total <= 1e-12 * max(_product(y, y), 1.0):
         return Trend(slope)
-    seen = float(residuals[1:] @ residuals[:-1]) / total
+    seen = _product(residuals[1:], residuals[:-1]) / total
     correlation = min(max(seen + (2 + 4 * seen) / n, 0.0), 0.9)
     effective = max(n * (1 - correlation) / (1 + correlation), 4.0)
     return Trend(slope, math.sqrt(total / (effective - 2) / spread), effective - 2)
+
+
+def _product(x: Floats, y: Floats) -> float:
+    """Of two vectors, without BLAS, which adds in another order on each CPU."""
+    return float(np.einsum("i,i->", x, y))

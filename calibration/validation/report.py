@@ -315,6 +315,7 @@ def _steps(regimes: dict[str, Regime], title: str) -> Table:
 def _run(rows: tuple[RunRow, ...]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
@@ -333,7 +334,7 @@ def _run(rows: tuple[RunRow, ...]) -> Table:
             _number(row.error_pct, "+.1f"),
             _number(row.floor_pct, ".1f"),
             *same,
-            f"[yellow]{band}[/]" if row.covered is False else band,
+            Text(band, style="yellow" if row.covered is False else ""),
         )
     if weather:
         table.caption = "blind: as predicted. same: in the same weather, told only how slow the machine was."

@@ -69,6 +69,10 @@ class PairedRuns:
     ) -> None:
         if len(a) != len(b) or not a:
             raise UserError("runs", [len(a), len(b)], "must be the same number for A and B, and at least 1")
+        for number, (left, right) in enumerate(zip(a, b, strict=True)):
+            if not (left.num_rows and right.num_rows):
+                remedy = "holds no request on at least one side; compare runs with requests"
+                raise UserError(f"run {number + 1} of A and B", None, remedy)
         self.bounds = tuple(slo or ())
         self.a, self.b = SideRequests(a, slo or {}), SideRequests(b, slo or {})
         for number, (left, right) in enumerate(zip(self.a.tables, self.b.tables, strict=True)):
@@ -94,8 +98,6 @@ class PairedRuns:
 
 def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
     where = f"run {number + 1} of A and B"
-    if not a.num_rows:
-        raise UserError(where, None, "neither holds a request; compare runs with requests")
     differing = _differing(a, b)
     if differing and not (closed and differing == "arrival_ns"):
         raise UserError(where, differing, "differs; compare runs of the same workload with the same arrivals")

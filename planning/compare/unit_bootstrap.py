@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class Ratio:
         return cls(sums, np.bincount(unit[known], minlength=units).astype(np.float64))
 
     def __call__(self, weights: Ints) -> Floats:
-        return ratio(weights @ self._numerators, weights @ self._denominators)
+        return ratio(_weighted(weights, self._numerators), _weighted(weights, self._denominators))
 
 
 class Percentile:
@@ -67,7 +68,7 @@ class Percentile:
             return found
         # How many of each unit are among the first so many values: [units, values].
         passed = np.cumsum(self._unit == np.arange(self._units)[:, None], axis=1, dtype=np.int32)
-        counts = weights @ passed[:, -1]
+        counts = _weighted(weights, passed[:, -1])
         needed = np.maximum(-(-self._rank * counts // 100), 1)
         low, high = np.zeros(len(weights), dtype=np.int64), np.full(len(weights), len(self._values) - 1)
         while (low < high).any():
@@ -84,8 +85,13 @@ class Jain:
         self._service = service
 
     def __call__(self, weights: Ints) -> Floats:
-        service = weights @ self._service
+        service = np.einsum("du,ut->dt", weights, self._service)
         return ratio(service.sum(axis=1) ** 2, service.shape[1] * (service**2).sum(axis=1))
+
+
+def _weighted(weights: Ints, values: NDArray[Any]) -> Any:
+    """The sum of `values` `[units]` by each of the `weights`: without BLAS, which adds in another order on each CPU."""
+    return np.einsum("du,u->d", weights, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ def _correlation(weights: Ints, drawn: Floats) -> Floats:
     """
     units = weights.shape[1]
     moves = np.nan_to_num(drawn - np.nanmean(drawn, axis=0))
-    shares = (weights - 1.0).T @ moves
+    shares = np.einsum("du,ds->us", weights - 1.0, moves)
     shares -= shares.mean(axis=0)
     total = (shares**2).sum(axis=0)
     r = np.divide((shares[1:] * shares[:-1]).sum(axis=0), total, out=np.zeros_like(total), where=total > 0)

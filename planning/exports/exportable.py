@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from serving.document import Document
 from serving.errors import UserError, reason
-from serving.json_file import parse_json
+from serving.json_file import no_constant, parse_json
 
 ANSWER = "result.json"  # in the directory of a job
 _KNOWN = (
@@ -35,7 +35,7 @@ def open_exportable(path: Path) -> Exportable:
     """What lies at `path`, read and checked. Raises UserError if that is nothing that can be exported, or damaged."""
     if path.is_file():
         return _answer(path)
-    if (path / "requests.parquet").exists():
+    if any((path / f"{name}.parquet").exists() for name in ("runs", "requests")):
         from planning.exports.recorded_run import RecordedRun
 
         return RecordedRun(path)
@@ -59,7 +59,7 @@ def _answer(path: Path) -> Document:
     from planning.plan.document import PlanDocument
 
     try:
-        document = parse_json(path.read_bytes())
+        document = parse_json(path.read_bytes(), parse_constant=no_constant)
     except OSError as error:
         raise UserError("source", str(path), f"cannot be read: {reason(error)}") from None
     except ValueError as error:

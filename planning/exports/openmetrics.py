@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from planning.exports.recorded_run import RecordedRun
 from planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
 from serving.metrics import metric
+from traces.lengths import LONGEST
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
@@ -78,10 +79,10 @@ _STEP_COLUMNS = [
 def write_openmetrics(source: RecordedRun, out: IO[bytes]) -> None:
     """The metrics of every replica, and `# EOF`."""
     recording = source.recording
-    deployment = _deployment(recording)
-    engines = _engines(recording, str(deployment.get("model") or "unknown"))
-    longest = (deployment.get("scheduler") or {}).get("max_model_len") or 131_072
-    for lines in _families(engines, int(longest)):
+    deployment = json.loads(recording.run["deployment"] or "{}")
+    engines = _engines(recording, deployment.get("model") or "unknown")
+    longest = (deployment.get("scheduler") or {}).get("max_model_len")
+    for lines in _families(engines, longest if type(longest) is int and 0 < longest <= LONGEST else 131_072):
         out.write("".join(f"{line}\n" for line in lines).encode())
     out.write(b"# EOF\n")
 
@@ -206,14 +207,6 @@ def _histogram(
 def _described(name: str, kind: str, meaning: str) -> list[str]:
     unit = [f"# UNIT {name} seconds"] if name.endswith("_seconds") else []
     return [f"# TYPE {name} {kind}", *unit, f"# HELP {name} {_escaped(meaning)}."]
-
-
-def _deployment(recording: Recording) -> dict[str, Any]:
-    try:
-        found = json.loads(recording.run["deployment"] or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,8 @@
-"""Tables as files. CSV has neither types nor lists: a list becomes its values with spaces in between, a map JSON."""
+"""Tables as files. CSV has neither types nor lists: a list becomes its values with spaces in between, a map JSON.
+
+Text that a spreadsheet would run as a formula, such as a tenant's name that begins with `=`, gets an apostrophe before
+it there (OWASP, CSV Injection).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import json
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
+
+_FORMULA = r"^([=+\-@\t\r])"
 
 
 def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
@@ -19,6 +26,10 @@ def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
         if pa.types.is_nested(field.type):
             flat = [_text(value) for value in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(flat, pa.string()))
+        elif pa.types.is_string(field.type) or pa.types.is_dictionary(field.type):
+            words = pc.cast(table.column(index), pa.string())
+            inert = pc.replace_substring_regex(words, _FORMULA, r"'\1")
+            table = table.set_column(index, field.name, inert)
     csv.write_csv(table, out)
 
 

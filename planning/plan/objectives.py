@@ -24,6 +24,7 @@ _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
 _ENDLESS = re.compile(r"[eE][+-]?\d{4}")  # exponents of numbers that would take for ever to write out
 _LONGEST_MS = 10**12  # 32 years
+_SHORTEST_MS = 0.01  # two or three kernel launches; no step is shorter, so nothing but queueing can be
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,9 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
             raise UserError("slo", text, _FORM)
         metric = match["metric"] if match["metric"].endswith("_ms") else f"{match['metric']}_ms"
         bound = check_slo({metric: float(_fraction(text, match["bound"]))})[metric]
+        if bound < _SHORTEST_MS and metric != "queue_ms":
+            remedy = f"is below {_SHORTEST_MS} ms, which no GPU can meet; bounds are in milliseconds"
+            raise UserError("slo", text, remedy)
         bounds[metric] = max(bound, bounds.get(metric, bound))
         if match["percentile"] is None:
             bare = True

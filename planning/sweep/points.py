@@ -67,7 +67,7 @@ def points(settings: SweepSettings) -> list[Point]:
         error, defaults = "", tuple[str, ...]()
         try:
             config = _sized(config, overrides)
-            scenario, defaults = parse(Scenario, _on_calibrated(config), where="base").whole()
+            scenario, defaults = parse(Scenario, _on_calibrated(config), where="base", typed=True).whole()
             full = scenario.model_dump(mode="json")
             if full["deployment"]["gpu_memory_utilization"] is not None:
                 del full["deployment"]["scheduler"]["num_blocks"]  # which follow, and if stated would override it

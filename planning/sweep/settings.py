@@ -148,7 +148,7 @@ def load_sweep(path: str | Path) -> SweepSettings:
 
 def read_sweep(data: Mapping[str, Any], where: str = "sweep") -> SweepSettings:
     """The sweep in a mapping, likewise; `where` begins the name of a field that is wrong. Raises UserError."""
-    settings = parse(SweepSettings, _plain(data, where), where=where)
+    settings = parse(SweepSettings, _plain(data, where), where=where, typed=True)
     deployment = settings.base.get("deployment")
     if isinstance(deployment, str):
         named = _plain(read_mapping(deployment, "deployment", _PAGE), deployment)
@@ -161,7 +161,22 @@ def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """As JSON has it, which names a run."""
     check_text(data, where)
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(data), allow_nan=False))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(data)))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(where, None, f"may only hold text, finite numbers, lists and mappings: {error}") from None
+    _check_numbers(plain, where)
     return plain
+
+
+def _check_numbers(node: Any, where: str) -> None:
+    """Raises UserError for a number that a column of the dataset cannot hold."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            _check_numbers(value, f"{where}.{name}")
+    elif isinstance(node, list):
+        for at, value in enumerate(node):
+            _check_numbers(value, f"{where}.{at}")
+    elif isinstance(node, float) and not math.isfinite(node):
+        raise UserError(where, node, "must be a finite number")
+    elif isinstance(node, int) and not -(2**63) <= node < 2**63:
+        raise UserError(where, node, "must be a number of at most 64 bits")

@@ -7,6 +7,7 @@ spec; state spaces are not, and are refused by name: nearly right is wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -68,7 +69,7 @@ _FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: one layer of 
 _SLIDES_WHEN_IT_CAN = ("mistral", "mixtral", "phi3")  # Qwen asks for its window with use_sliding_window
 
 
-class _Rope(BaseModel):
+class _Rope(BaseModel, allow_inf_nan=False):
     """`rope_parameters` of transformers 5 or `rope_scaling` of 4, whose `rope_type` was once called `type`."""
 
     rope_type: str | None = None
@@ -96,7 +97,7 @@ class _Rope(BaseModel):
         return parse(RopeScaling, fields, where=f"{where}.rope_scaling")
 
 
-class _HfConfig(BaseModel):
+class _HfConfig(BaseModel, allow_inf_nan=False):
     """The part of a `config.json` that shapes a decoder, under Hugging Face's names.
 
     Bounds are far beyond any model there is: they tell a slip from a size.
@@ -126,7 +127,7 @@ class _HfConfig(BaseModel):
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
     tie_word_embeddings: bool | None = None
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float = Field(1e-6, gt=0, le=1)
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     num_experts: int | None = Field(None, le=100_000)
@@ -189,7 +190,8 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
         remedy = f"uses a latent attention that is not modelled; only that of {of} is"
         raise UserError(f"{name}.architectures", architecture, remedy)
     if family is None:
-        remedy = f"must be one of {', '.join(FAMILIES)}; if your model is built like one of them, name that one"
+        near = get_close_matches(str(architecture)[:80], FAMILIES, 3) or ["LlamaForCausalLM"]
+        remedy = f"is not modelled; if your model is built like one that is ({', '.join(near)}, ...), name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
     required = [key for key, field in _HfConfig.model_fields.items() if field.is_required()]
     if not config.get("moe_intermediate_size"):  # of a mixture without dense layers it would mean nothing
@@ -197,7 +199,7 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
     for key in required:
         if config.get(key) is None:
             raise UserError(f"{name}.{key}", None, "is missing; add it to config.json")
-    return _spec(parse(_HfConfig, config, where=name), name, family)
+    return _spec(parse(_HfConfig, config, where=name, typed=True), name, family)
 
 
 def _architecture(config: Mapping[str, Any]) -> object:

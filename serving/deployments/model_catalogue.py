@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from serving.json_file import read_json_file
 from serving.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
+_NEAREST = 3  # names that are suggested for an unknown one
+_LONGEST_NAME = 80  # which is compared with others
 _EDITION = re.compile(
     r"-(instruct|chat|base|it|hf|thinking|fp8|nvfp4|fp4-v2|fp4|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
 )
@@ -32,16 +35,17 @@ def find_model(name_or_path: str) -> ModelSpec:
 
     A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
     Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8, `-NVFP4` or `-FP4` in NVFP4; `-AWQ`,
-    `-GPTQ-Int4`, `-GPTQ-Int8`, `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError listing
-    what there is.
+    `-GPTQ-Int4`, `-GPTQ-Int8`, `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError that
+    suggests names like it.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_dir() or path.suffix == ".json":
-        return _from_file(path / "config.json" if path.is_dir() else path)
+    is_folder = _is_folder(path)
+    if is_folder or path.suffix == ".json":
+        return _from_file(path / "config.json" if is_folder else path)
     name = name_or_path.rsplit("/", 1)[-1].lower()
     known = _by_key().get(_key(name))
     if known is None:
-        remedy = f"is not a known model; choose one of {', '.join(models())}, or give a config.json or its folder"
+        remedy = f"is not a known model{_near(name)}; see `tokentwin model list`, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
     spec, entry = _spec(known), _entries()[known]
     if spec.checkpoint_experts:  # editions differ in their experts alone
@@ -62,6 +66,20 @@ def find_model(name_or_path: str) -> ModelSpec:
     bits, group, zeros = stored
     named = ("checkpoint_quantization", "checkpoint_group_size", "checkpoint_zero_points")
     return spec.model_copy(update=dict(zip(named, (f"int{bits}", group, zeros), strict=True)))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long for one
+        return False
+
+
+def _near(name: str) -> str:
+    """What a name that nobody knows may have been meant for, as a clause; empty where nothing is like it."""
+    lowered = {known.lower(): known for known in models()}
+    near = [lowered[one] for one in get_close_matches(name[:_LONGEST_NAME], lowered, _NEAREST, cutoff=0.4)]
+    return f", but {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))} is" if near else ""
 
 
 def hub_id(name: str) -> str:

@@ -1,6 +1,10 @@
 """Comparison: intervals that mean what they say, the right winner, and the command around them."""
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -542,3 +546,22 @@ def test_the_engine_confirms_what_the_simulator_claims(tmp_path: Path) -> None:
     assert "the canary step took" in told["disturbance"] and "of the real steps" in told["disturbance"]
     again = run("compare", tmp_path / "real" / "a", tmp_path / "real" / "b", "--format", "json")
     assert json.loads(again.output)["rows"] == told["rows"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names kinds of x86")
+def test_a_comparison_is_the_same_to_the_bit_on_every_cpu() -> None:
+    code = """
+import numpy as np
+from planning.compare.unit_bootstrap import Jain, Ratio, _correlation
+rng = np.random.default_rng(1)
+weights = rng.multinomial(20, [1 / 20] * 20, size=500)
+numbers = rng.lognormal(3, 1, (3, 20))
+drawn = np.column_stack([Ratio(*numbers[:2])(weights), Jain(numbers.T)(weights)])
+print(drawn.tobytes().hex(), _correlation(weights, drawn).tolist())
+"""
+    said = []
+    for cpu in ("Prescott", "Nehalem"):
+        environment = {**os.environ, "OPENBLAS_CORETYPE": cpu}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+        said.append(done.stdout)
+    assert said[0] == said[1]

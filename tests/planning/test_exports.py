@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from planning.exports.export import export, formats_of, write_export
 from planning.exports.formats import FORMATS
 from planning.exports.perfetto import events
 from planning.exports.recorded_run import RecordedRun
+from planning.exports.tables import write_table
 from planning.exports.vllm_buckets import one_two_five
 from serving.errors import UserError
 from serving.metrics import METRICS
@@ -86,6 +88,16 @@ def test_parquet_holds_the_recording_and_its_metrics(run, table):
     for name in more:
         np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.of(run.recording).values(name))
         assert read.schema.field(name).metadata[b"unit"].decode() == METRICS[name].unit
+
+
+def test_a_spreadsheet_finds_no_formula_in_text_of_a_trace():
+    """Of text that came with a trace; numbers stay as they are."""
+    names = ["=cmd|' /C calc'!A0", "+1", "-1", "@sum", "\tx", "a=b", "", None]
+    out = io.BytesIO()
+    write_table(pa.table({"tenant": names, "change": [-1.5] * len(names)}), "csv", out)
+    read = csv.read_csv(io.BytesIO(out.getvalue())).to_pydict()
+    assert read["tenant"] == ["'=cmd|' /C calc'!A0", "'+1", "'-1", "'@sum", "'\tx", "a=b", "", ""]
+    assert read["change"] == [-1.5] * len(names)
 
 
 @pytest.mark.parametrize("table", ["requests", "steps"])

@@ -47,6 +47,7 @@ def test_objectives_are_read_as_written() -> None:
         (["ttft_ms p101<=5"], "at most 100"),
         (["ttft_ms p99<=nan"], "is not a number"),
         (["ttft_ms p99<=-3"], "above 0"),
+        (["ttft_ms p99<=1e-6"], "below 0.01 ms, which no GPU can meet; bounds are in milliseconds"),
         (["ttft_ms<=500"], "add 'attainment"),
         (["attainment>=0.9"], "bounds no latency"),
         (["ttft_ms<=500", "attainment>=1.5"], "at most 1"),

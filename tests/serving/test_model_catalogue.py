@@ -122,11 +122,19 @@ def test_a_model_goes_by_many_names(called: str, name: str, stored: str) -> None
     assert (spec.name, spec.checkpoint_quantization) == (name, stored)
 
 
-@pytest.mark.parametrize("name", ["gpt-5", "Qwen/Qwen3-33B-AWQ", "Mistral-7B-v0.1", "fp8"])
-def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
-    with pytest.raises(UserError, match=r"choose one of Llama-3.1-8B, .*Qwen3-32B") as caught:
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gpt-5", ", but GLM-5, gpt-oss-20b or gpt-oss-120b is;"),
+        ("Qwen/Qwen3-33B-AWQ", ", but Qwen3"),
+        ("Mistral-7B-v0.1", ", but Mistral-7B-v0.3"),
+        ("zzz", "model;"),
+    ],
+)
+def test_an_unknown_name_is_told_what_is_like_it(name: str, near: str) -> None:
+    with pytest.raises(UserError, match="`tokentwin model list`") as caught:
         find_model(name)
-    assert "\n" not in str(caught.value)
+    assert near in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_gpt_oss_alternates_windows_and_keeps_full_attention_in_the_rest() -> None:

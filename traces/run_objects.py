@@ -1,0 +1,68 @@
+"""The columns of `runs` that hold JSON objects: their entries that we read, checked when a recording is opened.
+
+They come from a file that anyone may have written. Other entries may be there, and mean nothing to us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from serving.deployments.config import parse
+from serving.errors import UserError
+from serving.front_door import FrontDoor
+from serving.json_file import parse_json
+
+
+class _Experts(BaseModel):
+    experts: int = Field(ge=1)
+    topk: int = Field(ge=1)
+
+
+class _Served(BaseModel):
+    speed: float = 1.0
+
+
+class _Notes(BaseModel):
+    """As `traces.recording_notes` says what they mean."""
+
+    gpu: str | None = None
+    standing: dict[str, Any] | None = None
+    bands: dict[str, dict[str, tuple[float, float]]] | None = None
+    front_door: FrontDoor | None = None
+    experts: _Experts | None = None
+    served: _Served | None = None
+    launching_share: float | None = None
+    canary_before_ns: int = 0
+    canary_after_ns: int = 0
+
+
+class _Hardware(BaseModel):
+    gpu: str | None = None
+
+
+class _Deployment(BaseModel):
+    """Of any engine; our own are read as `Deployment`."""
+
+    model: str | None = None
+    scheduler: dict[str, Any] | None = None
+
+
+_OBJECTS: dict[str, type[BaseModel]] = {"deployment": _Deployment, "hardware": _Hardware, "notes": _Notes}
+
+
+def check_objects(run: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for a column of the row `run` that is neither empty nor such an object."""
+    for name, model in _OBJECTS.items():
+        text, field = run[name], f"{where}: {name}"
+        if not text:
+            continue
+        try:
+            found = parse_json(text)
+            if not isinstance(found, dict):
+                raise ValueError("must be a JSON object")
+        except ValueError as error:
+            raise UserError(field, text, f"{error}; record the run again") from None
+        parse(model, found, field)
