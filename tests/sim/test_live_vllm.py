@@ -60,7 +60,8 @@ def test_the_command_says_how_each_family_went(tmp_path: Path) -> None:
     first, *families = done.output.splitlines()
     assert first == "vLLM 0.31.1"
     assert families == [
-        f"{family}: scenarios 1/1 identical, steps 1/1; 1 not asked: no watermark; 1 that vLLM refused or did not end: no end"
+        f"{family}: scenarios 1/1 identical, steps 1/1; 1 not asked: no watermark; "
+        "1 that vLLM refused or did not end: no end"
         for family in FAMILIES
     ]
 
