@@ -29,9 +29,12 @@ _RUNS = "runs.parquet"
 
 
 def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of a row of `runs`; none where it has none."""
-    notes: dict[str, Any] = json.loads(run["notes"] or "{}")
-    return notes
+    """The notes of a row of `runs`; none where it has none, or no JSON object of them."""
+    try:
+        notes = json.loads(run["notes"] or "{}")
+    except ValueError:
+        return {}
+    return notes if isinstance(notes, dict) else {}
 
 
 def add_notes(directory: str | Path, notes: Mapping[str, Any]) -> None:
