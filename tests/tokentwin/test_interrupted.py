@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import tokentwin
+from tokentwin.__main__ import run
 
 SPEC = """
 requests: 20000
@@ -32,3 +33,16 @@ def test_an_interrupted_simulation_leaves_no_recording(tmp_path: Path, how: sign
     _, said = process.communicate()
     assert (process.returncode, said.strip()) == (130, "tokentwin: interrupted")
     assert not out.exists()
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(monkeypatch, capsys) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "tokentwin.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "tokentwin.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 130 and capsys.readouterr().err == "tokentwin: interrupted\n"
