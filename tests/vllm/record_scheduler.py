@@ -1,6 +1,6 @@
 """Record vLLM's scheduler on a virtual clock: `python -m tests.vllm.record_scheduler OUT SCENARIO.json ...`.
 
-Needs an interpreter that can import vllm; no model runs. A scenario is one of `tests.sim.live_vllm`; its recording
+Needs an interpreter that can import vllm; no model runs. A scenario is one of `vllmside.virtual_clock`; its recording
 goes to the directory of its name in OUT.
 """
 
@@ -13,9 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vllm.config import VllmConfig
-
-from tests.sim import live_vllm
+from vllmside import virtual_clock
 from vllmside.recording_scheduler import RecordingScheduler
 
 
@@ -26,17 +24,13 @@ def main(out: Path, paths: list[Path]) -> None:
         made.append(RecordingScheduler(*args, **kwargs))
         return made[-1]
 
-    if not hasattr(VllmConfig, "num_hash_lookahead_tokens"):  # before 0.33
-        VllmConfig.num_hash_lookahead_tokens = 0
-        hasher = live_vllm.get_request_block_hasher
-        live_vllm.get_request_block_hasher = lambda size, function, ahead: hasher(size, function)
-    live_vllm.Scheduler = live_vllm.AsyncScheduler = recording  # type: ignore[misc, assignment]
+    virtual_clock.Scheduler = virtual_clock.AsyncScheduler = recording  # type: ignore[misc, assignment]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(live_vllm._MODEL))
+        (Path(folder) / "config.json").write_text(json.dumps(virtual_clock._MODEL))
         for path in paths:
             os.environ["TOKENTWIN_RECORD"] = str(out / path.stem)
             try:
-                live_vllm.record(json.loads(path.read_text()), folder)
+                virtual_clock.record(json.loads(path.read_text()), folder)
             except Exception as error:  # what vLLM refuses or cannot end is recorded as far as it goes
                 print(path.stem, repr(error)[:200])
             while made:
