@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,10 @@ from serving.yaml_file import parse_yaml
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from serving.workload import Workload
+    from serving.workload import Workload, WorkloadRequest
     from traces.summary import WorkloadSummary
 
+_ADVANCE_EVERY = 10_000  # requests
 _TRACE = click.Path(path_type=Path)
 _FORMAT = click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", help="Format.")
 _TO = click.option(
@@ -98,6 +101,7 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
     The same specification and seed give the same bytes. Use a YAML file for distributions inside `--system-prompts`
     and `--sessions`.
     """
+    from planning.progress import counting
     from serving.yaml_file import read_mapping
     from traces.reader import read_workload
     from traces.summary import summarise
@@ -111,10 +115,26 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
             other = {"requests": "duration_s", "duration_s": "requests"}.get(name)
             if other and options[other] is None:
                 data.pop(other, None)
-    workload = synthesise(parse_spec(data, where=str(spec_path) if spec_path else "spec"))
-    write_workload(workload, out, to, overwrite=force)
+    spec = parse_spec(data, where=str(spec_path) if spec_path else "spec")
+    workload = synthesise(spec)
+    with counting("writing", round(spec.expected_requests)) as advance:
+        counted = replace(workload, requests=_Counted(workload.requests, advance))
+        write_workload(counted, out, to, overwrite=force)
     click.echo(f"wrote {out}", err=True)
     _print(summarise(read_workload(out)), format_)
+
+
+class _Counted:
+    """Requests of which `advance` is called with how many were read, now and then."""
+
+    def __init__(self, requests: Iterable[WorkloadRequest], advance: Callable[[int], None]) -> None:
+        self._requests, self._advance = requests, advance
+
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        for number, request in enumerate(self._requests):
+            if number % _ADVANCE_EVERY == 0:
+                self._advance(number)
+            yield request
 
 
 def _read(path: Path, spread: bool) -> Workload:
