@@ -53,7 +53,7 @@ def on_a_gpu(tmp_path_factory):
 
 def predicted_run(runs: Path, prompt_scale: int, gpu: str = "H100") -> Path:
     scheduler = SchedulerConfig(
-        max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=8192 * prompt_scale, num_blocks=40000
+        max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=8192 * prompt_scale, num_blocks=30000
     )
     deployment = Deployment(model="Llama-3.1-8B", device="cuda", scheduler=scheduler)
     spec = {
