@@ -76,7 +76,7 @@ def test_infeasible_has_an_exit_status_of_its_own(shape: Path) -> None:
 def test_infeasible_when_the_model_fits_nowhere(shape: Path) -> None:
     result = plan(shape, "--slo", EASY, "--gpu", "L4", "--model", "Llama-3.1-70B")
     assert result.exit_code == 4
-    assert "GiB of weights" in result.stdout and not result.stderr
+    assert "GiB of weights" in result.stdout
 
 
 def test_a_size_that_splits_no_head_evenly_is_left_out_and_said_to_be(shape: Path) -> None:

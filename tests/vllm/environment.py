@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_PYTHON = Path(os.environ.get("TOKENTWIN_VLLM_ENV", ROOT / ".venv-vllm"), "bin", "python")
+_PYTHON = Path(os.environ.get("TOKENTWIN_VLLM", ROOT / ".venv-vllm"), "bin", "python")
 PYTHON = _PYTHON if _PYTHON.exists() else None
 needs_vllm = pytest.mark.skipif(PYTHON is None, reason="needs vLLM in .venv-vllm: `make vllm` (4 GB)")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.vllm.environment import PYTHON, environment, needs_vllm
 
 ROOT = Path(__file__).parents[2]
-pytestmark = needs_vllm
+pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 
 
 def scenario(seed: int, policies: list[str], **settings: Any) -> dict[str, Any]:

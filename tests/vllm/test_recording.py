@@ -10,11 +10,11 @@ import pytest
 
 from calibration.validation.decision_replay import replay_decisions
 from serving.deployments.config import load_deployment
-from tests.vllm.environment import PYTHON, ROOT, environment
+from tests.vllm.environment import PYTHON, ROOT, environment, needs_vllm
 from tests.vllm.scenarios import scenarios
 from traces.recording import Recording
 
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(PYTHON is None, reason="needs vLLM: run `make vllm` (4 GB) once")]
+pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 
 ALL = scenarios()
 
