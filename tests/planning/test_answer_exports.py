@@ -253,7 +253,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
     [
         ("plan", 7, ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s per GPU", "prompt (tokens)"]),
         ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
-        ("simulated comparison", 4, ["TTFT (ms)", "B - A (%)", "requests (%)", "tenant"]),
+        ("simulated comparison", 4, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("diagnosis", 1, ["share of ITL p99 that goes away (%); simulated as it was"]),
         ("symptoms", 0, []),
