@@ -154,6 +154,8 @@ def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
             continue
         stated, known = getattr(deployment, name), getattr(base, name)
         launching = name == "enforce_eager" and stated and measured.launches.ns is not None
+        if name == "engine" and stated == base.engine_name.name:
+            continue  # in the release that was measured
         if stated != known and not launching:
             remedy = f"must be {known}, as the calibration was measured; calibrate again to change it"
             raise UserError(name, stated, remedy)
@@ -182,6 +184,9 @@ def base_deployment(calibration: str | None) -> Deployment:
         return served()
     if names_own_cost(calibration):
         return Deployment()
-    known = calibration_in(calibration).learnt_as
+    learnt = calibration_in(calibration)
+    known = learnt.learnt_as
+    if isinstance(learnt, Calibration):  # of an engine that was run here, and can be again
+        return known
     unsaid = known.model_copy(update={"engine": None})  # what a calibration was learnt on, nobody stated
     return unsaid if unsaid.engine_name.name == known.engine_name.name else known

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calibration.steps.step_cost import Calibration
+from dashboard.bundled import DEMO
+from planning.costs import base_deployment, priced
 from planning.deployments import on_engine
 from planning.measure.real_engine import load_engines, runs_on_vllm
 from planning.measure.vllm_engine import VllmEngine, vllm_python
@@ -81,3 +85,12 @@ def test_a_model_needs_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     environment(tmp_path, monkeypatch, "exit 1")
     with pytest.raises(UserError, match=r"model: 'random:llama': has no config.json for vLLM"):
         VllmEngine(deployment("random:llama"))
+
+
+def test_what_was_calibrated_on_vllm_is_compared_on_vllm(tmp_path: Path) -> None:
+    measured = Calibration.load(DEMO / "calibration")
+    known = deployment("smollm2").model_copy(update={"engine": "vllm 0.32.0"})
+    replace(measured, deployment=known.model_dump_json()).save(tmp_path / "calibration")
+    base = base_deployment(str(tmp_path / "calibration"))
+    assert base == known and runs_on_vllm(base)
+    assert priced(str(tmp_path / "calibration"), None, known.model_copy(update={"engine": "vllm"})).calibration == measured.id
