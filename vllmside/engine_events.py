@@ -132,6 +132,7 @@ class EngineEvents:
         numbered: bool = False,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
+        self.due_ns: dict[int, int] = {}  # of requests that have not come, when each is due, where that is known
         self._look: Callable[[], float | None] | None = None
         self._speed: float | None = None
         self._put = put
@@ -175,6 +176,7 @@ class EngineEvents:
         self._requests[id] = request
         queued_ns = self.now()
         arrival_ns = min(max(round((request.arrival_time - self._started_s) * 1e9), 0), queued_ns)
+        arrival_ns = min(self.due_ns.pop(id, arrival_ns), queued_ns)
         structured = bool(request.use_structured_output)
         if structured:
             self._compiling[request.request_id] = request

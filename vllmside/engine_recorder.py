@@ -69,6 +69,11 @@ class EngineRecorder:
         self.now = events.now
         atexit.register(self.close)
 
+    @property
+    def due_ns(self) -> dict[int, int]:
+        """When requests are due that have not come, by their numbers: to be filled by who sends them."""
+        return self._events.due_ns
+
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
         """Record with each step what `speed` says of the machine then."""
         self._events.watch_speed(speed)
@@ -140,6 +145,10 @@ class _Nothing(EngineRecorder):
 
     def now(self) -> int:
         return 0
+
+    @property
+    def due_ns(self) -> dict[int, int]:
+        return {}
 
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
         pass

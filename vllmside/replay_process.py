@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -36,6 +35,7 @@ from serving.canary import canary_rows
 from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest
 from traces.reader import read_workload
+from vllmside.engine_recorder import EngineRecorder
 from vllmside.record_settings import RecordSettings
 from vllmside.replay_messages import About, Begin, Call, Ended
 
@@ -96,7 +96,7 @@ class VllmReplayer:
         self._scheduler.record(RecordSettings(record=out, workload=workload.name, numbered=True))
         recorder = self._scheduler.recorder
         recorder.watch_speed(self._probe)
-        replay = _Replay(self._engine, workload, self._vocab_size)
+        replay = _Replay(self._engine, workload, self._vocab_size, recorder)
         with _no_cycle_search():
             status = replay.run(self._pipe)
         recorder.close(status)
@@ -114,9 +114,9 @@ class VllmReplayer:
 
 
 class _Replay:
-    """A workload on its way through the engine; times are in ns from its start."""
+    """A workload on its way through the engine; times are those of its recording."""
 
-    def __init__(self, engine: LLMEngine, workload: Workload, vocab_size: int) -> None:
+    def __init__(self, engine: LLMEngine, workload: Workload, vocab_size: int, recorder: EngineRecorder) -> None:
         requests = list(workload.requests)
         offered = replace(workload, requests=requests)
         self.requests = len(requests)
@@ -127,7 +127,8 @@ class _Replay:
         self._texts = ReplayTexts(offered, vocab_size, forces=False)
         self._open: dict[str, WorkloadRequest] = {}
         self._ended = 0
-        self._started_ns, self._started_s = perf_counter_ns(), time.time()
+        self._recorder = recorder
+        self._now = recorder.now
 
     def run(self, pipe: Connection) -> str:
         """Replay until everything has ended, or something comes through `pipe`; return the status of the recording."""
@@ -146,9 +147,6 @@ class _Replay:
         self.duration_ns = self._now()
         return "complete"
 
-    def _now(self) -> int:
-        return perf_counter_ns() - self._started_ns
-
     def _send(self) -> None:
         now = self._now()
         for id in self._offered.hang_ups(now):
@@ -158,11 +156,11 @@ class _Replay:
         for request in map(self._texts.sent, self._offered.arrivals(now)):
             prompt, _ = self._texts.of(request)
             self._open[str(request.id)] = request
+            self._recorder.due_ns[request.id] = request.arrival_ns
             self._engine.add_request(
                 str(request.id),
                 TokensPrompt(prompt_token_ids=prompt),
                 _sampling(request.output_len, request.structured),
-                arrival_time=self._started_s + request.arrival_ns / 1e9,
                 priority=request.priority,
             )
 
