@@ -93,4 +93,7 @@ def test_what_was_calibrated_on_vllm_is_compared_on_vllm(tmp_path: Path) -> None
     replace(measured, deployment=known.model_dump_json()).save(tmp_path / "calibration")
     base = base_deployment(str(tmp_path / "calibration"))
     assert base == known and runs_on_vllm(base)
-    assert priced(str(tmp_path / "calibration"), None, known.model_copy(update={"engine": "vllm"})).calibration == measured.id
+    assert (
+        priced(str(tmp_path / "calibration"), None, known.model_copy(update={"engine": "vllm"})).calibration
+        == measured.id
+    )
