@@ -76,7 +76,7 @@ $(VLLM_STAMP): pyproject.toml
 	touch $(VLLM_STAMP)
 
 test-vllm: $(STAMP) vllm
-	$(BIN)/python -m pytest -m "" tests/vllm
+	$(BIN)/python -m pytest -m vllm tests/vllm tests/sim/test_live_vllm.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from apiserver.prompt_segments import Answer, PromptSegments
 from realengine.engine import Engine
 from realengine.logprob import Logprob
 from realengine.loop import drive
-from realengine.replay import no_cycle_search
+from realengine.no_cycle_search import no_cycle_search
 from realengine.run_recorder import RunRecorder
 from realengine.sampling import SamplingParams
 from realengine.step import Step

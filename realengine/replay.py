@@ -11,10 +11,8 @@ what the model itself would say, so it is let.
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +25,7 @@ from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
 from realengine.hardware import describe
 from realengine.loop import drive
+from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
 from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence
@@ -205,14 +204,3 @@ class _ReplayedClients:
             sleep(min(ahead, _LONGEST_SLEEP_NS) / 1e9)
         while self.now() < arrival_ns and not stopped():
             pass
-
-
-@contextmanager
-def no_cycle_search() -> Iterator[None]:
-    """A search for reference cycles would stop the engine for longer than a step takes."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from realengine.engine import Engine
 from realengine.hardware import describe
 from realengine.loop import drive
-from realengine.replay import FLUSH_NS, RequestsAtEngine, canary, no_cycle_search
+from realengine.no_cycle_search import no_cycle_search
+from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.weights import ModelFiles

@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +28,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from realengine.grammar import ENDLESS_OBJECTS
+from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
 from realengine.speed import SpeedProbe
 from serving.canary import canary_rows
@@ -97,7 +97,7 @@ class VllmReplayer:
         recorder = self._scheduler.recorder
         recorder.watch_speed(self._probe)
         replay = _Replay(self._engine, workload, self._vocab_size, recorder)
-        with _no_cycle_search():
+        with no_cycle_search():
             status = replay.run(self._pipe)
         recorder.close(status)
         self._scheduler.record(RecordSettings(record=self._aside()))
@@ -197,17 +197,6 @@ def _piece_of_work() -> Callable[[], object]:
     rows, inner, outer = _PIECE
     left, right = np.ones((rows, inner), np.float32), np.ones((inner, outer), np.float32)
     return lambda: left @ right
-
-
-@contextmanager
-def _no_cycle_search() -> Iterator[None]:
-    """Keep Python from searching for reference cycles, which would take longer than a step."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def main() -> None:

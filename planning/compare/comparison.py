@@ -69,10 +69,9 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
         whole = 1.0 if widest.metric in SHARES else abs(widest.a or 0.0)
         if widest.percent is None or not whole:
             return "no difference can be claimed: nothing finishes on a side, or too little to compare"
-        reach = 100 * (widest.high - widest.low) / 2 / whole
-        return (
-            f"no difference can be claimed: the largest, {_told(widest)}, is known to +-{reach:.1f} {_in(widest)} only"
-        )
+        low, high = 100 * widest.low / whole, 100 * widest.high / whole
+        largest = f"the largest, {_told(widest)}, lies between {low:+.1f} and {high:+.1f} {_in(widest)}"
+        return f"no difference can be claimed: {largest}"
     side = winner(rows, bounded)
     counted = [row for row in rows if row.low is not None]
     found = {better: [row for row in claims if row.better == better] for better in "BA"}

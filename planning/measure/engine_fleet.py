@@ -18,8 +18,9 @@ from time import perf_counter_ns
 from typing import Any, cast
 
 from realengine.ctrl_c import ctrl_c_heard
+from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.replay import no_cycle_search, run_columns
+from realengine.replay import run_columns
 from realengine.replica_process import About, Arrival, End, HangUp, Ran, ReplicaProcess, Told
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment

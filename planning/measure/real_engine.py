@@ -14,6 +14,8 @@ from planning.home import home
 from planning.progress import counting
 from serving.deployments.config import Deployment
 from serving.errors import UserError
+from serving.plugins import check_name
+from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     from realengine.weights import load_model_files, model_folder
 
+    check_name("policy", deployment.policy, POLICIES)  # what is wrong is said before a model is loaded
     model_folder(deployment.model, home())
     say(f"loading {deployment.model}")
     deployment = _in_fast_dtype(deployment, say)

@@ -207,5 +207,6 @@ def _environment(deployment: Deployment) -> dict[str, str]:
         "OMP_NUM_THREADS": str(deployment.threads),
         "OPENBLAS_NUM_THREADS": "1",  # which only tells how fast the machine is
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(_ROOT),
+        # Of a checkout the process takes these sources; else tokentwin is installed beside its vLLM.
+        "PYTHONPATH": str(_ROOT) if (_ROOT / "pyproject.toml").is_file() else "",
     }

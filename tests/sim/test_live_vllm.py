@@ -16,6 +16,8 @@ SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 
 
 @pytest.mark.deep
+@pytest.mark.deep
+@pytest.mark.vllm
 @needs_vllm
 def test_vllm_decides_random_scenarios_alike() -> None:
     assert PYTHON is not None

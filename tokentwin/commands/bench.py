@@ -148,17 +148,17 @@ def _replay(
 
     workload = request.workload()
 
-    from planning.measure.real_engine import fitting, load_engines, record_run
+    from planning.measure.real_engine import fitting, load_engines, record_run, runs_on_vllm
     from planning.measure.vllm_engine import VllmEngine
     from serving.errors import UserError
 
     say = partial(click.echo, err=True)
+    if time_operations and runs_on_vllm(deployment):
+        raise UserError("time-operations", None, "is of our own engine; leave it out with vLLM")
     with closing(load_engines(deployment, say)) as engine:
         from realengine.offered_workload import at_once
 
-        if time_operations:
-            if isinstance(engine, VllmEngine):
-                raise UserError("time-operations", None, "is of our own engine; leave it out with vLLM")
+        if time_operations and not isinstance(engine, VllmEngine):
             engine.time_operations()
         offered = fitting(at_once(workload) if virtual_arrivals else workload, engine, minutes, say)
         done = record_run(offered, engine, Path(out), force, "replaying")
