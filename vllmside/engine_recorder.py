@@ -39,7 +39,7 @@ T = TypeVar("T")
 def _harmless(
     note: Callable[Concatenate[EngineRecorder, P], T],
 ) -> Callable[Concatenate[EngineRecorder, P], T | None]:
-    """`note` while there is a recording; an error of it ends the recording, and nothing else."""
+    """Make `note` do nothing without a recording, and make its errors end the recording alone."""
 
     @wraps(note)
     def noted(self: EngineRecorder, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -71,7 +71,7 @@ class EngineRecorder:
 
     @property
     def due_ns(self) -> dict[int, int]:
-        """When requests are due that have not come, by their numbers: to be filled by who sends them."""
+        """Return when future requests are due (ns), by number; whoever sends requests fills it."""
         return self._events.due_ns
 
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
@@ -80,11 +80,11 @@ class EngineRecorder:
 
     @property
     def goes_on(self) -> bool:
-        """Whether anything is recorded still."""
+        """Return whether the recording goes on."""
         return self._thread.goes_on
 
     def end(self, why: str) -> None:
-        """Record no more; what there is will be a recording."""
+        """Stop recording; what was recorded so far stays a recording."""
         self._thread.end(why)
 
     @_harmless
@@ -121,7 +121,7 @@ class EngineRecorder:
         self._events.left(names or ())
 
     def close(self, status: str = "complete") -> None:
-        """Finish the recording: the engine ends. To be called any number of times."""
+        """Finish the recording when the engine ends. Further calls do nothing."""
         atexit.unregister(self.close)
         if self._thread.closed:
             return
@@ -158,7 +158,7 @@ class _Nothing(EngineRecorder):
 
 
 def open_recorder(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecorder:
-    """The recorder of `scheduler`, which is vLLM's of `version`; one that does nothing if there can be no recording."""
+    """Open the recorder of vLLM's `scheduler`; one that does nothing where recording is impossible."""
     try:
         return _open(scheduler, settings, version)
     except Exception as error:
@@ -215,7 +215,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
 
 
 def _free_path(path: Path) -> Path:
-    """`path`, or where there is something, the first of PATH-2, PATH-3, ... where there is nothing."""
+    """Return `path` if nothing is there, else the first free one of PATH-2, PATH-3, ..."""
     free, number = path, 1
     while free.exists() and (not free.is_dir() or any(free.iterdir())):
         number += 1
@@ -224,7 +224,7 @@ def _free_path(path: Path) -> Path:
 
 
 def _computes_here(config: Any) -> bool:
-    """Whether the model runs in the thread of the scheduler: on a CPU, in one process."""
+    """Return whether the model runs in the scheduler's thread: on a CPU, in one process."""
     backend = config.parallel_config.distributed_executor_backend
     return str(config.device_config.device_type) == "cpu" and backend in (None, "uni")
 

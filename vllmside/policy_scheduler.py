@@ -104,7 +104,7 @@ class PolicyScheduler(Scheduler):
 
     @staticmethod
     def _workload_request(number: int, request: Any) -> WorkloadRequest:
-        """`request`, as a policy may know it. Its answer may be as long as its `max_tokens`."""
+        """Return `request` as a policy may know it: its answer may be as long as its `max_tokens`."""
         more = request.sampling_params.extra_args or {}
         labels: dict[str, Any] = {name: str(more[name]) for name in _LABELS if more.get(name) is not None}
         return WorkloadRequest(

@@ -33,7 +33,7 @@ class RecordSettings(Settings):
 
 
 def record_settings(additional_config: object, environment: Mapping[str, str]) -> RecordSettings:
-    """The settings of a recording. Raises UserError where there are none, or wrong ones."""
+    """Read the settings of a recording. Raises UserError where they are missing or wrong."""
     stated: Any = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
     settings = dict(stated) if isinstance(stated, Mapping) else {}
     for name in _OTHERS:

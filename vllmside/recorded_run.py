@@ -62,11 +62,11 @@ class RecordedRun:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is written still."""
+        """Return whether the recording is still written."""
         return self._recording.goes_on
 
     def take(self, event: Event) -> None:
-        """What has happened next."""
+        """Add the next event to the recording."""
         if isinstance(event, Flight):
             self._ran(event)
         elif isinstance(event, Arrived):
@@ -75,7 +75,7 @@ class RecordedRun:
             self._ended(event)
 
     def close(self, duration_ns: int, status: str, notes: Mapping[str, Any]) -> None:
-        """No more happens: requests that have not ended are `unfinished`."""
+        """Close the recording; requests that have not ended are `unfinished`."""
         self._spread()
         for progress in list(self._open.values()):
             self._leave(progress, "unfinished")
@@ -136,7 +136,7 @@ class RecordedRun:
                 self._open[id].token_times_ns.extend([flight.end_ns] * count)
 
     def _spread(self) -> None:
-        """Hand on the times that requests of `_steady` have in common."""
+        """Give each request of `_steady` the token times that they have in common."""
         if self._steady_ns:
             for id in self._steady:
                 if id in self._open:
@@ -241,7 +241,7 @@ def _by_row(flight: Flight, of: Mapping[int, int] | None) -> list[int | None] | 
 
 
 def _plan(flight: Flight) -> StepPlan:
-    """The amounts of a step. Decodes, which are nearly all rows, are counted at once."""
+    """Return the amounts of a step. Decodes, nearly all rows, are counted at once."""
     drafts = flight.drafts
     decodes, context = len(flight.ids), sum(flight.computed)
     plan = StepPlan.of()

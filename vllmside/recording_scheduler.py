@@ -41,7 +41,7 @@ class Recording(_Before):
 
     @property
     def recorder(self) -> EngineRecorder:
-        """The recording that is made now."""
+        """Return the recorder of the current recording."""
         return self._recorder
 
     def record(self, settings: RecordSettings) -> None:

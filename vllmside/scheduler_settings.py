@@ -34,7 +34,7 @@ _LEAVE_OUT = "cannot be combined with a policy of tokentwin's; leave it out"
 def policy_and_settings(
     vllm_config: Any, kv_cache_config: Any, block_size: int, hash_block_size: int | None, version: str
 ) -> tuple[str, SchedulerConfig]:
-    """The policy's name, and its settings in vLLM `version`.
+    """Return the policy's name, and its settings in vLLM `version`.
 
     Raises UserError for what cannot be carried, or is no setting.
     """
@@ -79,7 +79,7 @@ def _settings(vllm_config: Any, kv_cache_config: Any, block_size: int) -> dict[s
 def not_carried(
     vllm_config: Any, kv_cache_config: Any, block_size: int, hash_block_size: int | None
 ) -> Iterator[tuple[str, Any]]:
-    """Settings of vLLM's that a scheduler of ours cannot follow, with their values."""
+    """Yield settings of vLLM that our scheduler cannot follow, with their values."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     for name in ("speculative_config", "kv_transfer_config", "ec_transfer_config", "lora_config", "diffusion_config"):
         if getattr(vllm_config, name, None) is not None:
@@ -110,7 +110,7 @@ def not_carried(
 
 
 def request_not_carried(request: Any) -> str:
-    """What of a request of vLLM's a scheduler of ours cannot follow, in words; empty if it can."""
+    """Return in words what our scheduler cannot follow in `request`; empty if it can."""
     embedded = getattr(request, "prompt_embeds", None) is not None
     reasons = {
         "structured output": getattr(request, "structured_output_request", None) is not None,

@@ -53,5 +53,5 @@ class StepRows:
         return StepRow(request, start, tokens, samples, outputs, blocks, not sent, sent == [])
 
     def forget(self, id: int) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         self._sent.pop(id, None)

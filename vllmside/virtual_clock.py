@@ -65,7 +65,7 @@ class Lacking(Exception):
 
 
 def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
-    """Those of `settings` that `made` takes. Raises Lacking if another one asks for something."""
+    """Return the settings that `made` takes. Raises Lacking if another one has an effect."""
     names = inspect.signature(made).parameters
     for name in settings.keys() - names:
         if name not in _WITHOUT or settings[name] != _WITHOUT[name]:
@@ -74,7 +74,7 @@ def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
 
 
 def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
-    """vLLM's scheduler, and how many tokens after a block its hash takes in."""
+    """Return vLLM's scheduler, and how many tokens after a block its hash includes."""
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     if drafts and overlaps:  # the runner that overlaps them
@@ -135,7 +135,7 @@ def _limits(given: _Config, last: list[int]) -> SamplingParams:
 
 
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
-    """How many of `proposed` drafts are accepted, the first of which would be output token `place`: a coin each."""
+    """Return how many of `proposed` drafts a coin each accepts; the first would be output token `place`."""
     for k in range(proposed):
         coin = blake2b(b"%d:%d" % (int(request), place + k), digest_size=8, key=str(drafts.get("seed", 0)).encode())
         if int.from_bytes(coin.digest(), "big") >= round(drafts["acceptance_rate"] * 2**64):
@@ -144,7 +144,7 @@ def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
 
 
 def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config:
-    """The scenario, decided by vLLM. Raises RuntimeError where vLLM gets no further."""
+    """Record the scenario as vLLM decides it. Raises RuntimeError where vLLM gets no further."""
     config, cost = scenario["config"], scenario["cost"]
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     init_none_hash(sha256)

@@ -34,7 +34,7 @@ class VllmDeployment:
 
 
 def read_deployment(config: Any, kv_cache: Any, block_size: int, version: str, model: str = "") -> VllmDeployment:
-    """What a `VllmConfig` and a `KVCacheConfig` say, of vLLM `version` (0.32.0).
+    """Read a `VllmConfig` and a `KVCacheConfig` of vLLM `version` (0.32.0).
 
     `model` stands for the model where it is not named as vLLM has it. Raises UserError for settings that no deployment
     can have together.
@@ -56,7 +56,7 @@ class _Reader:
         self._block_size = block_size
 
     def settings(self) -> dict[str, Any]:
-        """Everything but names."""
+        """Return every setting but names."""
         config, parallel = self._config, self._config.parallel_config
         model = config.model_config
         device = str(config.device_config.device_type)
@@ -96,7 +96,7 @@ class _Reader:
         return read
 
     def _windows(self) -> tuple[int, ...]:
-        """The sliding window of each group of layers; empty where all have full attention."""
+        """Return the sliding window of each group of layers (tokens); empty where all have full attention."""
         specs = [group.kv_cache_spec for group in self._kv_cache.kv_cache_groups]
         inner = [_inner(spec) for spec in specs]
         for spec in inner:
@@ -126,7 +126,7 @@ class _Reader:
         return found
 
     def _quantization(self) -> str:
-        """`none` is as the checkpoint is stored."""
+        """Return the quantization; `none` means as the checkpoint is stored."""
         model = self._config.model_config
         stored = getattr(model.hf_config, "quantization_config", None)
         if model.quantization is None or stored:
@@ -139,7 +139,7 @@ class _Reader:
         return self._one_of("all2all_backend", str(getattr(parallel, "all2all_backend", _ALL2ALL[0])), _ALL2ALL)
 
     def _one_of(self, name: str, value: str, known: Any) -> str:
-        """`value` if it is `known`, else the first that is, and a note."""
+        """Return `value` if it is `known`; else note it, and return the first known one."""
         return value if value in known else self._left(name, value, next(iter(known)))
 
     def _left(self, name: str, value: Any, instead: str) -> str:
@@ -147,7 +147,7 @@ class _Reader:
         return instead
 
     def _note_others(self) -> None:
-        """Features that change decisions or times and that a deployment has no word for."""
+        """Note features that change decisions or times and that a deployment cannot say."""
         config, parallel = self._config, self._config.parallel_config
         for name in ("lora_config", "kv_transfer_config", "ec_transfer_config"):
             if getattr(config, name, None) is not None:
@@ -162,6 +162,6 @@ class _Reader:
 
 
 def _inner(spec: Any) -> Any:
-    """One of the specs of a group of layers that differ in size alone."""
+    """Return one spec of a group whose layers differ in size alone."""
     several = getattr(spec, "kv_cache_specs", None)
     return next(iter(several.values())) if several else spec

@@ -14,7 +14,7 @@ _LOG = logging.getLogger("vllm.tokentwin")
 
 
 def release(version: str) -> str:
-    """`0.32.0` of `0.32.0+cpu` or `0.32.0.post1`."""
+    """Return `0.32.0` for `0.32.0+cpu` or `0.32.0.post1`."""
     return ".".join(version.split("+")[0].split(".")[:3])
 
 

@@ -50,7 +50,7 @@ class WriterThread:
                 self._events.put(event)
 
     def end(self, why: str) -> None:
-        """Record no more."""
+        """Stop recording."""
         if self.goes_on:
             self.goes_on = False
             _LOG.error("tokentwin: the recording ends here: %s", why)
@@ -80,5 +80,5 @@ class WriterThread:
 
 
 def _rows(event: Event) -> int:
-    """What it takes of memory, in rows of a step: a block's hash is as large as one."""
+    """Return the memory that `event` takes, in rows of a step; a block's hash is as large as one row."""
     return len(event.ids) if isinstance(event, Flight) else 1 + len(event.keys)
