@@ -53,9 +53,9 @@ def compare_recordings(request: CompareRecordingsRequest, tell: Tell = quiet) ->
         return _document(request, *_recorded(request, sides))
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
-    simulated = _simulated(request, scenarios, quiet)
-    firsts = [made[0] for made in scenarios]
-    return _held_against(request, sides, firsts, simulated)
+    repeated = all(one.workload.requests == scenarios[0][0].workload.requests for one in scenarios[0])
+    simulated = _simulated(request, [side[:1] for side in scenarios] if repeated else scenarios, quiet)
+    return _held_against(request, sides, scenarios, simulated)
 
 
 def compare_on_engine(
@@ -70,24 +70,31 @@ def compare_on_engine(
 ) -> ComparisonDocument:
     """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
 
-    With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for each run.
-    Raises UserError for a fleet that only the simulator has.
+    Each run has the traffic of another seed where the request has several, and else the same traffic again, `repeats`
+    times. With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for
+    each run. Raises UserError for a fleet that only the simulator has, and for repeats of several seeds.
     """
-    scenarios = _scenarios(request)
-    with closing(load_engines(_engines(scenarios[0][0]), say)) as engine:
-        each = None if minutes is None else minutes / (2 * repeats)
-        say(f"{2 * repeats} real runs, each of them:")
-        offered = fitting(scenarios[0][0].workload, engine, each, say)
-    scenarios = [[replace(first, workload=offered), *others] for first, *others in scenarios]
-    simulated = _simulated(request, scenarios, tell)
-    firsts = [made[0] for made in scenarios]
-    for number in range(1, repeats + 1):
-        for name, scenario in sorted(zip("ab", firsts, strict=True), reverse=number % 2 == 0, key=lambda pair: pair[0]):
-            say(f"real run {number} of {repeats} of {name.upper()}")
-            with closing(load_engines(_engines(scenario), say)) as engine:
-                record_whole(scenario.workload, engine, out / name / f"run-{number}", overwrite=overwrite)
-    sides = [recordings(name.upper(), out / name) for name in "ab"]
-    return _held_against(request, sides, firsts, simulated)
+    if request.seeds > 1 and repeats > 1:
+        remedy = f"must be 1 with {request.seeds} seeds, each of which is run once; leave one of the two out"
+        raise UserError("repeats", repeats, remedy)
+    sides = _scenarios(request)
+    runs = request.seeds * repeats
+    with closing(load_engines(_engines(sides[0][0]), say)) as engine:
+        minutes_of_run = None if minutes is None else minutes / (2 * runs)
+        say(f"{2 * runs} real runs, each of them:")
+        offered = [fitting(scenario.workload, engine, minutes_of_run, say) for scenario in sides[0]]
+    sides = [[replace(one, workload=those) for one, those in zip(side, offered, strict=True)] for side in sides]
+    simulated = _simulated(request, sides, tell)
+    sides = [side * repeats for side in sides]
+    for number in range(runs):
+        in_turn = sorted(zip("ab", sides, strict=True), reverse=number % 2 == 1, key=lambda pair: pair[0])
+        for name, side in in_turn:
+            say(f"real run {number + 1} of {runs} of {name.upper()}")
+            place = out / name / f"run-{number + 1:0{len(str(runs))}}"
+            with closing(load_engines(_engines(side[number]), say)) as engine:
+                record_whole(side[number].workload, engine, place, overwrite=overwrite)
+    recorded = [recordings(name.upper(), out / name) for name in "ab"]
+    return _held_against(request, recorded, sides, simulated)
 
 
 def _engines(scenario: PricedScenario) -> Deployment:
@@ -100,13 +107,17 @@ def _engines(scenario: PricedScenario) -> Deployment:
 def _held_against(
     request: CompareRequest | CompareRecordingsRequest,
     sides: Sequence[Sequence[Recording]],
-    scenarios: Sequence[PricedScenario],
+    scenarios: Sequence[Sequence[PricedScenario]],
     simulated: Compared,
 ) -> ComparisonDocument:
-    """The recorded `sides` with what was `simulated` beside them, blind and in the weather of each, if it is known."""
+    """The recorded `sides` with what was `simulated` beside them, blind and in the weather of each, if it is known.
+
+    scenarios   of each side what its recordings were simulated as
+    """
     same = in_weather(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None
-    return _document(request, *_recorded(request, sides, scenarios), simulated, in_it)
+    firsts = [side[0] for side in scenarios]
+    return _document(request, *_recorded(request, sides, firsts), simulated, in_it)
 
 
 def _document(
@@ -151,15 +162,14 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
 
 
 def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[PricedScenario]]:
-    """What was recorded, as scenarios."""
+    """What was recorded, as scenarios: one a recording, and of a side the first recording's deployment."""
     for side in sides:
         if side[0].run["clock"] != "wall":
             remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"
             raise UserError("recording", str(side[0].path), remedy)
-    workload = sides[0][0].workload()
-
+    workloads = [recording.workload() for recording in sides[0]]
     return [
-        side_scenarios([workload], timing.calibration, timing.gpu, recorded_deployment(recording))
+        side_scenarios(workloads, timing.calibration, timing.gpu, recorded_deployment(recording))
         for recording, *_ in sides
     ]
 

@@ -86,20 +86,21 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
 
 
 def in_weather(
-    sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario]
+    sides: Sequence[Sequence[Recording]], scenarios: Sequence[Sequence[PricedScenario]]
 ) -> list[list[PricedScenario]] | None:
     """What each recording was simulated as, each engine in the weather it had; None where that is not known."""
     from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, as it fits
 
     found = []
-    for side, scenario in zip(sides, scenarios, strict=False):
-        cost = pure(scenario.cost)
+    for side, simulated in zip(sides, scenarios, strict=False):
+        cost = pure(simulated[0].cost)
         weather = known_weather(side, cost.calibration) if isinstance(cost, StepCost) else None
         if weather is None:
             return None
-        fleets = [slowed_fleet(recording, weather) for recording in side]
-        deployments = [scenario.deployment.model_copy(update={"fleet": fleet}) for fleet in fleets]
-        found.append([replace(scenario, deployment=deployment) for deployment in deployments])
+        found.append([
+            replace(one, deployment=one.deployment.model_copy(update={"fleet": slowed_fleet(recording, weather)}))
+            for recording, one in zip(side, simulated, strict=True)
+        ])
     return found or None
 
 
