@@ -20,7 +20,7 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.same_weather import known_weather
 from serving.errors import UserError
 from serving.front_door import FrontDoor
-from traces.client_view import matched
+from traces.client_view import matched, seen_from_outside
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 
@@ -48,14 +48,15 @@ def front_door_of(server: Recording) -> FrontDoor | None:
 def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
     """The front door that explains both recordings best, by least squares without negative times.
 
-    What the engine lost to the API process beside it is known by its `calibration`; nothing is said of it without one.
-    Raises UserError for recordings of different runs, and of too few requests.
+    Of vLLM's API server only its scheduler and its clients tell, so that what its clients add after a token is in the
+    price of a token. What the engine lost to the API process beside it is known by its `calibration`; nothing is said of
+    it without one. Raises UserError for recordings of different runs, and of too few requests.
     """
-    if not server.filled("requests", ["received_ns"]):
-        raise UserError("served", str(server.path), "was not served by HTTP; give a recording that `serve -o` made")
     served, sent = matched(server, client)
     finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))
     served, sent = served.filter(finished), sent.filter(finished)
+    if not server.filled("requests", ["received_ns"]):
+        served = seen_from_outside(served, sent)
     if served.num_rows < _FEWEST:
         remedy = f"has {served.num_rows} requests that finished at {client.path}, too; at least {_FEWEST} are needed"
         raise UserError("served", str(server.path), remedy)

@@ -12,13 +12,12 @@ what the model itself would say, so it is let.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
-from typing import Any
 
 from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine
@@ -27,12 +26,12 @@ from realengine.hardware import describe
 from realengine.loop import drive
 from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
+from realengine.run_columns import run_columns
 from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence
 from realengine.step import Step
 from serving.call_limit import watching
 from serving.canary import canary_rows
-from serving.deployments.config import Deployment
 from serving.request import Request, Status
 from serving.workload import Workload, WorkloadRequest
 from traces.recording import RecordingWriter
@@ -93,29 +92,6 @@ def record(
         writer.discard()
         raise
     return Replayed(status, len(requests), recorder.finished, duration_ns, before, after)
-
-
-def run_columns(
-    run_id: str,
-    workload: Workload,
-    deployment: Deployment,
-    hardware: Mapping[str, str | int],
-    num_blocks: int,
-    seed: int,
-) -> dict[str, Any]:
-    """The columns of `runs` that are known before a replay: of one engine, with `num_blocks` KV blocks."""
-    return {
-        "run_id": run_id,
-        "clock": "wall",
-        "workload": workload.name,
-        "deployment": deployment.model_dump_json(),
-        "replicas": 1,
-        "seed": seed,
-        "hardware": json.dumps(hardware),
-        "calibration": "",
-        "num_blocks": num_blocks,
-        "block_size": deployment.scheduler.block_size,
-    }
 
 
 @cache

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from threading import Condition, Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from realengine.engine import Engine
 from realengine.hardware import describe
+from realengine.inbox import Inbox
 from realengine.loop import drive
 from realengine.no_cycle_search import no_cycle_search
 from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
+from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Told
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.weights import ModelFiles
@@ -27,69 +27,15 @@ from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.python_process import without_main
-from serving.workload import WorkloadRequest
 
 _ENDING_S = 5.0  # how long a process may take to end by itself
-
-
-class About(NamedTuple):
-    """What an engine process runs. `deployment` has the KV blocks that it found to fit."""
-
-    deployment: Deployment
-    hardware: dict[str, str | int]
-    vocab_size: int
-    num_blocks: int
-    notes: dict[str, Any]
-    memory_report: str
-
-
-class Arrival(NamedTuple):
-    """To a process: a request, sent at `send_ns` of the run, with token ids of its prompt and its output, if forced."""
-
-    request: WorkloadRequest
-    prompt: list[int]
-    output: list[int] | None
-    send_ns: int
-
-
-class HangUp(NamedTuple):
-    """To a process: nobody waits for request `id` any more."""
-
-    id: int
-
-
-class End(NamedTuple):
-    """To a process: nothing more comes. What has not ended by then is unfinished."""
-
-
-class Told(NamedTuple):
-    """From a process: rows of requests that have left and of steps, and the step that has just ended, if one has.
-
-    said     by request that has left and whose output was not forced, what that was
-    sampled  requests that got a token in it, one entry a token
-    """
-
-    requests: list[dict[str, Any]]
-    steps: list[dict[str, Any]]
-    said: dict[int, list[int]]
-    step: int | None = None
-    sampled: tuple[int, ...] = ()
-
-
-class Ready(NamedTuple):
-    """From a process, first of a run: it waits for the moment that times count from, on `perf_counter_ns`."""
-
-
-class Ran(NamedTuple):
-    """From a process, last of a run."""
-
-    launching_share: float
 
 
 class ReplicaProcess:
     """A process with the engine `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
 
-    Calls raise UserError when the engine cannot do what is asked, or has ended. Call `close` to end it.
+    The first thing that it says is `About`. Calls raise UserError when the engine cannot do what is asked, or has
+    ended. Call `close` to end it.
     """
 
     def __init__(
@@ -164,6 +110,7 @@ def _serve(
         engine = Engine(deployment, files, draft)
         try:
             served = _Served(engine, pipe)
+            pipe.send(served.about())
             while True:
                 name, arguments = served.inbox.next()
                 pipe.send(getattr(served if hasattr(served, name) else engine, name)(*arguments))
@@ -182,57 +129,25 @@ def _say(pipe: Connection, error: Exception) -> None:
         pipe.send(error)
 
 
-class _Inbox:
-    """What has come through a pipe, read by a thread of its own; None is the end of it."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._came: deque[Any] = deque()
-        self._arrived = Condition()
-        Thread(target=self._read, name="pipe", daemon=True).start()
-
-    def _read(self) -> None:
-        message: Any = ()
-        while message is not None:
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                message = None
-            with self._arrived:
-                self._came.append(message)
-                self._arrived.notify()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Until something has come, or so long; whether it has."""
-        with self._arrived:
-            return self._arrived.wait_for(lambda: bool(self._came), seconds)
-
-    def take(self) -> Iterator[Any]:
-        """What has come. Raises EOFError once the other end has hung up."""
-        while self._came:
-            message = self._came.popleft()
-            if message is None:
-                raise EOFError
-            yield message
-
-    def next(self) -> Any:
-        """What comes next, which may take a while."""
-        self.wait()
-        return next(self.take())
-
-
 class _Served:
     """What an engine process can be asked beside an engine's own calls. Each gives its answer."""
 
     def __init__(self, engine: Engine, pipe: Connection) -> None:
-        self.inbox = _Inbox(pipe)
+        self.inbox = Inbox(pipe)
         self._engine = engine
         self._pipe = pipe
 
     def about(self) -> About:
         engine = self._engine
-        hardware, blocks = describe(engine.deployment.device), engine.scheduler.pool.total
-        return About(engine.deployment, hardware, engine.spec.vocab_size, blocks, engine.notes, engine.memory_report)
+        return About(
+            deployment=engine.deployment.model_dump_json(exclude_unset=True),
+            hardware=describe(engine.deployment.device),
+            vocab_size=engine.spec.vocab_size,
+            num_blocks=engine.scheduler.pool.total,
+            notes=engine.notes,
+            forces=engine.deployment.scheduler.speculative is None,
+            memory_report=engine.memory_report,
+        )
 
     def reset(self) -> None:
         self._engine.reset()
@@ -257,7 +172,7 @@ class _SentRequests:
 
     busy = True
 
-    def __init__(self, engine: Engine, inbox: _Inbox, pipe: Connection, started_ns: int) -> None:
+    def __init__(self, engine: Engine, inbox: Inbox, pipe: Connection, started_ns: int) -> None:
         self.over = False
         self.recorder = RunRecorder(self, started_ns, tier=engine.tier_name)
         self._at_engine = RequestsAtEngine(engine, self.recorder)

@@ -25,6 +25,28 @@ def as_clients_saw(requests: pa.Table) -> pa.Table:
     return requests
 
 
+def seen_from_outside(served: pa.Table, sent: pa.Table) -> pa.Table:
+    """Return what vLLM's scheduler recorded (`served`) with the times of its API server, as far as clients know them.
+
+    The rows of `sent` are those of its clients. The API server has a request at `arrival_ns` of vLLM, and the engine at
+    `queued_ns`; a token is text when its client has it. The quickest first token is taken to have reached its client at
+    once: that is what relates the two clocks.
+    """
+    received_ns = served.column("arrival_ns")
+    begin_ns = pc.max(pc.subtract(served.column("first_token_ns"), sent.column("first_token_ns"))).as_py()
+    first_ns, last_ns = (pc.add(sent.column(name), begin_ns) for name in ("first_token_ns", "finish_ns"))
+    known = {
+        "received_ns": received_ns,
+        "arrival_ns": served.column("queued_ns"),
+        **dict.fromkeys(("first_text_ns", "first_sent_ns"), first_ns),
+        **dict.fromkeys(("last_text_ns", "last_sent_ns"), last_ns),
+    }
+    for name, times in known.items():
+        at = served.schema.get_field_index(name)
+        served = served.set_column(at, served.schema.field(at), times)
+    return served
+
+
 def matched(server: Recording, client: Recording) -> tuple[pa.Table, pa.Table]:
     """What `server` and what `client` recorded of the requests that they have in common, in the order of the server.
 

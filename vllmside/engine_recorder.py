@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -21,12 +21,12 @@ from serving.errors import UserError, raised
 from traces.live_recording import LiveRecording
 from traces.recording import RecordingWriter
 from traces.recording_claim import DEPLOYMENT
-from vllmside.engine_events import EngineEvents, Flight
+from vllmside.engine_events import EngineEvents, Event, Flight
 from vllmside.record_settings import RecordSettings
-from vllmside.recorded_run import RecordedRun
+from vllmside.recorded_run import RecordedRows, RecordedRun
 from vllmside.vllm_deployment import VllmDeployment, read_deployment
 from vllmside.vllm_interface import release
-from vllmside.writer_thread import WriterThread
+from vllmside.writer_thread import EventWriter, SameThread, WriterThread
 
 _LOG = logging.getLogger("vllm.tokentwin")
 _LEAST_BLOCKS = 1 << 14
@@ -55,17 +55,19 @@ def _harmless(
 
 
 class EngineRecorder:
-    """What a scheduler tells its recording. Nothing here raises."""
+    """What a scheduler tells its recording. Nothing here raises.
+
+    run     columns of `runs` that are known at the start
+    """
 
     def __init__(
-        self, events: EngineEvents, thread: WriterThread, run: RecordedRun, notes: dict[str, Any], deployment: str = ""
+        self, events: EngineEvents, writer: EventWriter, recorded: RecordedRun, run: Mapping[str, Any]
     ) -> None:
         self.cache_resets = 0
-        self.deployment = deployment  # as JSON
+        self.run = run
         self._events = events
-        self._thread = thread
-        self._run = run
-        self._notes = notes
+        self._writer = writer
+        self._recorded = recorded
         self.now = events.now
         atexit.register(self.close)
 
@@ -81,11 +83,11 @@ class EngineRecorder:
     @property
     def goes_on(self) -> bool:
         """Return whether the recording goes on."""
-        return self._thread.goes_on
+        return self._writer.goes_on
 
     def end(self, why: str) -> None:
         """Stop recording; what was recorded so far stays a recording."""
-        self._thread.end(why)
+        self._writer.end(why)
 
     @_harmless
     def arriving(self, request: Any) -> None:
@@ -120,18 +122,23 @@ class EngineRecorder:
     def left(self, names: list[str] | None) -> None:
         self._events.left(names or ())
 
+    @_harmless
+    def settle(self) -> None:
+        """Hand on what has happened so far; no more will be known about it."""
+        self._events.settle()
+
     def close(self, status: str = "complete") -> None:
         """Finish the recording when the engine ends. Further calls do nothing."""
         atexit.unregister(self.close)
-        if self._thread.closed:
+        if self._writer.closed:
             return
         if self.goes_on:
             self._events.settle()
-        self._thread.close(partial(self._finish, status), _CLOSE_S)
+        self._writer.close(partial(self._finish, status), _CLOSE_S)
 
     def _finish(self, status: str) -> None:
-        notes = {**self._notes, "prefix_cache_resets": self.cache_resets}
-        self._run.close(self.now(), status if self.goes_on else "interrupted", notes)
+        notes = {**json.loads(self.run["notes"]), "prefix_cache_resets": self.cache_resets}
+        self._recorded.close(self.now(), status if self.goes_on else "interrupted", notes)
 
 
 class _Nothing(EngineRecorder):
@@ -141,7 +148,7 @@ class _Nothing(EngineRecorder):
 
     def __init__(self) -> None:
         self.cache_resets = 0
-        self.deployment = ""
+        self.run = {}
 
     def now(self) -> int:
         return 0
@@ -167,24 +174,48 @@ def open_recorder(scheduler: Any, settings: RecordSettings, version: str) -> Eng
         return _Nothing()
 
 
+def rows_recorder(scheduler: Any, rows: RecordedRows, started_ns: int, version: str) -> EngineRecorder:
+    """Open a recorder that gives `rows` at once; times count from `started_ns` (perf_counter_ns).
+
+    Requests are numbered by their names. An error ends the recording: `goes_on` is False then.
+    """
+    run, _ = _run_columns(scheduler, "", "", version)
+    recorded = _recorded_run(scheduler, rows)
+    writer = SameThread(recorded)
+    return EngineRecorder(_events(scheduler, writer.put, started_ns, numbered=True), writer, recorded, run)
+
+
 def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecorder:
-    config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
+    config = scheduler.vllm_config
     parallel = config.parallel_config
     if config.model_config.runner_type != "generate":
         raise UserError("runner_type", config.model_config.runner_type, "cannot be recorded; only generate can")
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
+    run, found = _run_columns(scheduler, path.name, settings.workload, version)
+    writer = RecordingWriter(path, run)
+    _write_deployment(path, found, config)
+    recorded = _recorded_run(scheduler, LiveRecording(writer, run))
+    thread = WriterThread(recorded, settings.most_waiting_rows)
+    events = _events(scheduler, thread.put, time.perf_counter_ns(), settings.numbered)
+    _LOG.info("tokentwin: this engine is recorded in %s", path)
+    return EngineRecorder(events, thread, recorded, run)
+
+
+def _run_columns(scheduler: Any, name: str, workload: str, version: str) -> tuple[dict[str, Any], VllmDeployment]:
+    """Return the columns of `runs` that are known at the start, and the deployment in them."""
+    config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
     found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
     if (policy := getattr(scheduler, "policy_name", None)) is not None:  # of ours, with settings of its own
         decided = {"policy": policy, "scheduler": scheduler.settings}
         found = replace(found, deployment=found.deployment.model_copy(update=decided))
     notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
-    if rank is not None:
-        notes["data_parallel_rank"] = rank
+    if config.parallel_config.data_parallel_size > 1:
+        notes["data_parallel_rank"] = config.parallel_config.data_parallel_rank
     run = {
-        "run_id": path.name,
+        "run_id": name,
         "clock": "wall",
-        "workload": settings.workload,
+        "workload": workload,
         "deployment": found.deployment.model_dump_json(),
         "replicas": 1,
         "seed": config.model_config.seed or 0,
@@ -194,24 +225,27 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         "block_size": scheduler.block_size,
         "notes": json.dumps(notes),
     }
-    writer = RecordingWriter(path, run)
-    _write_deployment(path, found, config)
-    most_blocks = max(4 * kv_cache.num_blocks, _LEAST_BLOCKS)
-    ahead = getattr(config, "num_hash_lookahead_tokens", 0)
-    recorded = RecordedRun(LiveRecording(writer, run), scheduler.hash_block_size, most_blocks, ahead)
-    thread = WriterThread(recorded, settings.most_waiting_rows)
-    events = EngineEvents(
-        thread.put,
+    return run, found
+
+
+def _recorded_run(scheduler: Any, recording: RecordedRows) -> RecordedRun:
+    most_blocks = max(4 * scheduler.kv_cache_config.num_blocks, _LEAST_BLOCKS)
+    ahead = getattr(scheduler.vllm_config, "num_hash_lookahead_tokens", 0)
+    return RecordedRun(recording, scheduler.hash_block_size, most_blocks, ahead)
+
+
+def _events(scheduler: Any, put: Callable[[Event], None], started_ns: int, numbered: bool) -> EngineEvents:
+    config = scheduler.vllm_config
+    return EngineEvents(
+        put,
         max_model_len=config.model_config.max_model_len,
         drafts=config.speculative_config is not None,
         overlapped=bool(config.scheduler_config.async_scheduling),
         times_thread=_computes_here(config),
-        started_ns=time.perf_counter_ns(),
-        started_s=time.time(),
-        numbered=settings.numbered,
+        started_ns=started_ns,
+        started_s=time.time() - (time.perf_counter_ns() - started_ns) / 1e9,
+        numbered=numbered,
     )
-    _LOG.info("tokentwin: this engine is recorded in %s", path)
-    return EngineRecorder(events, thread, recorded, notes, run["deployment"])
 
 
 def _free_path(path: Path) -> Path:

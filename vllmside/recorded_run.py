@@ -7,19 +7,20 @@ tokens nor hashes are kept. What cannot be known from inside a scheduler is null
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from serving.step_plan import AGGREGATES, Padding, StepPlan, aggregates_of
 from serving.workload import WorkloadRequest
-from traces.live_recording import LiveRecording
 from traces.shared_prefixes import SharedPrefixes
 from vllmside.engine_events import Arrived, Ended, Event, Flight
 
 _GONE = "its client hung up, or a stop string ended it"
+_SERVED_NAME = re.compile(r"(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)-[0-9a-f]{8}")
 _FINISHED = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
 _Times = partial(array, "q")
 
@@ -42,6 +43,17 @@ class _Progress:
     token_times_ns: array[int] = field(default_factory=_Times)
 
 
+class RecordedRows(Protocol):
+    """Where rows go: a `LiveRecording`, or whoever waits for them."""
+
+    @property
+    def goes_on(self) -> bool: ...
+    def arrived(self, request: WorkloadRequest) -> None: ...
+    def add_request(self, row: Mapping[str, Any]) -> None: ...
+    def add_step(self, row: Mapping[str, Any]) -> None: ...
+    def close(self, **run: Any) -> None: ...
+
+
 class RecordedRun:
     """Takes events in order, and gives rows to `recording`.
 
@@ -50,7 +62,7 @@ class RecordedRun:
     ahead        tokens after a block that its hash takes in
     """
 
-    def __init__(self, recording: LiveRecording, block_size: int, most_blocks: int, ahead: int = 0) -> None:
+    def __init__(self, recording: RecordedRows, block_size: int, most_blocks: int, ahead: int = 0) -> None:
         self._recording = recording
         self._prefixes = SharedPrefixes(block_size, most_blocks, ahead)
         self._open: dict[int, _Progress] = {}
@@ -219,12 +231,19 @@ class RecordedRun:
                 "recomputed_tokens": max(progress.recomputed, 0),
                 "token_times_ns": times.tolist(),
                 "end_ns": end_ns,
-                "client_id": progress.came.client_id,
+                "client_id": _client_id(progress.came.client_id),
                 "grammar_compile_ns": None if compiled_ns is None else compiled_ns - progress.came.queued_ns,
                 "steps_before_end": ended.returned_steps if ended and status in ("cancelled", "aborted") else None,
                 **{name: getattr(progress, name) for name in drafted},
             }
         )
+
+
+def _client_id(name: str) -> str:
+    """Return what its client called a request (X-Request-Id): vLLM puts words around it, and after it chance ones."""
+    if (served := _SERVED_NAME.fullmatch(name)) is None:
+        return name
+    return served["chat"] or served["completion"]
 
 
 def _admit(progress: _Progress, found: int, start_ns: int) -> None:

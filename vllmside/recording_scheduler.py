@@ -14,8 +14,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from vllmside.engine_recorder import EngineRecorder, open_recorder
+from vllmside.engine_recorder import EngineRecorder, open_recorder, rows_recorder
 from vllmside.record_settings import RecordSettings, record_settings
+from vllmside.recorded_run import RecordedRows
 from vllmside.vllm_interface import check_interface
 
 _SCHEDULER = (
@@ -48,6 +49,12 @@ class Recording(_Before):
         """End the recording, and begin another one."""
         self._recorder.close()
         self._recorder = open_recorder(self, settings, vllm.__version__)
+
+    def record_rows(self, rows: RecordedRows, started_ns: int) -> EngineRecorder:
+        """End the recording, and give `rows` at once; times count from `started_ns`, on `perf_counter_ns`."""
+        self._recorder.close()
+        self._recorder = rows_recorder(self, rows, started_ns, vllm.__version__)
+        return self._recorder
 
     def add_request(self, request: Any) -> None:
         self._recorder.arriving(request)

@@ -1,32 +1,18 @@
-"""What goes through the pipe of a process that replays workloads on vLLM.
+"""What goes through the pipe of a process with vLLM, beside the `realengine.replica_messages` of one of several.
 
-The first message is `Begin`, which `About` answers. Each `Call` is answered by what the method of `VllmReplayer`
-returns, or by an exception. While a call replays a workload, `Ended` comes too, and whatever is sent stops the replay.
+The first message is `Begin`, which `About` answers. Each call is answered by what the method of `VllmReplayer` returns,
+or by an exception. While a call replays a whole workload, `Ended` comes too, and whatever is sent stops the replay.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Begin(NamedTuple):
     """Set up an engine; `words` are the options of a `vllm serve` command."""
 
     words: list[str]
-
-
-class About(NamedTuple):
-    """The engine is there: the `deployment` that vLLM has resolved, as JSON, and vLLM's version."""
-
-    deployment: str
-    version: str
-
-
-class Call(NamedTuple):
-    """Call the method `name` of `VllmReplayer`."""
-
-    name: str
-    arguments: tuple[Any, ...] = ()
 
 
 class Ended(NamedTuple):

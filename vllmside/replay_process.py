@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -19,7 +20,6 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 import numpy as np
-import vllm
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
@@ -28,8 +28,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from realengine.grammar import ENDLESS_OBJECTS
+from realengine.inbox import Inbox
 from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
+from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Told
 from realengine.speed import SpeedProbe
 from serving.canary import canary_rows
 from serving.errors import UserError, raised
@@ -37,7 +39,7 @@ from serving.workload import Workload, WorkloadRequest
 from traces.reader import read_workload
 from vllmside.engine_recorder import EngineRecorder
 from vllmside.record_settings import RecordSettings
-from vllmside.replay_messages import About, Begin, Call, Ended
+from vllmside.replay_messages import Begin, Ended
 
 _SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
 _POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
@@ -50,8 +52,9 @@ _PIECE = (16, 576, 1536)  # rows, and the shape of weights, of the fixed work th
 class VllmReplayer:
     """An engine of vLLM's in this process, set up by the `words` of its own command line."""
 
-    def __init__(self, pipe: Connection, words: list[str]) -> None:
+    def __init__(self, pipe: Connection, inbox: Inbox, words: list[str]) -> None:
         self._pipe = pipe
+        self._inbox = inbox
         self._chance = Random(0)
         self._number = 0
         self._scratch = tempfile.TemporaryDirectory(prefix="tokentwin-vllm-")
@@ -68,7 +71,27 @@ class VllmReplayer:
 
     def about(self) -> About:
         """Return what is set up."""
-        return About(self._scheduler.recorder.deployment, vllm.__version__)
+        recorder = self._scheduler.recorder
+        return About(
+            deployment=recorder.run["deployment"],
+            hardware=json.loads(recorder.run["hardware"]),
+            vocab_size=self._vocab_size,
+            num_blocks=recorder.run["num_blocks"],
+            notes=json.loads(recorder.run["notes"]),
+            forces=False,
+        )
+
+    def warm_up(self) -> None:
+        """Run steps of every size once, so that nothing is compiled or allocated later."""
+        config = self._engine.vllm_config
+        most_rows, most_tokens = config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens
+        for rows in (1, 2, most_rows // 2, most_rows):
+            self.run_dummy([1] * max(rows, 1))
+        self.run_dummy([min(most_tokens, config.model_config.max_model_len - 1)])
+
+    def reset(self) -> None:
+        """Forget all prompts, which `canary` leaves in the cache, too."""
+        self._engine.reset_prefix_cache()
 
     def run_dummy(self, sizes: list[int]) -> int:
         """Run one step over rows of `sizes` tokens each, and return its time in ns."""
@@ -88,20 +111,31 @@ class VllmReplayer:
         rows = list(canary_rows(self._engine.vllm_config.scheduler_config.max_num_seqs))
         return int(median(self.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
 
-    def replay(self, path: str, out: str) -> Replayed:
+    def replay_workload(self, path: str, out: str) -> Replayed:
         """Replay the workload in the file `path`, and record it in the directory `out`, which is not there yet."""
         workload = read_workload(path)
         before = self.canary()
-        self._engine.reset_prefix_cache()
+        self.reset()
         self._scheduler.record(RecordSettings(record=out, workload=workload.name, numbered=True))
         recorder = self._scheduler.recorder
         recorder.watch_speed(self._probe)
         replay = _Replay(self._engine, workload, self._vocab_size, recorder)
         with no_cycle_search():
-            status = replay.run(self._pipe)
+            status = replay.run(self._inbox, self._pipe)
         recorder.close(status)
         self._scheduler.record(RecordSettings(record=self._aside()))
         return Replayed(status, replay.requests, replay.finished, replay.duration_ns, before, self.canary())
+
+    def replay(self) -> Ran:
+        """Run what comes until `End`, telling of it, once it is `Ready` and was told when the run starts."""
+        self.reset()
+        with no_cycle_search():
+            self._pipe.send(Ready())
+            sent = _SentRequests(self._engine, self._scheduler, self._inbox, self._pipe, self._inbox.next())
+            sent.recorder.watch_speed(self._probe)
+            sent.run()
+        self._scheduler.record(RecordSettings(record=self._aside()))
+        return Ran(launching_share=None)
 
     def close(self) -> None:
         """End the engine."""
@@ -130,10 +164,11 @@ class _Replay:
         self._recorder = recorder
         self._now = recorder.now
 
-    def run(self, pipe: Connection) -> str:
-        """Replay until everything has ended, or something comes through `pipe`; return the status of the recording."""
+    def run(self, inbox: Inbox, pipe: Connection) -> str:
+        """Replay until everything has ended, or something comes into `inbox`; return the status of the recording."""
         while self._open or not self._offered.exhausted:
-            if pipe.poll():
+            if inbox.wait(0):
+                list(inbox.take())
                 self._engine.abort_request(list(self._open), internal=False)
                 return "interrupted"
             self._send()
@@ -156,13 +191,7 @@ class _Replay:
         for request in map(self._texts.sent, self._offered.arrivals(now)):
             prompt, _ = self._texts.of(request)
             self._open[str(request.id)] = request
-            self._recorder.due_ns[request.id] = request.arrival_ns
-            self._engine.add_request(
-                str(request.id),
-                TokensPrompt(prompt_token_ids=prompt),
-                _sampling(request.output_len, request.structured),
-                priority=request.priority,
-            )
+            _add(self._engine, self._recorder, request, prompt)
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -184,6 +213,99 @@ class _Replay:
             sleep(ahead_ns / 1e9)
 
 
+class _SentRequests:
+    """Requests that come one by one, on their way through the engine, and what is told of them: `RecordedRows`."""
+
+    goes_on = True
+
+    def __init__(self, engine: LLMEngine, scheduler: Any, inbox: Inbox, pipe: Connection, started_ns: int) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._pipe = pipe
+        self._over = False
+        self._open: dict[str, int] = {}  # by name, how many tokens each has
+        self._send_ns: dict[int, int] = {}
+        self._requests: list[dict[str, Any]] = []
+        self._steps: list[dict[str, Any]] = []
+        self._said: dict[int, list[int]] = {}
+        self.recorder: EngineRecorder = scheduler.record_rows(self, started_ns)
+
+    def arrived(self, request: WorkloadRequest) -> None:
+        """Do nothing: the other end knows what it has sent."""
+
+    def add_request(self, row: Mapping[str, Any]) -> None:
+        """Take a row of `requests`."""
+        self._requests.append({**row, "send_ns": self._send_ns.pop(row["request_id"])})
+
+    def add_step(self, row: Mapping[str, Any]) -> None:
+        """Take a row of `steps`."""
+        self._steps.append(dict(row))
+
+    def close(self, **run: Any) -> None:
+        """Do nothing: all rows have been given."""
+
+    def run(self) -> None:
+        """Run what comes until `End`."""
+        while not self._over:
+            for message in self._inbox.take():
+                self._hear(message)
+            if self._open:
+                self._step()
+            elif not self._over:
+                self._inbox.wait()
+        self.recorder.close()  # what has not ended is unfinished
+        self._engine.abort_request(list(self._open), internal=False)
+        self._tell()
+
+    def _hear(self, message: Arrival | HangUp | End) -> None:
+        match message:
+            case Arrival(request, prompt, _, send_ns):
+                self._open[str(request.id)] = 0
+                self._send_ns[request.id] = send_ns
+                _add(self._engine, self.recorder, request, prompt)
+            case HangUp(id):
+                if self._open.pop(str(id), None) is not None:
+                    self._engine.abort_request([str(id)], internal=False)
+                    self._tell()
+            case End():
+                self._over = True
+
+    def _step(self) -> None:
+        sampled: list[int] = []
+        for output in self._engine.step():
+            if output.request_id not in self._open:
+                continue
+            id, tokens = int(output.request_id), output.outputs[0].token_ids
+            sampled += [id] * (len(tokens) - self._open[output.request_id])
+            self._open[output.request_id] = len(tokens)
+            if output.finished:
+                del self._open[output.request_id]
+                self._said[id] = list(tokens)
+        self.recorder.settle()
+        self._tell(sampled)
+
+    def _tell(self, sampled: Sequence[int] = ()) -> None:
+        """Tell what has happened: at most one step has ended, in which requests got the tokens `sampled`."""
+        if not self.recorder.goes_on:
+            raise RuntimeError("the recording has ended; see vLLM's log")
+        requests, steps, said = self._requests, self._steps, self._said
+        self._requests, self._steps, self._said = [], [], {}
+        step = steps[-1]["step"] if steps else None
+        if requests or steps:
+            self._pipe.send(Told(requests, steps, said, step, tuple(sampled)))
+
+
+def _add(engine: LLMEngine, recorder: EngineRecorder, request: WorkloadRequest, prompt: list[int]) -> None:
+    """Send `request` to `engine`."""
+    recorder.due_ns[request.id] = request.arrival_ns
+    engine.add_request(
+        str(request.id),
+        TokensPrompt(prompt_token_ids=prompt),
+        _sampling(request.output_len, request.structured),
+        priority=request.priority,
+    )
+
+
 def _sampling(tokens: int, structured: bool = False) -> SamplingParams:
     """Return how `tokens` tokens are sampled, which no stop token ends."""
     grammar = StructuredOutputsParams(json=ENDLESS_OBJECTS) if structured else None
@@ -202,16 +324,20 @@ def _piece_of_work() -> Callable[[], object]:
 def main() -> None:
     """Answer calls until the pipe is closed."""
     pipe = Connection(int(sys.argv[1]))
+    inbox = Inbox(pipe)
     replayer: VllmReplayer | None = None
     with suppress(EOFError, ConnectionError):
         while True:
-            asked = pipe.recv()
+            asked = inbox.next()
             try:
                 if isinstance(asked, Begin):
-                    replayer = VllmReplayer(pipe, asked.words)
+                    replayer = VllmReplayer(pipe, inbox, asked.words)
                     pipe.send(replayer.about())
-                elif isinstance(asked, Call):
-                    pipe.send(getattr(replayer, asked.name)(*asked.arguments))
+                else:
+                    name, arguments = asked
+                    pipe.send(getattr(replayer, name)(*arguments))
+            except (EOFError, ConnectionError):
+                raise
             except UserError as error:
                 pipe.send(error)
             except BaseException as error:

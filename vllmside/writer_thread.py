@@ -26,6 +26,17 @@ class Takes(Protocol):
     def take(self, event: Event) -> None: ...
 
 
+class EventWriter(Protocol):
+    """Whatever hands events to `Takes`, until it is closed."""
+
+    goes_on: bool
+    closed: bool
+
+    def put(self, event: Event) -> None: ...
+    def end(self, why: str) -> None: ...
+    def close(self, finish: Callable[[], None], timeout_s: float) -> None: ...
+
+
 class WriterThread:
     """Hands events to `run`, in order. `most_waiting` is how many rows of steps may wait, at most."""
 
@@ -77,6 +88,29 @@ class WriterThread:
                 except Exception as error:
                     self.end(str(error) if isinstance(error, UserError) else raised(error))
             self._taken_rows += _rows(event)
+
+
+class SameThread:
+    """Hands events to `run` at once, where somebody waits for what comes of them. Errors are the caller's."""
+
+    def __init__(self, run: Takes) -> None:
+        self.goes_on = True
+        self.closed = False
+        self._run = run
+
+    def put(self, event: Event) -> None:
+        """Hand on `event`."""
+        self._run.take(event)
+
+    def end(self, why: str) -> None:
+        """Stop recording."""
+        self.goes_on = False
+        _LOG.error("tokentwin: the recording ends here: %s", why)
+
+    def close(self, finish: Callable[[], None], timeout_s: float) -> None:
+        """Finish, however long it takes."""
+        self.closed = True
+        finish()
 
 
 def _rows(event: Event) -> int:

@@ -97,10 +97,12 @@ def in_weather(
         weather = known_weather(side, cost.calibration) if isinstance(cost, StepCost) else None
         if weather is None:
             return None
-        found.append([
-            replace(one, deployment=one.deployment.model_copy(update={"fleet": slowed_fleet(recording, weather)}))
-            for recording, one in zip(side, simulated, strict=True)
-        ])
+        found.append(
+            [
+                replace(one, deployment=one.deployment.model_copy(update={"fleet": slowed_fleet(recording, weather)}))
+                for recording, one in zip(side, simulated, strict=True)
+            ]
+        )
     return found or None
 
 

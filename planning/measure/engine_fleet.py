@@ -11,19 +11,19 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing.connection import wait
+from importlib.util import find_spec
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from realengine.ctrl_c import ctrl_c_heard
 from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.replay import run_columns
-from realengine.replica_process import About, Arrival, End, HangUp, Ran, ReplicaProcess, Told
-from realengine.weights import ModelFiles
-from serving.deployments.config import Deployment
+from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Told
+from realengine.run_columns import run_columns
+from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
@@ -36,27 +36,44 @@ _LONGEST_WAIT_NS = 100_000_000  # then look whether Ctrl-C was pressed
 _POLLED_NS = 1_000_000  # a wait is rounded up to so much; closer to an arrival there is none
 
 
+class EngineProcess(Protocol):
+    """A process with one engine. `About` is the first thing that it says; see `realengine.replica_messages`."""
+
+    number: int
+    pipe: Connection
+
+    def begin(self, call: str, *arguments: object) -> None: ...
+    def ask(self, call: str, *arguments: object) -> Any: ...
+    def send(self, message: object) -> None: ...
+    def heard(self) -> Any: ...
+    def close(self) -> None: ...
+
+
 class EngineFleet:
     """The engines of `deployment.fleet`, loaded.
+
+    start   starts a process with one of them, given its number, the deployment without its fleet, and its GPUs, if any
 
     Raises UserError for a fleet that only the simulator has, and for what an engine cannot do.
     """
 
-    def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
+    def __init__(self, deployment: Deployment, start: Callable[[int, Deployment, str | None], EngineProcess]) -> None:
         fleet = _real_fleet(deployment)
         self._ends = ExitStack()
         alone = deployment.model_copy(update={"fleet": None})
-        self._engines: list[ReplicaProcess] = []
+        self._engines: list[EngineProcess] = []
         try:
             for number, gpus in enumerate(_gpus(deployment, fleet.pools[0].replicas)):
-                engine = ReplicaProcess(number, alone, files, draft, gpus)
+                engine = start(number, alone, gpus)
                 self._ends.callback(engine.close)
                 self._engines.append(engine)
-            self.about = [cast(About, said) for said in self._all("about")]
+            self.about = [cast(About, engine.heard()) for engine in self._engines]
         except BaseException:
             self.close()
             raise
-        self.deployment = self.about[0].deployment.model_copy(update={"fleet": fleet})
+        resolved = parse(Deployment, json.loads(self.about[0].deployment), where="engine")
+        stated = {"model": deployment.model, "threads": deployment.threads}
+        self.deployment = resolved.model_copy(update={**stated, "fleet": fleet})
         self.memory_report = self.about[0].memory_report
 
     @property
@@ -107,17 +124,15 @@ class EngineFleet:
             self._all("reset")
             before = self.canary()
             router = find_router(self._fleet.router.name, **self._fleet.router.settings)
-            routed = _RoutedRun(self._engines, self.about, router, workload, writer, progress)
+            block_size = self.deployment.scheduler.block_size
+            routed = _RoutedRun(self._engines, self.about, block_size, router, workload, writer, progress)
             with no_cycle_search(), ctrl_c_heard() as stopped:
                 status, duration_ns = routed.run(stopped)
             after = self.canary()
-            shares = [ran.launching_share for ran in routed.ran]
-            notes = {
-                "canary_before_ns": before,
-                "canary_after_ns": after,
-                **first.notes,
-                "launching_share": sum(shares) / len(shares),
-            }
+            notes = {"canary_before_ns": before, "canary_after_ns": after, **first.notes}
+            shares = [ran.launching_share for ran in routed.ran if ran.launching_share is not None]
+            if shares:
+                notes["launching_share"] = sum(shares) / len(shares)
             lives = [self._life(number) for number in range(self.replicas)]
             routed.texts.keep_sent(writer)
             writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=lives)
@@ -145,8 +160,9 @@ class _RoutedRun:
 
     def __init__(
         self,
-        engines: Sequence[ReplicaProcess],
+        engines: Sequence[EngineProcess],
         about: Sequence[About],
+        block_size: int,
         router: Router,
         workload: Workload,
         writer: RecordingWriter,
@@ -155,7 +171,7 @@ class _RoutedRun:
         self.finished = 0
         self.ran: list[Ran] = []
         self._engines = {engine.pipe: engine for engine in engines}
-        kv_tokens = [one.num_blocks * one.deployment.scheduler.block_size for one in about]
+        kv_tokens = [one.num_blocks * block_size for one in about]
         self._routed = [RoutedReplica(*numbered) for numbered in enumerate(kv_tokens)]
         self._ready = ReplicaSet()
         for replica in self._routed:
@@ -165,8 +181,7 @@ class _RoutedRun:
         self._progress = progress
         self._ended = 0
         self._offered = OfferedRequests(workload)
-        forces = about[0].deployment.scheduler.speculative is None
-        self.texts = ReplayTexts(workload, about[0].vocab_size, forces)
+        self.texts = ReplayTexts(workload, about[0].vocab_size, about[0].forces)
         self._open: dict[int, tuple[WorkloadRequest, int]] = {}  # and the replica each is on
         self._heard_ns: dict[tuple[int, int], int] = {}  # of a replica's steps whose rows have not come
         self._started_ns = self._last_ns = 0
@@ -285,11 +300,18 @@ def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES of each replica, which has GPUs of its own. Raises UserError if there are too few."""
     if deployment.device == "cpu":
         return [None] * replicas
-    import torch
-
-    each, here = deployment.tensor_parallel_size, torch.cuda.device_count()
+    each, here = deployment.tensor_parallel_size, _gpus_here()
     if here < each * replicas:
         remedy = f"need {each * replicas} GPUs, and this machine has {here}; lower it"
         raise UserError("replicas", replicas, remedy)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(here)))).split(",")
     return [",".join(visible[at * each : (at + 1) * each]) for at in range(replicas)]
+
+
+def _gpus_here() -> int:
+    """Return how many GPUs this machine has; where torch is not installed, as its driver says."""
+    if find_spec("torch") is None:
+        return len(list(Path("/dev").glob("nvidia[0-9]*")))
+    import torch
+
+    return torch.cuda.device_count()

@@ -49,17 +49,26 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
     Raises UserError as `load_engine` does, and for a fleet that only the simulator has.
     """
-    if runs_on_vllm(deployment):
-        from planning.measure.vllm_engine import VllmEngine
-
-        say(f"loading {deployment.model} in vLLM")
-        return _ready(VllmEngine(_in_fast_dtype(deployment, say)), say)
-    if deployment.fleet is None:
-        return load_engine(deployment, say)
-    runs = _runnable(deployment, say)
     from planning.measure.engine_fleet import EngineFleet
 
-    return _ready(EngineFleet(*runs), say)
+    if runs_on_vllm(deployment):
+        from planning.measure.vllm_engine import VllmEngine
+        from planning.measure.vllm_process import VllmProcess
+
+        say(f"loading {deployment.model} in vLLM")
+        deployment = _in_fast_dtype(deployment, say)
+        if deployment.fleet is None:
+            return _ready(VllmEngine(deployment), say)
+        return _ready(EngineFleet(deployment, VllmProcess), say)
+    if deployment.fleet is None:
+        return load_engine(deployment, say)
+    runs, files, draft = _runnable(deployment, say)
+    from realengine.replica_process import ReplicaProcess
+
+    def start(number: int, alone: Deployment, gpus: str | None) -> ReplicaProcess:
+        return ReplicaProcess(number, alone, files, draft, gpus)
+
+    return _ready(EngineFleet(runs, start), say)
 
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:

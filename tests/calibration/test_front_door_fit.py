@@ -61,6 +61,21 @@ def test_known_prices_are_found_again(tmp_path: Path) -> None:
     assert found.source == "200 requests of served, sent by client"
 
 
+def test_of_a_server_that_only_its_scheduler_recorded_clients_tell_the_rest(tmp_path: Path) -> None:
+    server, client = recorded(tmp_path, 200)
+    requests = server.requests
+    of_scheduler = {"queued_ns": requests["arrival_ns"], "arrival_ns": requests["received_ns"]}
+    unknown = ("received_ns", "first_text_ns", "first_sent_ns", "last_text_ns", "last_sent_ns")
+    for name, times in (of_scheduler | dict.fromkeys(unknown, pa.nulls(200, pa.int64()))).items():
+        requests = requests.set_column(requests.column_names.index(name), requests.schema.field(name), times)
+    pq.write_table(requests, server.path / "requests.parquet")
+    found = fit_front_door(Recording.load(server.path), client)
+    for name in ("request_ns", "prompt_token_ns", "chunk_ns"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.15), name
+    way_ns = TRUE.client_ns + TRUE.outputs_ns  # to the server and back: of two clocks only the sum is known
+    assert found.client_ns + found.outputs_ns == pytest.approx(way_ns, rel=0.05)
+
+
 def in_weather(server: Recording, own: float, speed: float) -> Recording:
     """The recording of a machine whose thread had a share `own` of the time on the wall, at this speed."""
     steps = server.steps

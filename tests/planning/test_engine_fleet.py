@@ -20,6 +20,7 @@ from calibration.validation.route_replay import replay_routes
 from planning.compare.comparer import compare_on_engine
 from planning.compare.request import CompareRequest
 from planning.measure.engine_fleet import EngineFleet
+from realengine.replica_process import ReplicaProcess
 from realengine.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
@@ -59,9 +60,13 @@ def traffic(requests: int = 40, **arrivals: Any) -> Workload:
     return replace(made, requests=too_long)
 
 
+def start(number: int, deployment: Deployment, gpus: str | None) -> ReplicaProcess:
+    return ReplicaProcess(number, deployment, load_model_files("random:llama", Path()), None, gpus)
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[EngineFleet]:
-    made = EngineFleet(deployed(), load_model_files("random:llama", Path()))
+    made = EngineFleet(deployed(), start)
     yield made
     made.close()
 
@@ -187,7 +192,6 @@ def test_routers_are_compared_on_real_engines(made: list[Deployment], tmp_path: 
 
 
 def test_what_only_the_simulator_can_run_is_refused() -> None:
-    files = load_model_files("random:llama", Path())
     for given, says in (
         ({"pools": (PoolConfig(name="a"), PoolConfig(name="b"))}, "one pool"),
         ({"pools": (PoolConfig(speed=2.0),)}, "fleet.pools.pool.speed"),
@@ -195,9 +199,9 @@ def test_what_only_the_simulator_can_run_is_refused() -> None:
         ({"router": "no-such"}, "router"),
     ):
         with pytest.raises(UserError, match=says):
-            EngineFleet(deployed(**given), files)
+            EngineFleet(deployed(**given), start)
     with pytest.raises(UserError, match="gpu_memory_utilization"):
-        EngineFleet(deployed().model_copy(update={"gpu_memory_utilization": 0.5}), files)
+        EngineFleet(deployed().model_copy(update={"gpu_memory_utilization": 0.5}), start)
 
 
 def test_the_end_of_an_engine_is_one_line(fleet: EngineFleet, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from dashboard.bundled import DEMO
 from planning.costs import base_deployment, priced
 from planning.deployments import on_engine
 from planning.measure.real_engine import load_engines, runs_on_vllm
-from planning.measure.vllm_engine import VllmEngine, vllm_python
+from planning.measure.vllm_engine import VllmEngine
+from planning.measure.vllm_process import vllm_python
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from tests.realengine.tiny_chat_model import save_tokenizer
@@ -69,7 +70,6 @@ def test_why_vllm_ended_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ("stated", "says"),
     [
         ({"scheduler": {"block_size": 16}}, "scheduler.block_size: 16: must be a multiple of 32 for vLLM on a CPU"),
-        ({"fleet": {"pools": [{"name": "all", "replicas": 2}]}}, "fleet: of several engines is not run on vLLM here"),
     ],
 )
 def test_what_vllm_cannot_serve_is_refused_before_it_starts(

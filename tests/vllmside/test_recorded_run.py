@@ -98,7 +98,23 @@ def test_a_run_is_recorded_and_replayed(engine: Engine) -> None:
     row = rows(recording)[1]
     assert (row["prefix_hit_tokens"], row["status"], row["output_tokens"]) == (4, "finished", 1)
     assert row["send_ns"] is None and row["client_id"] == "b"
+
     assert replay_decisions(recording).exact
+
+
+@pytest.mark.parametrize(
+    ("name", "client_id"),
+    [
+        ("cmpl-run-7-0-89abcdef", "run-7"),
+        ("chatcmpl-run-7-89abcdef", "run-7"),
+        ("17-89abcdef", "17-89abcdef"),
+        ("mine", "mine"),
+    ],
+)
+def test_a_request_has_the_name_that_its_client_gave_it(engine: Engine, name: str, client_id: str) -> None:
+    engine.add(name, 6, 1)
+    engine.back(engine.plan({name: 6}, {name: 0}), {name: 1}, {name: "FINISHED_LENGTH_CAPPED"})
+    assert rows(engine.recording())[0]["client_id"] == client_id
 
 
 def test_a_turn_quotes_the_answer_before_it(engine: Engine) -> None:

@@ -1,0 +1,158 @@
+"""vLLM in a process of its own, in its own environment.
+
+`make vllm` builds the environment, in .venv-vllm; $TOKENTWIN_VLLM names another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from planning.home import home
+from planning.plan.vllm_command import vllm_options
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.plugins import located
+from vllmside.replay_messages import Begin
+from vllmside.scheduler_settings import VLLM_SETTINGS
+
+_ROOT = Path(__file__).parents[2]
+_VARIABLE = "TOKENTWIN_VLLM"
+_CPU_BLOCK = 32  # tokens in a KV block: vLLM's attention on a CPU takes multiples of it
+_ENDING_S = 10.0  # how long the process may take to end by itself
+_SEEN_EVERY_S = 0.2  # how often Ctrl-C is noticed while the process works
+
+
+def vllm_python() -> Path:
+    """Return the Python of the environment with vLLM. Raises UserError if there is none."""
+    stated = os.environ.get(_VARIABLE)
+    python = (Path(stated) if stated else _ROOT / ".venv-vllm") / "bin" / "python"
+    if not python.is_file():
+        remedy = f"has no bin/python; run `make vllm` in the checkout, or set {_VARIABLE} to an environment with vLLM"
+        raise UserError(_VARIABLE, str(python.parent.parent), remedy)
+    return python
+
+
+class VllmProcess:
+    """A process with the vLLM `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
+
+    The first thing that it says is `About`, once it is loaded; the deployment there is as vLLM has resolved it. Calls
+    raise UserError for what vLLM cannot serve here; the last line of its log is the remedy. Call `close` to end it.
+    """
+
+    def __init__(self, number: int, deployment: Deployment, gpus: str | None = None) -> None:
+        python = vllm_python()
+        words = _words(deployment)
+        ours, theirs = socket.socketpair()
+        self.number = number
+        self._folder = TemporaryDirectory(prefix="tokentwin-vllm-")
+        self.folder = Path(self._folder.name)
+        self._log = self.folder / "vllm.log"
+        with theirs, self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(python), "-m", "vllmside.replay_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **_environment(deployment, gpus)},
+                start_new_session=True,  # Ctrl-C is this process's to notice
+            )
+        self.pipe = Connection(ours.detach())
+        self.send(Begin(words))
+
+    def begin(self, call: str, *arguments: object) -> None:
+        """Begin a call of `VllmReplayer`, of which `heard` gives the answer."""
+        self.send((call, arguments))
+
+    def ask(self, call: str, *arguments: object) -> Any:
+        """Return the answer to a call."""
+        self.begin(call, *arguments)
+        return self.heard()
+
+    def send(self, message: object) -> None:
+        """Tell it something."""
+        with suppress(OSError):  # it has ended: what is heard next says why
+            self.pipe.send(message)
+
+    def heard(self) -> Any:
+        """Return what it says next."""
+        try:
+            while not self.pipe.poll(_SEEN_EVERY_S):
+                pass
+            said = self.pipe.recv()
+        except (EOFError, OSError):
+            raise UserError("vllm", self._last_words(), "is why vLLM ended; mend that, and start again") from None
+        if isinstance(said, UserError):
+            raise said
+        if isinstance(said, Exception):
+            raise UserError("vllm", str(said), f"is why vLLM failed; its log ended with: {self._last_words()}")
+        return said
+
+    def close(self) -> None:
+        """End it. May be called again, and after an error."""
+        self.pipe.close()
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def _last_words(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        return (errors or lines or ["it said nothing"])[-1].strip()
+
+
+def _words(deployment: Deployment) -> list[str]:
+    """Return the options of the `vllm serve` command of `deployment`.
+
+    Raises UserError for what this machine or vLLM does not have.
+    """
+    model = deployment.model
+    folder = home() / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UserError("model", model, "has no config.json for vLLM; give smollm2, once fetched, or a model folder")
+    words = ["--model", str(folder), *vllm_options(deployment.model_copy(update={"policy": "vllm"}))]
+    if deployment.policy != "vllm":
+        words += ["--additional-config", json.dumps({"tokentwin": _policy(deployment)})]
+    if not any(folder.glob("*.safetensors")):
+        words += ["--load-format", "dummy"]
+    if deployment.device == "cpu":
+        if deployment.scheduler.block_size % _CPU_BLOCK:
+            remedy = f"must be a multiple of {_CPU_BLOCK} for vLLM on a CPU"
+            raise UserError("scheduler.block_size", deployment.scheduler.block_size, remedy)
+        words = [word for word in words if word != "--enforce-eager"] + ["--enforce-eager"]
+    return words
+
+
+def _policy(deployment: Deployment) -> dict[str, Any]:
+    """Return what our policy is told inside vLLM: its name, and the settings that vLLM has no option for."""
+    stated = deployment.scheduler.model_dump(mode="json", exclude_defaults=True)
+    own = {name: value for name, value in stated.items() if name not in VLLM_SETTINGS}
+    return {"policy": located(deployment.policy), "scheduler": own}
+
+
+def _environment(deployment: Deployment, gpus: str | None) -> dict[str, str]:
+    """Return what vLLM reads from its environment: it stays in one process and reaches for no network."""
+    devices = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+    return {
+        **devices,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(deployment.threads),
+        "OPENBLAS_NUM_THREADS": "1",  # which only tells how fast the machine is
+        "HF_HUB_OFFLINE": "1",
+        # Of a checkout the process takes these sources; else tokentwin is installed beside its vLLM.
+        "PYTHONPATH": str(_ROOT) if (_ROOT / "pyproject.toml").is_file() else "",
+    }

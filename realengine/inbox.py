@@ -1,0 +1,48 @@
+"""What comes through a pipe, read by a thread, so that neither end waits for the other to read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from threading import Condition, Thread
+from typing import Any
+
+
+class Inbox:
+    """The messages of `pipe` that nobody has taken yet."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._came: deque[Any] = deque()  # None is the end of the pipe
+        self._arrived = Condition()
+        Thread(target=self._read, name="pipe", daemon=True).start()
+
+    def _read(self) -> None:
+        message: Any = ()
+        while message is not None:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                message = None
+            with self._arrived:
+                self._came.append(message)
+                self._arrived.notify()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until something has come, or so many seconds; return whether something has."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._came), seconds)
+
+    def take(self) -> Iterator[Any]:
+        """Yield what has come. Raises EOFError once the other end has hung up."""
+        while self._came:
+            message = self._came.popleft()
+            if message is None:
+                raise EOFError
+            yield message
+
+    def next(self) -> Any:
+        """Return what comes next, which may take a while."""
+        self.wait()
+        return next(self.take())
