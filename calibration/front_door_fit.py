@@ -48,9 +48,9 @@ def front_door_of(server: Recording) -> FrontDoor | None:
 def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
     """The front door that explains both recordings best, by least squares without negative times.
 
-    Of vLLM's API server only its scheduler and its clients tell, so that what its clients add after a token is in the
-    price of a token. What the engine lost to the API process beside it is known by its `calibration`; nothing is said of
-    it without one. Raises UserError for recordings of different runs, and of too few requests.
+    Of vLLM's API server only its scheduler and its clients tell. What the engine lost to the API process beside it is
+    known by its `calibration`; nothing is said of that without one. Raises UserError for recordings of different runs,
+    and of too few requests.
     """
     served, sent = matched(server, client)
     finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))

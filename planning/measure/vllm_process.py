@@ -49,7 +49,7 @@ class VllmProcess:
 
     def __init__(self, number: int, deployment: Deployment, gpus: str | None = None) -> None:
         python = vllm_python()
-        words = _words(deployment)
+        words = vllm_words(deployment)
         ours, theirs = socket.socketpair()
         self.number = number
         self._folder = TemporaryDirectory(prefix="tokentwin-vllm-")
@@ -112,7 +112,7 @@ class VllmProcess:
         return (errors or lines or ["it said nothing"])[-1].strip()
 
 
-def _words(deployment: Deployment) -> list[str]:
+def vllm_words(deployment: Deployment) -> list[str]:
     """Return the options of the `vllm serve` command of `deployment`.
 
     Raises UserError for what this machine or vLLM does not have.

@@ -6,25 +6,18 @@ vLLM is the norm. What differs on purpose has a name in `door_cases.py` and a ro
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.apiserver.served import serving
-from tests.apiserver.served_command import free_ports
 from tests.vllm.door_answers import answer, differences, families
 from tests.vllm.door_cases import CASES, Case
-from tests.vllm.environment import PYTHON, environment, needs_vllm
+from tests.vllm.environment import needs_vllm
+from tests.vllm.served_vllm import vllm_serving
 
 pytestmark = [pytest.mark.deep, pytest.mark.engine, pytest.mark.vllm, needs_vllm]
-
-_QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class Doors(NamedTuple):
@@ -32,37 +25,6 @@ class Doors(NamedTuple):
 
     vllm: tuple[str, int]
     ours: tuple[str, int]
-
-
-@contextmanager
-def vllm_serving(folder: Path, model: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """vLLM's API server until the context is left."""
-    port = free_ports(1)
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "m", "--port", str(port), "--host", "127.0.0.1", *options]
-    with (folder / "vllm.txt").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment() | _QUIET)
-    try:
-        _wait_for(("127.0.0.1", port), process, folder / "vllm.txt")
-        yield "127.0.0.1", port
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _wait_for(address: tuple[str, int], process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(600):
-        assert process.poll() is None, log.read_text()[-4000:]
-        connection = HTTPConnection(*address, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(1)
-        finally:
-            connection.close()
-    raise AssertionError("vLLM does not answer")
 
 
 @pytest.fixture(scope="module")
