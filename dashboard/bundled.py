@@ -19,6 +19,7 @@ from planning.diagnose.request import DiagnoseRequest
 SAMPLES = Path(__file__).with_name("samples")
 DEMO = SAMPLES / "demo"
 PAIR = SAMPLES / "compared"
+PAIR_ON_VLLM = SAMPLES / "compared-vllm"
 EXTERNAL_SAMPLE = SAMPLES / "external"
 RUN_SAMPLE = SAMPLES / "run"
 RUN_GPU = "H100"
@@ -35,6 +36,11 @@ def bundled_recordings() -> dict[str, Path]:
 def bundled_pair() -> dict[str, Path]:
     """The real engine's recordings of two policies on the same arrivals, by name: a directory of several runs each."""
     return {f"bundled pair/{side}": PAIR / side for side in "ab"}
+
+
+def bundled_pair_on_vllm() -> dict[str, Path]:
+    """Return vLLM's recordings of the same two policies on the same arrivals, by name."""
+    return {f"bundled pair on vLLM/{side}": PAIR_ON_VLLM / side for side in "ab"}
 
 
 def sample_diagnosis(run: Path = RUN_SAMPLE) -> DiagnoseRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
@@ -53,6 +55,14 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
                 to.settings(side.deployment.as_json())
 
 
+def show_engines(to: Sheet, answers: Sequence[ComparisonDocument]) -> None:
+    """The same change as it was simulated and as each engine ran it, in columns."""
+    to.text("**B - A on each engine**")
+    to.table(words.engine_rows(answers), {}, dict.fromkeys(words.engines(answers), _ON_ENGINE), height="content")
+    to.text(words.agreement(answers))
+
+
+_ON_ENGINE = "B - A in percent of A, with the ends of its 95 % interval, which holds for all rows together."
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
     "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.bundled import DEMO, SAMPLES, bundled_pair
+from dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
 from dashboard.planned import Planned
@@ -38,6 +38,8 @@ _SOURCES = ("preset", "trace")
 _PLAN_SEEDS = 5  # the fewest of which intervals compare whole runs
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
+_NO_ENGINE = "none"
+_ALSO = "Recordings of both sides that `compare --engine` made on another engine, such as vLLM, of the same requests."
 _SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
 _WIN = "A request gains or loses when its latency changes by this much."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
@@ -97,6 +99,23 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
         inputs = {"stamps": [_written(path) for path in paths], "timing": timing, **_judged()}
     a, b = (path.resolve() for path in paths)
     return parse(CompareRecordingsRequest, {"a": a, "b": b, **inputs}, where="lab")
+
+
+def other_engine_input(own: Mapping[str, Path], first: CompareRecordingsRequest) -> CompareRecordingsRequest | None:
+    """Draw the choice of a pair of recordings that another engine made of the same change as `first`.
+
+    A pair is what `compare --engine` leaves in a directory: `a` and `b`.
+    """
+    sides = {**own, **bundled_pair(), **bundled_pair_on_vllm()}
+    pairs = {name[:-2]: path.parent for name, path in sides.items() if name.endswith("/a") and f"{name[:-1]}b" in sides}
+    others = {name: path for name, path in pairs.items() if path.resolve() != first.a.parent}
+    usual = "bundled pair on vLLM" if first.a.parent == PAIR.resolve() else _NO_ENGINE
+    chosen = choose("The same change on another engine", usual_first(usual, (_NO_ENGINE, *others)), "also", help=_ALSO)
+    if chosen == _NO_ENGINE:
+        return None
+    a, b = (others[chosen].resolve() / side for side in "ab")
+    stamps = (_written(a), _written(b))
+    return first.model_copy(update={"a": a, "b": b, "stamps": stamps, "timing": None})
 
 
 def _is_bundled(path: Path) -> bool:

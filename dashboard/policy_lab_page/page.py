@@ -21,12 +21,13 @@ from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
 from dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
 from dashboard.policy_lab_page import words
-from dashboard.policy_lab_page.answer import show_comparison
-from dashboard.policy_lab_page.inputs import recording_inputs, simulation_inputs
+from dashboard.policy_lab_page.answer import show_comparison, show_engines
+from dashboard.policy_lab_page.inputs import other_engine_input, recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
 from dashboard.shown import capitalised, verbatim
 from dashboard.url import in_url, named, pick
 from planning.compare.document import ComparisonDocument
+from planning.compare.request import CompareRecordingsRequest
 from planning.jobs.job import Job
 from serving.errors import UserError
 
@@ -81,6 +82,23 @@ def _recorded(runs: Path) -> None:
         offer(job, "These recordings have not been compared yet.", *_COMPARE)
         return
     _answer(answer)
+    _on_another_engine(runs, found, request, answer)
+
+
+def _on_another_engine(
+    runs: Path, found: dict[str, Path], first: CompareRecordingsRequest, answer: ComparisonDocument
+) -> None:
+    """The same change on another engine, beside the first and its simulation."""
+    also = other_engine_input(found, first)
+    if also is None:
+        return
+    job = Job(runs / "jobs", RECORDED, also.as_json())
+    other = _found(job)
+    if other is None:
+        start_once(job)
+        offer(job, "These recordings have not been compared yet.", *_COMPARE)
+        return
+    show_engines(blocks, (answer, other))
 
 
 def _found(job: Job) -> ComparisonDocument | None:

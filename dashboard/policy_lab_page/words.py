@@ -9,6 +9,7 @@ from calibration.provenance import Provenance, noted, weakest
 from dashboard.policy_lab_page.charts import label
 from dashboard.shown import shown
 from dashboard.trust_page.words import CANARY
+from planning.compare.comparison import ranking as rank
 from planning.compare.document import Compared, ComparisonDocument, Ranked, Row, Side, furthest_off, unit_of
 
 OUTCOMES = {
@@ -97,6 +98,58 @@ def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def engines(answers: Sequence[ComparisonDocument]) -> list[str]:
+    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then the engine of each."""
+    simulated = ["simulated"] if answers[0].simulated else []
+    return simulated + [_engine(answer.a) for answer in answers]
+
+
+def engine_rows(answers: Sequence[ComparisonDocument]) -> list[dict[str, Any]]:
+    """Return the change of each latency in percent of A, with its interval, on each engine."""
+    first = answers[0]
+    compared = ([first.simulated] if first.simulated else []) + list(answers)
+    by_engine = [{(row.metric, row.stat): row for row in one.rows} for one in compared]
+    names = engines(answers)
+    return [
+        {"of": label(row), **{name: _change(rows.get(key)) for name, rows in zip(names, by_engine, strict=True)}}
+        for key, row in by_engine[0].items()
+        if row.metric.endswith("_ms") and row.percent is not None
+    ]
+
+
+def agreement(answers: Sequence[ComparisonDocument]) -> str:
+    """Say how many differences that the first engine shows hold on each other one."""
+    first, *others = answers
+    return " ".join(_agreement(first, other) for other in others)
+
+
+def _agreement(first: ComparisonDocument, other: ComparisonDocument) -> str:
+    outcomes = [row.outcome for row in rank(first.rows, other.rows)]
+    shown_first = len(outcomes) - outcomes.count("missed")
+    one, two = _engine(first.a), _engine(other.a)
+    return (
+        f"Of {_counted(shown_first, 'difference')} on {one}, {outcomes.count('holds')} hold on {two}, "
+        f"{outcomes.count('open')} may be chance there, and {outcomes.count('reversed')} are reversed. "
+        f"{outcomes.count('missed')} more show on {two} alone."
+    )
+
+
+def _engine(side: Side) -> str:
+    """Return what people call the engine of a recorded side."""
+    stated = str(side.deployment.as_json().get("engine") or "")
+    return "our engine" if not stated or stated.startswith("tokentwin") else stated.replace("vllm", "vLLM")
+
+
+def _change(row: Row | None) -> str:
+    """Return a difference in percent of A, and the ends of its interval."""
+    if row is None or row.percent is None or not row.a:
+        return ""
+    if row.low is None or row.high is None:
+        return f"{row.percent:+.0f} %"
+    low, high = (100 * end / abs(row.a) for end in (row.low, row.high))
+    return f"{row.percent:+.0f} % ({low:+.0f} to {high:+.0f})"
 
 
 def error_rows(answer: ComparisonDocument) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 `python -m tests.dashboard.bundled_samples` makes the bundled run, and the answers to what pages ask before anything is
 changed. With DEMO_DIR [COMPARED_DIR] it condenses what `tokentwin demo` wrote into the first: the report, the
 calibration, and the recordings without which requests were in which step; and what `tokentwin compare --engine` wrote
-into the second.
+into the second. With `--pair-on-vllm DIR` it condenses the same comparison on vLLM.
 """
 
 import json
@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from calibration.validation.report import REPORT, RESIDUALS, load_report
-from dashboard.bundled import ANSWERS, DEMO, PAIR, RUN_GPU, RUN_SAMPLE, bundled_pair, portable, sample_diagnosis
+from dashboard.bundled import (
+    ANSWERS,
+    DEMO,
+    PAIR,
+    PAIR_ON_VLLM,
+    RUN_GPU,
+    RUN_SAMPLE,
+    bundled_pair,
+    bundled_pair_on_vllm,
+    portable,
+    sample_diagnosis,
+)  # fmt: skip
 from dashboard.plan_page.inputs import plan_request
 from dashboard.policy_lab_page import inputs as lab_inputs
 from dashboard.shapes import mixes
@@ -53,6 +64,12 @@ def recordings_request() -> CompareRecordingsRequest:
     )
 
 
+def recordings_on_vllm_request() -> CompareRecordingsRequest:
+    """What the Policy lab asks of the same change on vLLM."""
+    a, b = bundled_pair_on_vllm().values()
+    return CompareRecordingsRequest(a=a.resolve(), b=b.resolve(), stamps=(0, 0), bounds=lab_inputs.BOUNDS)
+
+
 def _simulate_sample() -> None:
     """Bursty chat traffic on an H100."""
     from planning.priced_scenario import price_scenario
@@ -82,6 +99,7 @@ def _answers() -> Iterator[dict[str, Any]]:
         (plan, plan_request()),
         (simulated, comparison_request()),
         (recorded, recordings_request()),
+        (recorded, recordings_on_vllm_request()),
         (diagnosis, sample_diagnosis()),
     ):
         settings = request.as_json()
@@ -131,6 +149,8 @@ if __name__ == "__main__":
     if not sys.argv[1:]:
         _simulate_sample()
         write_json(ANSWERS, list(_answers()))
+    elif sys.argv[1] == "--pair-on-vllm":
+        condense_pair(Path(sys.argv[2]), PAIR_ON_VLLM)
     else:
         condense(Path(sys.argv[1]), DEMO)
         if sys.argv[2:]:
