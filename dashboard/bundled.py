@@ -18,6 +18,7 @@ from planning.diagnose.request import DiagnoseRequest
 
 SAMPLES = Path(__file__).with_name("samples")
 DEMO = SAMPLES / "demo"
+DEMO_ON_VLLM = SAMPLES / "demo-vllm"
 PAIR = SAMPLES / "compared"
 PAIR_ON_VLLM = SAMPLES / "compared-vllm"
 EXTERNAL_SAMPLE = SAMPLES / "external"

@@ -15,7 +15,7 @@ import streamlit as st
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from dashboard import blocks
 from dashboard.blocks import badge, mistake, table, titled
-from dashboard.bundled import DEMO, bundled_recordings
+from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import BY_FILES, open_run
@@ -51,6 +51,7 @@ from serving.errors import UserError
 Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
+BUNDLED_VLLM = "bundled: tokentwin demo --engine vllm"
 _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "What was measured", "engines": "Engines of others"}
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
@@ -65,7 +66,7 @@ _OWN = (
 def show(runs: Path) -> None:
     """The page, over the reports under `runs`; without any, over those that are bundled."""
     own = find(runs, REPORT, named("report"))
-    reports = own or {BUNDLED: DEMO / "validation"}
+    reports = own or {BUNDLED: DEMO / "validation", BUNDLED_VLLM: DEMO_ON_VLLM / "validation"}
     with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
     external = _newest(newest_external, runs)

@@ -58,9 +58,20 @@ def blind_title(report: ValidationReport) -> str:
 
 
 def made_of(report: ValidationReport) -> str:
-    """What was compared, and when."""
-    facts = (report.workload, report.calibration and f"calibration {report.calibration}", when(report.created))
+    """Say what was compared, on which engine, and when."""
+    facts = (
+        report.workload,
+        f"on {engine_of(report)}",
+        report.calibration and f"calibration {report.calibration}",
+        when(report.created),
+    )
     return " · ".join(filter(None, facts))
+
+
+def engine_of(report: ValidationReport) -> str:
+    """Return what people call the engine of the real runs."""
+    version = report.hardware.get("vllm")
+    return f"vLLM {version}" if version else "our engine"
 
 
 def bias(report: ValidationReport) -> str:

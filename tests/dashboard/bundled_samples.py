@@ -3,7 +3,7 @@
 `python -m tests.dashboard.bundled_samples` makes the bundled run, and the answers to what pages ask before anything is
 changed. With DEMO_DIR [COMPARED_DIR] it condenses what `tokentwin demo` wrote into the first: the report, the
 calibration, and the recordings without which requests were in which step; and what `tokentwin compare --engine` wrote
-into the second. With `--pair-on-vllm DIR` it condenses the same comparison on vLLM.
+into the second. With `--on-vllm DEMO_DIR COMPARED_DIR` it condenses the same on vLLM.
 """
 
 import json
@@ -19,6 +19,7 @@ from calibration.validation.report import REPORT, RESIDUALS, load_report
 from dashboard.bundled import (
     ANSWERS,
     DEMO,
+    DEMO_ON_VLLM,
     PAIR,
     PAIR_ON_VLLM,
     RUN_GPU,
@@ -149,8 +150,9 @@ if __name__ == "__main__":
     if not sys.argv[1:]:
         _simulate_sample()
         write_json(ANSWERS, list(_answers()))
-    elif sys.argv[1] == "--pair-on-vllm":
-        condense_pair(Path(sys.argv[2]), PAIR_ON_VLLM)
+    elif sys.argv[1] == "--on-vllm":
+        condense(Path(sys.argv[2]), DEMO_ON_VLLM)
+        condense_pair(Path(sys.argv[3]), PAIR_ON_VLLM)
     else:
         condense(Path(sys.argv[1]), DEMO)
         if sys.argv[2:]:
