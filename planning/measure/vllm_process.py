@@ -126,6 +126,8 @@ def vllm_words(deployment: Deployment) -> list[str]:
         words += ["--additional-config", json.dumps({"tokentwin": _policy(deployment)})]
     if not any(folder.glob("*.safetensors")):
         words += ["--load-format", "dummy"]
+    if not any(folder.glob("tokenizer*")):
+        words += ["--skip-tokenizer-init"]
     if deployment.device == "cpu":
         if deployment.scheduler.block_size % _CPU_BLOCK:
             remedy = f"must be a multiple of {_CPU_BLOCK} for vLLM on a CPU"

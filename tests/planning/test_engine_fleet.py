@@ -191,6 +191,25 @@ def test_routers_are_compared_on_real_engines(made: list[Deployment], tmp_path: 
     assert len(made) == 3
 
 
+def test_with_several_seeds_each_real_run_has_the_traffic_of_one(made: list[Deployment], tmp_path: Path) -> None:
+    invented = replace(Calibration.load(calibrated(tmp_path)), deployment=ALONE.model_dump_json())
+    invented.save(tmp_path)
+    traffic = {"requests": 12, "arrivals": {"kind": "poisson", "rate": 100}, "prompt": 20, "output": 4}
+    sides = {"a": {"replicas": 2}, "b": {"replicas": 2, "router": "least-tokens"}}
+    request = CompareRequest.model_validate(
+        {"traffic": traffic, "timing": {"calibration": str(tmp_path)}, "seeds": 3, **sides}
+    )
+    answer = compare_on_engine(request, tmp_path / "real")
+    assert (answer.runs, answer.requests) == (3, 36)
+    assert answer.simulated is not None and answer.simulated.runs == 3
+    for number in (1, 2, 3):
+        a, b = (Recording.load(tmp_path / "real" / side / f"run-{number}") for side in "ab")
+        arrivals = [[one.arrival_ns for one in run.workload().requests] for run in (a, b)]
+        assert arrivals == [[one.arrival_ns for one in request.workload(number - 1).requests]] * 2
+    with pytest.raises(UserError, match="repeats: 2: must be 1 with 3 seeds"):
+        compare_on_engine(request, tmp_path / "again", repeats=2)
+
+
 def test_what_only_the_simulator_can_run_is_refused() -> None:
     for given, says in (
         ({"pools": (PoolConfig(name="a"), PoolConfig(name="b"))}, "one pool"),

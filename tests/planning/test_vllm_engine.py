@@ -1,6 +1,6 @@
 """vLLM as the real engine, as far as it can be tested without vLLM: what is refused, and with which words it starts.
 
-`tests/vllm/test_real_runs.py` runs it.
+`tests/vllm/test_real_runs.py` and `tests/vllm/test_fleet.py` run it.
 """
 
 from __future__ import annotations
