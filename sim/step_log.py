@@ -17,6 +17,7 @@ from sim.step_rows import COLUMNS, LISTS, NUMBERS, Records, StepRows, listed, mo
 
 _NOTHING: tuple[Any, ...] = (None,) * (len(COLUMNS) - NUMBERS - LISTS)
 _NEVER = 1 << 62
+_END_NS = COLUMNS.index("end_ns")
 
 
 class StepLog:
@@ -140,7 +141,11 @@ class StepLog:
         self._leaping.pop(replica, None)
 
     def close(self) -> None:
+        """Hand over all rows; a step that is in flight when the last request ends runs for nothing."""
         self._leaping.clear()
+        for replica, rows in self._under_way.items():
+            while rows:
+                self._commit(replica, rows[0][_END_NS])
         self._write(_NEVER, 1)
 
     def _write_if_due(self) -> None:

@@ -291,3 +291,14 @@ def test_a_leap_counts_the_steps_outside_the_calibrated_domain_as_stepping_does(
     run(False, workload, stepping, replicas=1, **ROOMY)
     assert 0 < stepping.extrapolated_share < 1
     assert leaping.extrapolated_share == pytest.approx(stepping.extrapolated_share, abs=0.05)
+
+
+@pytest.mark.parametrize(("max_tokens", "steps"), [(None, 3), (10, 4)])
+def test_a_step_in_flight_when_the_last_request_ends_is_recorded(max_tokens, steps):
+    """In the overlapped loop it was planned behind a stop token, and runs for nothing."""
+    sink = TableSink()
+    deployment = Deployment(scheduler=SchedulerConfig(async_scheduling=True))
+    one = WorkloadRequest(0, 0, (("", 20),), 3, max_tokens=max_tokens)
+    Cluster(deployment, TokenCost(1_000_000, 9_000, 999), sink, tokens=True).run(Workload([one]))
+    assert sink.steps["row_ids"].to_pylist() == [[0]] * steps
+    assert sink.requests["output_tokens"].to_pylist() == [3]
