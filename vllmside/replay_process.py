@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -19,7 +19,6 @@ from statistics import median
 from time import perf_counter_ns, sleep
 from typing import Any
 
-import numpy as np
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
@@ -32,7 +31,7 @@ from realengine.inbox import Inbox
 from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
 from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Told
-from realengine.speed import SpeedProbe
+from realengine.speed import SpeedProbe, piece_of_work
 from serving.canary import canary_rows
 from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest
@@ -46,7 +45,6 @@ _POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 _LONGEST_SLEEP_NS = 50_000_000  # then look whether it shall stop
 _CANARY_REPEATS = 5
-_PIECE = (16, 576, 1536)  # rows, and the shape of weights, of the fixed work that tells the machine's speed
 
 
 class VllmReplayer:
@@ -67,7 +65,7 @@ class VllmReplayer:
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
         self._vocab_size: int = self._engine.model_config.get_vocab_size()
-        self._probe = SpeedProbe(_piece_of_work())
+        self._probe = SpeedProbe(piece_of_work())
 
     def about(self) -> About:
         """Return what is set up."""
@@ -312,13 +310,6 @@ def _sampling(tokens: int, structured: bool = False) -> SamplingParams:
     return SamplingParams(
         temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, structured_outputs=grammar
     )
-
-
-def _piece_of_work() -> Callable[[], object]:
-    """Return a fixed product of matrices, as a layer of a small model has them."""
-    rows, inner, outer = _PIECE
-    left, right = np.ones((rows, inner), np.float32), np.ones((inner, outer), np.float32)
-    return lambda: left @ right
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,14 +35,14 @@ from planning.compare.request import CompareRequest, Side
 from planning.compare.runs import side_scenarios
 from planning.jobs.files import write_json
 from planning.jobs.job import Job
-from planning.request import Timing
+from planning.request import Request, Timing
 from planning.traffic import mixed
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.workload import PRIVATE
 from tests.budget import examples
-from tests.dashboard.bundled_samples import comparison_request, recordings_request
+from tests.dashboard.bundled_samples import comparison_request, recordings_on_vllm_request, recordings_request
 from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import one_line, toy_run
 from tests.dashboard.test_uploads import CSV
@@ -356,9 +357,34 @@ def test_without_recordings_the_real_engines_bundled_pair_is_shown(tmp_path: Pat
     assert "The engine does not contradict the simulator" in text and "--engine --repeats 3" in text
 
 
-def test_the_bundled_pair_is_what_its_answer_says() -> None:
+def test_the_bundled_pair_stands_beside_the_same_change_on_vllm(tmp_path: Path, started: list[Job]) -> None:
+    app = lab(tmp_path, compare="recordings")
+    assert not started and "B - A on each engine" in shown(app) and "on vLLM 0.32.0" in shown(app)
+    table = next(frame.value for frame in app.dataframe if "our engine" in frame.value.columns)
+    assert [*table.columns] == ["of", "simulated", "our engine", "vLLM 0.32.0"] and len(table) >= 9
+    assert "B - A on each engine" not in shown(lab(tmp_path, compare="recordings", also="none"))
+
+
+def test_a_pair_of_another_engine_is_compared_at_once(tmp_path: Path, started: list[Job]) -> None:
+    calibration = calibrated(tmp_path / "cal")
+    for name in ("ours", "theirs"):
+        engine_pair(tmp_path / name, calibration)
+    where = {"compare": "recordings", "rec_a": "ours/a", "rec_b": "ours/b"}
+    lab(tmp_path, **where)
+    (job,) = started
+    leave(tmp_path, RECORDED, job.settings, json.loads(json.dumps(recorded(job.settings, QUIET, told))))
+    lab(tmp_path, **where, also="theirs")
+    (_, other) = started
+    assert other.settings["a"].endswith("theirs/a") and "timing" not in other.settings
+    leave(tmp_path, RECORDED, other.settings, json.loads(json.dumps(recorded(other.settings, QUIET, told))))
+    assert "contradict" not in shown(app := lab(tmp_path, **where, also="theirs")) and not app.exception
+    assert "0 are reversed" in shown(app)
+
+
+@pytest.mark.parametrize("asked", [recordings_request, recordings_on_vllm_request])
+def test_the_bundled_pair_is_what_its_answer_says(asked: Callable[[], Request]) -> None:
     """The bundled answer is made anew from the bundled recordings, number for number."""
-    settings = recordings_request().as_json()
+    settings = asked().as_json()
     found = json.loads(json.dumps(recorded(settings, QUIET, told)))
     known = bundled_answer(settings)
     assert known is not None
@@ -374,7 +400,8 @@ def test_nor_does_it_depend_on_the_cpu() -> None:
     units = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
     again = test_the_bundled_pair_is_what_its_answer_says.__name__
     environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(units)}
-    script, root = f"from tests.dashboard.test_lab import {again}; {again}()", Path(__file__).parents[2]
+    script = f"from tests.dashboard.test_lab import {again}, recordings_request; {again}(recordings_request)"
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -15,7 +15,7 @@ pytest.importorskip("streamlit")
 from calibration.steps.predict import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
-from dashboard.bundled import DEMO, EXTERNAL_SAMPLE
+from dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
 from dashboard.trust_page import results
 from dashboard.trust_page.charts import errors
 from dashboard.trust_page.domain import domain
@@ -163,6 +163,13 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     assert load_report(DEMO / "validation").verdict[1:] in shown
     assert "does not hold this check" not in shown and shown.count("Rung") == 7
     assert len(charts(app)) == 3
+
+
+def test_the_bundled_report_of_vllm_says_so(tmp_path):
+    app = trust(tmp_path / "nowhere", report="bundled: tokentwin demo --engine vllm")
+    assert not app.exception and not app.error
+    assert load_report(DEMO_ON_VLLM / "validation").verdict[1:] in text(app)
+    assert "on vLLM 0.32.0" in text(app)
 
 
 def test_both_verdicts_stand_side_by_side(tmp_path, samples):
