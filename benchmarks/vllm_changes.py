@@ -3,7 +3,7 @@
 `python benchmarks/vllm_changes.py OUT [SEEDS] [SECONDS] [CHANGE ...]` needs `make vllm` and `tokentwin model fetch
 smollm2`. It calibrates vLLM once, on other traffic. For each change it makes a real run of each side with each of
 SEEDS (5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of docs/vllm.md.
-Requests of one run arrive within about SECONDS (25).
+Requests of one run arrive within about SECONDS (25). An OUT that has a calibration keeps it.
 
 The model has the shape of SmolLM2 with 2 of its 30 layers and 4,096 tokens, and random weights, so that a minute holds
 hundreds of requests.
@@ -38,11 +38,12 @@ CALIBRATION_S = 90.0
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATS = ("p50", "p99")
 SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 150}
+_RATE = "rate.txt"
 CHANGES: dict[str, dict[str, Any]] = {
     "chunks of 64 tokens": {"max_num_batched_tokens": 64},
     "at most 4 requests": {"max_num_seqs": 4},
     "no prefix caching": {"enable_prefix_caching": False},
-    "24 KV blocks": {"num_blocks": 24},
+    "40 KV blocks": {"num_blocks": 40},
     "policy sjf": {"policy": "sjf"},
 }
 
@@ -71,7 +72,9 @@ def small_model(folder: Path) -> str:
 
 
 def calibrated(out: Path) -> float:
-    """Calibrate vLLM into `out`, and return 70 % of the requests a second that it can serve."""
+    """Calibrate vLLM into `out`, unless that is done, and return 70 % of the requests a second that it can serve."""
+    if (out / _RATE).exists():
+        return float((out / _RATE).read_text(encoding="utf-8"))
     scheduler = {**SCHEDULER, "block_size": 32}
     stated = {"model": small_model(out / "model"), "engine": "vllm", "scheduler": scheduler}
     with closing(load_engines(parse(Deployment, stated, where="benchmark"), partial(print, file=sys.stderr))) as engine:
@@ -80,6 +83,7 @@ def calibrated(out: Path) -> float:
         made = measure(engine, out, CALIBRATION_S, lambda workload, path: record(workload, engine, path))
         fit_recordings(list(made), out)
     request_ns = 108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8
+    (out / _RATE).write_text(str(0.7e9 / request_ns), encoding="utf-8")
     return 0.7e9 / request_ns
 
 

@@ -64,7 +64,7 @@ class TorchAttention:
     """
 
     name = "torch"
-    capturable = "never"  # it looks at lengths on the host
+    capturable: Literal["never", "decode", "always"] = "never"  # it looks at lengths on the host
 
     def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
         self._block_size = deployment.scheduler.block_size

@@ -24,6 +24,7 @@ from realengine.op_times import OpTimes, Untimed
 from realengine.projection import DenseProjection, Projection
 from realengine.rope import Rope
 from realengine.step_input import Batch
+from realengine.stored_weight import StoredWeight
 from serving.deployments.model_spec import ModelSpec
 
 _PIECE_ROWS = 4
@@ -72,7 +73,7 @@ class Model:
     def __init__(
         self,
         spec: ModelSpec,
-        state: dict[str, torch.Tensor],
+        state: dict[str, StoredWeight],
         dtype: torch.dtype,
         device: torch.device,
         ops: LayerOps,
@@ -128,12 +129,12 @@ class Model:
             views = [batch.of_group(table) for table in kv.tables]
             rotations = [ops.rotation(self.rope, view) for view in views]
             plans = [self.attention.plan(view, window) for view, window in zip(views, kv.windows, strict=True)]
-        mlp = None
+        mlp: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
             cache, kind = kv.layer(index), kv.kind_of[index]
             with times("norm"):
-                streams = (hidden, None) if mlp is None else (mlp, hidden)
-                normed = ops.add_norm(*streams, layer.attention_norm, layer.qkv.fp8)
+                x, residual = (hidden, None) if mlp is None else (mlp, hidden)
+                normed = ops.add_norm(x, residual, layer.attention_norm, layer.qkv.fp8)
             with times("qkv"):
                 qkv = layer.qkv(normed)
             with times("rope_store"):
@@ -149,6 +150,7 @@ class Model:
         if self.expert_tokens is not None:
             with times("expert_tokens"):
                 self._count_experts(self.expert_tokens, batch.slots >= kv.block_size)
+        assert mlp is not None  # of the last layer
         with times("norm"):
             if not batch.layout.decodes_only:
                 mlp, hidden = mlp[batch.sampled], hidden[batch.sampled]

@@ -275,7 +275,7 @@ class ModelRunner:
                 host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
                 if step.logprobs is not None:
                     launched.token_logprobs = logprobs_of(own, tokens, step.logprobs).to_host(host.logprobs)
-            if host.expert_tokens is not None:
+            if host.expert_tokens is not None and self.model.expert_tokens is not None:
                 host.expert_tokens.copy_(self.model.expert_tokens, non_blocking=True)
             self._mark(launched)
             if self._speed is not None:

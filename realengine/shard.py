@@ -64,8 +64,8 @@ def shard_state(state: Mapping[str, StoredWeight], rank: int, size: int, own: ra
         return dict(state)
     shard: dict[str, StoredWeight] = {}
     for name, weight in state.items():
-        expert = None if own is None else _EXPERT.search(name)
-        if expert is None:
+        expert = _EXPERT.search(name)
+        if own is None or expert is None:
             shard[name] = _part(name, weight, rank, size)
         elif int(expert[1]) in own:
             shard[name] = weight

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class Batch(NamedTuple):
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
         """Views into `buffer`, an int32 tensor that holds a step of that layout."""
-        fields = {name: buffer[place] for name, place in layout.places().items()}
+        fields: dict[str, Any] = {name: buffer[place] for name, place in layout.places().items()}
         for name in ("temperature", "top_p", "uniform"):
             fields[name] = fields[name].view(torch.float32)
         others = [

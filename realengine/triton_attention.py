@@ -7,7 +7,7 @@ programs share the KV is decided on the device, once a step for each of the two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -49,7 +49,7 @@ class TritonAttention:
     """`batch_invariant` fixes the splits, so that a row's result never depends on what is beside it."""
 
     name = "triton"
-    capturable = "always"
+    capturable: Literal["never", "decode", "always"] = "always"
 
     def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
         if deployment.device == "cpu" and not INTERPRETING:

@@ -35,7 +35,7 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
     for sample, index in enumerate(step.sampled_rows):
         if index is not None:
             samples.setdefault(index, []).append(sample)
-    logprobs = launched.logprobs or [None] * len(tokens)
+    logprobs: Sequence[Logprob | None] = launched.logprobs or [None] * len(tokens)
     for index, its in samples.items():
         request, *_, drafts = step.rows[index]
         if request.ended:  # it stopped, or was aborted, while this step was under way

@@ -35,11 +35,10 @@ def read_gptq(tensors: CheckpointTensors, config: Mapping[str, Any], spec: Model
     for module in tensors.modules("qweight"):
         integers = unpack(tensors.take(module, "qweight", torch.int32).t().contiguous(), bits)
         tensors.check_order(module, "g_idx", integers.shape[1], group)
-        zero = unpack(tensors.take(module, "qzeros", torch.int32), bits).t() + offset
-        if not spec.checkpoint_zero_points:
-            if not torch.all(zero == 2 ** (bits - 1)):
-                raise tensors.fault(f"{module}.qzeros are not in the middle, though config.json says sym")
-            zero = None
+        stored = unpack(tensors.take(module, "qzeros", torch.int32), bits).t() + offset
+        if not spec.checkpoint_zero_points and not torch.all(stored == 2 ** (bits - 1)):
+            raise tensors.fault(f"{module}.qzeros are not in the middle, though config.json says sym")
+        zero = stored if spec.checkpoint_zero_points else None
         scale = tensors.take(module, "scales").t().contiguous()
         tensors.give(module, PackedWeight(pack(integers, bits), scale, zero, bits, group))
         bias = tensors.state.get(f"{module}.bias")

@@ -23,7 +23,8 @@ class Drafter(Protocol):
     runner  computes the drafts, over KV in blocks of the same ids as the target's; None where nothing is computed
     """
 
-    runner: ModelRunner | None
+    @property
+    def runner(self) -> ModelRunner | None: ...
 
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating

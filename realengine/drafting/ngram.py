@@ -59,6 +59,7 @@ class _Text:
                     self._ends.setdefault(tuple(tokens[end - length : end]), end)
         self._indexed = max(self._indexed, len(tokens) - 1)
         for length in self._lengths:
-            if length < len(tokens) and (end := self._ends.get(tuple(tokens[-length:]))) is not None:
-                return list(tokens[end : end + most])
+            first_end = self._ends.get(tuple(tokens[-length:]))
+            if length < len(tokens) and first_end is not None:
+                return list(tokens[first_end : first_end + most])
         return []

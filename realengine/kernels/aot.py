@@ -74,7 +74,8 @@ def compile_report(spec: Specialisation) -> Resources:
     compiled = [kernel for function, kernel in made if function is spec.kernel][spec.which]
     ptx = compiled.asm["ptx"]
     usage = _tool("cuobjdump", "-res-usage", of=compiled.asm["cubin"])
-    registers, stack = (int(re.search(rf"\b{field}:(\d+)", usage)[1]) for field in ("REG", "STACK"))
+    used = dict(re.findall(r"\b(REG|STACK):(\d+)", usage))
+    registers, stack = int(used["REG"]), int(used["STACK"])
     return Resources(
         warps=compiled.metadata.num_warps,
         stages=compiled.metadata.num_stages,

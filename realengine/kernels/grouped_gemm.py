@@ -104,7 +104,7 @@ def _grouped(
             )  # fmt: skip
         else:
             STEPS: tl.constexpr = (INPUTS * BITS + 511) // 512
-            SCALES: tl.constexpr = WEIGHTS * ((INPUTS + GROUP - 1) // GROUP)
+            SCALES: tl.constexpr = WEIGHTS * ((INPUTS + GROUP - 1) // GROUP)  # type: ignore[no-redef]
             total = packed_sum(
                 tokens, held, values + which * STEPS * WEIGHTS * 16, scales + which * SCALES, zeros + which * SCALES,
                 rows, held_rows, 0, STEPS,
@@ -116,7 +116,7 @@ def _grouped(
             found = gate * tl.sigmoid(gate) * up
             into = places.to(tl.int64)
         else:
-            WIDTH: tl.constexpr = ROWS
+            WIDTH: tl.constexpr = ROWS  # type: ignore[no-redef]
             into = tl.load(choices + places, mask=held, other=0)
             found = total * tl.load(shares + into, mask=held, other=0.0)[None, :]
         columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
