@@ -7,7 +7,7 @@ A lift says what is to blame, most often by an ideal that nobody sells. Changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from calibration.steps.observed import JudgedCost, pure
@@ -33,90 +33,170 @@ _MORE = 0.02  # by how much a run has to be below it before more is worth a try
 
 def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
     """Candidates against `cause`, the name of a lift, and other numbers of replicas that prefill and that decode."""
-    against = [*_against(scenario, cause), *_other_roles(scenario.deployment.fleet)]
-    return [settings for at, settings in enumerate(against) if settings and settings not in against[:at]]
+    against = _AGAINST.get(cause)
+    own = against(_Case(scenario, cause)) if against else ()
+    candidates = [*own, *_other_roles(scenario.deployment.fleet)]
+    return [settings for at, settings in enumerate(candidates) if settings and settings not in candidates[:at]]
 
 
-def _against(scenario: PricedScenario, cause: str) -> Iterator[Settings]:
-    deployment, scheduler = scenario.deployment, scenario.deployment.scheduler
-    tp, pp = deployment.tensor_parallel_size, deployment.pipeline_parallel_size
-    share = share_of_memory(scenario)
-    memory: Settings = (
-        {} if share is None else {"gpu_memory_utilization": share}
-    )  # KV blocks follow from the same share
-    more_memory: Settings = {"gpu_memory_utilization": _UTILISATION} if share and share < _UTILISATION - _MORE else {}
-    narrow_kv = {"kv_cache_dtype": "fp8", **memory} if memory and deployment.kv_cache_dtype == "auto" else {}
-    match cause:
-        case "more running requests":
-            active: Settings = {} if scheduler.max_num_active_seqs is None else {"max_num_active_seqs": None}
-            yield from ({"max_num_seqs": times * scheduler.most_running, **active} for times in (2, 8))
-        case "smaller chunks":
-            smaller = smaller_chunks(scenario).deployment.scheduler
-            yield {"enable_chunked_prefill": True, "max_num_batched_tokens": smaller.max_num_batched_tokens}
-            yield {"enable_chunked_prefill": True, "long_prefill_token_threshold": smaller.max_num_batched_tokens}
-        case "prompts in one piece":
-            yield {"long_prefill_token_threshold": 0} if scheduler.long_prefill_token_threshold else {}
-            yield {"max_num_batched_tokens": max(scheduler.max_num_batched_tokens, scheduler.max_model_len)}
-        case "policy vllm":
-            yield {"policy": "vllm"}
-        case "routing by load" | "no failures":
-            yield _routed(scenario, "least-tokens") if scenario.routes_by != "least-tokens" else {}
-            if deployment.fleet and deployment.fleet.router.settings and not scenario.router:
-                yield {"fleet.router": scenario.routes_by}  # as it is by default
-        case "longer sequences":
-            longest = max(longest_request(scenario), scheduler.max_model_len)
-            whole = {} if scheduler.enable_chunked_prefill else {"max_num_batched_tokens": longest}
-            yield {"max_model_len": longest, **whole}
-        case "no drafts":
-            yield {"speculative": None}
-        case "fused kernels":
-            yield {"attention": "auto", "fusion": True}
-        case "new replicas at once":
-            yield from _sooner(deployment.fleet)
-        case "more prefill replicas" | "more decode replicas":
-            assert deployment.fleet is not None  # the lift applied
-            yield _pools(deployment.fleet, split_towards(deployment.fleet, cause.split()[1]))
-        case "perfect prefix reuse":
-            caching = {} if scheduler.enable_prefix_caching else {"enable_prefix_caching": True}
-            yield {**caching, **(_routed(scenario, "prefix-affinity") if scenario.engines > 1 else {})}
-            yield more_memory
-            yield narrow_kv
-        case "no admission limits":
-            yield {"fleet.admission": {"patience": _dumped(deployment.fleet, "patience")}}
-        case "small KV blocks":
-            smaller_blocks = small_blocks(scenario)
-            if isinstance(smaller_blocks, PricedScenario):
-                held = smaller_blocks.deployment.scheduler
-                yield {"block_size": held.block_size, "num_blocks": held.num_blocks}
-        case "paged KV memory":
-            yield {"kv_reservation": "paged"} | (
-                {"kv_reserved_max_tokens": 0} if scheduler.kv_reserved_max_tokens else {}
-            )
-        case "instant KV transfers":
-            yield narrow_kv
-            yield {"fleet": {"pools": [{"replicas": scenario.engines}], "router": scenario.routes_by}}
-        case "instant KV tiers":
-            yield {"kv_tiers": None}
-            yield more_memory
-            yield narrow_kv
-        case "infinite KV memory" | "half the KV to read":
-            yield more_memory
-            yield narrow_kv
-            yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}
-        case "free communication":
-            yield {"tensor_parallel_size": tp // 2, **memory} if memory and tp > 1 else {}
-            yield from _less_communication(scenario, memory)
-        case "no pipeline bubbles":
-            yield _faster_link(deployment)
-            yield {"pipeline_parallel_size": 1, "tensor_parallel_size": tp * pp, **memory}
-        case "free launches":
-            yield {"enforce_eager": False} if deployment.enforce_eager else {}
-            yield {"tensor_parallel_size": tp // 2, **memory} if memory and tp > 1 else {}
-        case "no CPU time between steps":
-            yield {} if scheduler.async_scheduling else {"async_scheduling": True}
-        case "half the weights to read" | "free prefill":
-            yield {"quantization": "fp8", **memory} if memory and deployment.quantization == "none" else {}
-            yield {"tensor_parallel_size": 2 * tp, **memory} if memory else {}
+class _Case:
+    """A run and what is to blame for it. Settings that are empty change nothing and are left out.
+
+    memory        the share of a GPU's memory that gives as many KV blocks as now; empty where it is not known
+    more_memory   the share that engines take by default, where this run takes less
+    narrow_kv     KV of one byte, where it has two and the blocks follow from the memory
+    """
+
+    def __init__(self, scenario: PricedScenario, cause: str) -> None:
+        self.scenario = scenario
+        self.cause = cause
+        self.deployment = scenario.deployment
+        self.scheduler = scenario.deployment.scheduler
+        self.fleet = scenario.deployment.fleet
+        share = share_of_memory(scenario)
+        self.memory: Settings = {} if share is None else {"gpu_memory_utilization": share}
+        self.more_memory: Settings = {}
+        if share and share < _UTILISATION - _MORE:
+            self.more_memory = {"gpu_memory_utilization": _UTILISATION}
+        self.narrow_kv: Settings = {}
+        if self.memory and self.deployment.kv_cache_dtype == "auto":
+            self.narrow_kv = {"kv_cache_dtype": "fp8", **self.memory}
+
+    def tensor_parallel(self, factor: float) -> Settings:
+        """Return so many times the GPUs a layer; empty where their memory is not known, or there is no such number."""
+        size = self.deployment.tensor_parallel_size * factor
+        return {"tensor_parallel_size": int(size), **self.memory} if self.memory and size >= 1 else {}
+
+
+def _more_running_requests(case: _Case) -> Iterator[Settings]:
+    active: Settings = {} if case.scheduler.max_num_active_seqs is None else {"max_num_active_seqs": None}
+    yield from ({"max_num_seqs": times * case.scheduler.most_running, **active} for times in (2, 8))
+
+
+def _smaller_chunks(case: _Case) -> Iterator[Settings]:
+    budget = smaller_chunks(case.scenario).deployment.scheduler.max_num_batched_tokens
+    yield {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
+    yield {"enable_chunked_prefill": True, "long_prefill_token_threshold": budget}
+
+
+def _prompts_in_one_piece(case: _Case) -> Iterator[Settings]:
+    scheduler = case.scheduler
+    if scheduler.long_prefill_token_threshold:
+        yield {"long_prefill_token_threshold": 0}
+    yield {"max_num_batched_tokens": max(scheduler.max_num_batched_tokens, scheduler.max_model_len)}
+
+
+def _other_policy(case: _Case) -> Iterator[Settings]:
+    yield {"policy": "vllm"}
+
+
+def _other_router(case: _Case) -> Iterator[Settings]:
+    if case.scenario.routes_by != "least-tokens":
+        yield _routed(case.scenario, "least-tokens")
+    if case.fleet and case.fleet.router.settings and not case.scenario.router:
+        yield {"fleet.router": case.scenario.routes_by}  # as it is by default
+
+
+def _longer_sequences(case: _Case) -> Iterator[Settings]:
+    longest = max(longest_request(case.scenario), case.scheduler.max_model_len)
+    whole = {} if case.scheduler.enable_chunked_prefill else {"max_num_batched_tokens": longest}
+    yield {"max_model_len": longest, **whole}
+
+
+def _no_drafts(case: _Case) -> Iterator[Settings]:
+    yield {"speculative": None}
+
+
+def _fused_kernels(case: _Case) -> Iterator[Settings]:
+    yield {"attention": "auto", "fusion": True}
+
+
+def _more_of_a_role(case: _Case) -> Iterator[Settings]:
+    assert case.fleet is not None  # the lift applied
+    yield _pools(case.fleet, split_towards(case.fleet, case.cause.split()[1]))
+
+
+def _more_prefix_hits(case: _Case) -> Iterator[Settings]:
+    caching = {} if case.scheduler.enable_prefix_caching else {"enable_prefix_caching": True}
+    yield {**caching, **(_routed(case.scenario, "prefix-affinity") if case.scenario.engines > 1 else {})}
+    yield case.more_memory
+    yield case.narrow_kv
+
+
+def _no_admission_limits(case: _Case) -> Iterator[Settings]:
+    yield {"fleet.admission": {"patience": _dumped(case.fleet, "patience")}}
+
+
+def _small_kv_blocks(case: _Case) -> Iterator[Settings]:
+    smaller = small_blocks(case.scenario)
+    if isinstance(smaller, PricedScenario):
+        scheduler = smaller.deployment.scheduler
+        yield {"block_size": scheduler.block_size, "num_blocks": scheduler.num_blocks}
+
+
+def _paged_kv(case: _Case) -> Iterator[Settings]:
+    unreserved = {"kv_reserved_max_tokens": 0} if case.scheduler.kv_reserved_max_tokens else {}
+    yield {"kv_reservation": "paged", **unreserved}
+
+
+def _no_kv_transfers(case: _Case) -> Iterator[Settings]:
+    yield case.narrow_kv
+    yield {"fleet": {"pools": [{"replicas": case.scenario.engines}], "router": case.scenario.routes_by}}
+
+
+def _no_kv_tiers(case: _Case) -> Iterator[Settings]:
+    yield {"kv_tiers": None}
+    yield case.more_memory
+    yield case.narrow_kv
+
+
+def _more_kv(case: _Case) -> Iterator[Settings]:
+    yield case.more_memory
+    yield case.narrow_kv
+    yield case.tensor_parallel(2)
+
+
+def _less_communication(case: _Case) -> Iterator[Settings]:
+    """A link that keeps up, another exchange of tokens between experts, or engines on their own."""
+    yield case.tensor_parallel(1 / 2)
+    plain = {"all2all_backend": _ALL2ALL}
+    deployment, node = case.deployment, case.deployment.inter_node
+    faster = _faster_link(deployment)
+    yield faster
+    if deployment.data_parallel_size == 1:
+        return
+    rdma = {} if node is None or node.rdma else faster
+    if deployment.enable_expert_parallel and deployment.all2all_backend == _ALL2ALL:
+        yield from ({"all2all_backend": f"deepep_{mode}", **rdma} for mode in ("low_latency", "high_throughput"))
+    fleet, more = case.fleet, case.scenario.engines * (deployment.data_parallel_size - 1)
+    if fleet is None or not (fleet.autoscaler or len(fleet.pools) > 1):
+        engines = _pools(fleet, {"serve": more}) if fleet else {"replicas": case.scenario.replicas + more}
+        alone: Settings = {"data_parallel_size": 1, "enable_expert_parallel": False, "inter_node": None, **plain}
+        apart = {name: value for name, value in alone.items() if getattr(deployment, name) != value}
+        yield {**apart, **engines, **case.memory}
+
+
+def _no_pipeline(case: _Case) -> Iterator[Settings]:
+    yield _faster_link(case.deployment)
+    gpus = case.deployment.tensor_parallel_size * case.deployment.pipeline_parallel_size
+    yield {"pipeline_parallel_size": 1, "tensor_parallel_size": gpus, **case.memory}
+
+
+def _fewer_launches(case: _Case) -> Iterator[Settings]:
+    if case.deployment.enforce_eager:
+        yield {"enforce_eager": False}
+    yield case.tensor_parallel(1 / 2)
+
+
+def _overlapped_loop(case: _Case) -> Iterator[Settings]:
+    if not case.scheduler.async_scheduling:
+        yield {"async_scheduling": True}
+
+
+def _less_to_compute(case: _Case) -> Iterator[Settings]:
+    if case.memory and case.deployment.quantization == "none":
+        yield {"quantization": "fp8", **case.memory}
+    yield case.tensor_parallel(2)
 
 
 def share_of_memory(scenario: PricedScenario) -> float | None:
@@ -179,25 +259,6 @@ def _pools(fleet: FleetConfig, more: Mapping[str, int]) -> Settings:
     return {"fleet.pools": [pool.model_dump(mode="json", exclude_defaults=True) for pool in resized(fleet, more)]}
 
 
-def _less_communication(scenario: PricedScenario, memory: Settings) -> Iterator[Settings]:
-    """A link that keeps up, another exchange of tokens between experts, or engines on their own."""
-    plain = {"all2all_backend": _ALL2ALL}
-    deployment, node = scenario.deployment, scenario.deployment.inter_node
-    faster = _faster_link(deployment)
-    yield faster
-    if deployment.data_parallel_size == 1:
-        return
-    rdma = {} if node is None or node.rdma else faster
-    if deployment.enable_expert_parallel and deployment.all2all_backend == _ALL2ALL:
-        yield from ({"all2all_backend": f"deepep_{mode}", **rdma} for mode in ("low_latency", "high_throughput"))
-    fleet, more = deployment.fleet, scenario.engines * (deployment.data_parallel_size - 1)
-    if fleet is None or not (fleet.autoscaler or len(fleet.pools) > 1):
-        engines = _pools(fleet, {"serve": more}) if fleet else {"replicas": scenario.replicas + more}
-        alone: Settings = {"data_parallel_size": 1, "enable_expert_parallel": False, "inter_node": None, **plain}
-        apart = {name: value for name, value in alone.items() if getattr(deployment, name) != value}
-        yield {**apart, **engines, **memory}
-
-
 def _faster_link(deployment: Deployment) -> Settings:
     """Between nodes, an adapter for each GPU; nothing where they have that, or the engine is within one."""
     node = deployment.inter_node
@@ -209,8 +270,9 @@ def _faster_link(deployment: Deployment) -> Settings:
     return {"inter_node": {"gpus_per_node": node.gpus_per_node, "link": fast.link}}
 
 
-def _sooner(fleet: FleetConfig | None) -> Iterator[Settings]:
+def _sooner(case: _Case) -> Iterator[Settings]:
     """More replicas that are there from the start, up to as many as may be; or a quarter of the time to start one."""
+    fleet = case.fleet
     assert fleet is not None and fleet.autoscaler is not None  # the lift applied
     for times in (2, math.inf):
         scalers, pools = [], list(fleet.pools)
@@ -234,3 +296,34 @@ def _alone(scalers: Sequence[AutoscalerConfig]) -> Any:
 def _dumped(fleet: Any, name: str) -> Any:
     kept = getattr(fleet.admission, name)
     return kept and kept.model_dump(mode="json")
+
+
+_AGAINST: dict[str, Callable[[_Case], Iterator[Settings]]] = {
+    "more running requests": _more_running_requests,
+    "smaller chunks": _smaller_chunks,
+    "prompts in one piece": _prompts_in_one_piece,
+    "policy vllm": _other_policy,
+    "routing by load": _other_router,
+    "no failures": _other_router,
+    "longer sequences": _longer_sequences,
+    "no drafts": _no_drafts,
+    "fused kernels": _fused_kernels,
+    "new replicas at once": _sooner,
+    "more prefill replicas": _more_of_a_role,
+    "more decode replicas": _more_of_a_role,
+    "perfect prefix reuse": _more_prefix_hits,
+    "no admission limits": _no_admission_limits,
+    "small KV blocks": _small_kv_blocks,
+    "paged KV memory": _paged_kv,
+    "instant KV transfers": _no_kv_transfers,
+    "instant KV tiers": _no_kv_tiers,
+    "infinite KV memory": _more_kv,
+    "half the KV to read": _more_kv,
+    "free communication": _less_communication,
+    "no pipeline bubbles": _no_pipeline,
+    "free launches": _fewer_launches,
+    "no CPU time between steps": _overlapped_loop,
+    "half the weights to read": _less_to_compute,
+    "free prefill": _less_to_compute,
+}
+"""What helps against a cause, by the name of the lift that shows it."""
