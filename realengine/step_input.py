@@ -191,64 +191,100 @@ class Packed(NamedTuple):
 
 def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles) -> Packed:
     """Pack `rows`. `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
-    decode = [i for i, row in enumerate(rows) if len(row.tokens) == 1]
-    prefill = [i for i, row in enumerate(rows) if len(row.tokens) > 1]
-    dummies = padded(len(decode)) - len(decode)
-    null = np.zeros(1, dtype=np.int32)
-    groups = 1 + len(rows[0].other_blocks)
-    dummy = RowInput((0,), 0, null, null_seat, (), other_blocks=(null,) * (groups - 1))
-    ordered = [rows[i] for i in decode] + [dummy] * dummies + [rows[i] for i in prefill]
-    first_prefill = len(decode) + dummies
-
+    ordered, numbers, decode_rows = _in_order(rows, null_seat)
     lens = np.array([len(row.tokens) for row in ordered], dtype=np.int32)
     context = lens + np.array([row.start for row in ordered], dtype=np.int32)
     query_start = np.cumsum(lens, dtype=np.int32) - lens
-    needs = -(-context // block_size)
-    samples = [(r, row.draws or ((None,) if r < first_prefill else ())) for r, row in enumerate(ordered)]
-    sampling = [r for r, draws in samples for _ in draws]
-    sampled = [query_start[r] + lens[r] - len(draws) + place for r, draws in samples for place in range(len(draws))]
-    work = [(r, int(lens[r]), int(context[r])) for r in range(first_prefill, len(ordered))]
+    work = [(row, int(lens[row]), int(context[row])) for row in range(decode_rows, len(ordered))]
     tile_row, tile_first = tiles(work)
-    layout = Layout(first_prefill, len(ordered), int(lens.sum()), len(sampling), len(tile_row), groups)
-    of_rows = [(row.blocks, *row.other_blocks) for row in ordered]
-    blocks = np.concatenate([tables[g][:n] for g in range(groups) for tables, n in zip(of_rows, needs, strict=True)])
-    table_start = np.cumsum(needs, dtype=np.int32) - needs
+    samples = _samples(ordered, decode_rows)
+    groups = 1 + len(ordered[0].other_blocks)
+    layout = Layout(decode_rows, len(ordered), int(lens.sum()), len(samples), len(tile_row), groups)
+
     row_of = np.repeat(np.arange(len(ordered)), lens)
     positions = np.arange(layout.tokens) - query_start[row_of] + (context - lens)[row_of]
-    starts = [table_start + group * needs.sum(dtype=np.int32) for group in range(groups)]
-    slots = [blocks[s[row_of] + positions // block_size] * block_size + positions % block_size for s in starts]
-    hows = [draw or (0.0, 0, 1.0, 0.0) for _, draws in samples for draw in draws]
-    temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
-
-    places = layout.places()
-    packed = np.zeros(places["blocks"].start + len(blocks), dtype=np.int32)
-    fields = {
+    blocks, table_starts = _block_tables(ordered, -(-context // block_size))
+    fields: dict[str, Any] = {
         "tokens": [token for row in ordered for token in row.tokens],
         "positions": positions,
         "context": context,
         "query_start": query_start,
         "query_len": lens,
-        "sampled": sampled,
-        "seats": [ordered[r].seat if ordered[r].draws else null_seat for r in sampling],
-        "temperature": np.array(temperature, dtype=np.float32).view(np.int32),
-        "top_p": np.array(top_p, dtype=np.float32).view(np.int32),
-        "uniform": np.array(uniform, dtype=np.float32).view(np.int32),
-        "top_k": top_k,
+        "sampled": [query_start[sample.row] + lens[sample.row] - sample.before_end for sample in samples],
+        "seats": [ordered[sample.row].seat if ordered[sample.row].draws else null_seat for sample in samples],
+        **_draws([sample.draw for sample in samples]),
         "tile_row": tile_row,
         "tile_first": tile_first,
         "blocks": blocks,
-        **{_of_group("slots", group): values for group, values in enumerate(slots)},
-        **{_of_group("table_start", group): values for group, values in enumerate(starts)},
     }
+    for group, start in enumerate(table_starts):
+        block = blocks[start[row_of] + positions // block_size]
+        fields[_of_group("slots", group)] = block * block_size + positions % block_size
+        fields[_of_group("table_start", group)] = start
+    places = layout.places()
+    packed = np.zeros(places["blocks"].start + len(blocks), dtype=np.int32)
     for name, values in fields.items():
         packed[places[name]] = values
-    numbers: list[int | None] = [*decode, *[None] * dummies, *prefill]
-    wanted = [numbers[r] if ordered[r].draws else None for r in sampling]
-    greedy = all(draw is None for row in rows for draw in row.draws)
-    logprobs = max((row.logprobs for row in rows if row.logprobs is not None), default=None)
-    masks = _masks([mask for r, draws in samples for mask, _ in zip_longest(ordered[r].masks, draws)])
-    changes = step_changes([each for r, draws in samples for each, _ in zip_longest(ordered[r].changes, draws)])
-    return Packed(StepInput(layout, packed, greedy, logprobs, masks, changes), wanted)
+
+    step = StepInput(
+        layout,
+        packed,
+        greedy=all(draw is None for row in rows for draw in row.draws),
+        logprobs=max((row.logprobs for row in rows if row.logprobs is not None), default=None),
+        masks=_masks([sample.mask for sample in samples]),
+        changes=step_changes([sample.changes for sample in samples]),
+    )
+    return Packed(step, [numbers[sample.row] if ordered[sample.row].draws else None for sample in samples])
+
+
+def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput], list[int | None], int]:
+    """Return the rows as a step has them: decodes, dummies up to a bucket, prompts; their numbers, and how many of them
+    come before the prompts.
+    """
+    decodes = [number for number, row in enumerate(rows) if len(row.tokens) == 1]
+    prompts = [number for number, row in enumerate(rows) if len(row.tokens) > 1]
+    null = np.zeros(1, dtype=np.int32)
+    dummy = RowInput((0,), 0, null, null_seat, (), other_blocks=(null,) * len(rows[0].other_blocks))
+    dummies = padded(len(decodes)) - len(decodes)
+    numbers: list[int | None] = [*decodes, *[None] * dummies, *prompts]
+    ordered = [dummy if number is None else rows[number] for number in numbers]
+    return ordered, numbers, len(decodes) + dummies
+
+
+class _Sample(NamedTuple):
+    """A token to sample: behind which token of which row, counted from the row's end (1 is its last)."""
+
+    row: int
+    before_end: int
+    draw: tuple[float, int, float, float] | None
+    mask: Ints | None
+    changes: LogitChanges | None
+
+
+def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
+    """Return the tokens to sample. Dummies sample, too, so that a bucket has one shape."""
+    samples = []
+    for row, given in enumerate(ordered):
+        draws = given.draws or ((None,) if row < decode_rows else ())
+        each = zip_longest(draws, given.masks, given.changes)
+        samples += [_Sample(row, len(draws) - at, draw, mask, own) for at, (draw, mask, own) in enumerate(each)]
+    return samples
+
+
+def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str, Any]:
+    """Return how tokens are drawn, by field; greedy is a temperature of 0. Floats are viewed as integers."""
+    hows = [draw or (0.0, 0, 1.0, 0.0) for draw in draws]
+    temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
+    floats = {"temperature": temperature, "top_p": top_p, "uniform": uniform}
+    return {"top_k": top_k, **{name: np.array(of, dtype=np.float32).view(np.int32) for name, of in floats.items()}}
+
+
+def _block_tables(ordered: Sequence[RowInput], needs: NDArray[Any]) -> tuple[Ints, list[Ints]]:
+    """Return the block ids of all rows, group by group, and by group where each row's begin; a row needs so many."""
+    tables = list(zip(*((row.blocks, *row.other_blocks) for row in ordered), strict=True))
+    blocks = np.concatenate([table[:need] for group in tables for table, need in zip(group, needs, strict=True)])
+    start = np.cumsum(needs, dtype=np.int32) - needs
+    return blocks, [start + group * needs.sum(dtype=np.int32) for group in range(len(tables))]
 
 
 def _masks(of_samples: Sequence[Ints | None]) -> TokenMasks | None:
