@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from traceback import extract_tb
+from traceback import extract_tb, format_exception_only, format_list
 
 OURS = (
     "apiserver",
@@ -32,12 +32,27 @@ class UserError(Exception):
         self.field = field
         self.value = value
         self.remedy = remedy
+        self._carried = ""
         parts = [field, remedy] if value is None else [field, _quoted(value), remedy]
         super().__init__(one_line(": ".join(parts)))
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str]]:
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str], dict[str, str]]:
         """On the way from a worker's process, too."""
-        return UserError, (self.field, self.value, self.remedy)
+        return UserError, (self.field, self.value, self.remedy), {"_carried": self.own_traceback}
+
+    @property
+    def own_traceback(self) -> str:
+        """The traceback of a user's own code that raised something, without our frames; empty where none did."""
+        error: BaseException | None = self
+        while error is not None and type(error).__module__.partition(".")[0] in OURS:
+            error = error.__cause__ or error.__context__
+        if error is None:
+            return self._carried
+        frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+        if not frames:
+            return self._carried
+        lines = [*format_list(frames), *format_exception_only(error)]
+        return "Traceback (most recent call last):\n" + without_controls("".join(lines))
 
 
 def reason(error: Exception) -> str:

@@ -45,6 +45,7 @@ VERBS = {
     "validate": "Compare the simulator with real runs.",
 }
 
+_TRACEBACK = "--traceback"  # also behind the verb
 _EVERY_S = 5.0
 _MAY_BE_EMPTY = ("system", "password")
 
@@ -82,7 +83,10 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="tokentwin", message=f"%(prog)s, version %(version)s, {CORE}")
-def cli() -> None:
+@click.option(
+    _TRACEBACK, is_flag=True, help="Where a policy, router or cost model of yours fails, print its traceback."
+)
+def cli(traceback: bool) -> None:
     """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""
 
 
@@ -102,8 +106,10 @@ def main() -> None:
     log.propagate = False
     try:
         _check_text(sys.argv[1:])
-        cli.main(standalone_mode=False)
+        cli.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
     except UserError as error:
+        if _TRACEBACK in sys.argv and error.own_traceback:
+            click.echo(error.own_traceback.rstrip(), err=True)
         _refuse(str(error))
     except BrokenPipeError:
         os.dup2(

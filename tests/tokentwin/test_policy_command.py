@@ -8,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from serving.errors import UserError
+from tests.command import tokentwin
 from tests.serving.test_contract import FAILING
 from tokentwin.cli import cli
 
@@ -58,3 +59,27 @@ def test_so_does_the_engine(name: str, folder: Path, monkeypatch: pytest.MonkeyP
         bench = ("bench", "short.jsonl", "--virtual-arrivals", "--deployment", "engine.yaml", "--out", "run")
         run(*bench, "--policy", f"own.py:{name}")
     assert not (folder / "run").exists()
+
+
+RAISES = """
+from serving.policies.ranked import RankedScheduler
+
+class Raises(RankedScheduler):
+    def score(self, request):
+        return 1 / len(request.arrived.tenant)
+"""
+
+
+@pytest.mark.parametrize("verb", ["simulate", "plan"])
+def test_authors_can_have_their_own_traceback(verb: str, folder: Path) -> None:
+    """Also of what happened in a worker's process."""
+    (folder / "raises.py").write_text(RAISES)
+    ask = (verb, "short.jsonl", "--gpu", "H100", "--model", "Llama-3.1-8B", "--policy", "raises.py:Raises")
+    ask += ("--slo", "ttft_ms p99<=1000") if verb == "plan" else ("--out", "run")
+    short, whole = (tokentwin(*ask, *more, cwd=folder) for more in ((), ("--traceback",)))
+    assert "Traceback" not in short.stderr
+    assert whole.returncode == short.returncode == 2
+    assert 'raises.py", line 6, in score\n    return 1 / len(request.arrived.tenant)' in whole.stderr
+    assert "ZeroDivisionError" in whole.stderr and "call_limit" not in whole.stderr
+    assert whole.stderr.endswith(short.stderr.splitlines()[-1] + "\n")
+    assert "Traceback" not in tokentwin("simulate", "no-such.jsonl", "--out", "run", "--traceback", cwd=folder).stderr
