@@ -16,7 +16,7 @@ from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import RouterConfig
 from serving.workload import Workload
 from tests.vllm.environment import needs_vllm
-from tests.vllm.live_run import TINY
+from tests.vllm.tiny_model import TINY
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
 

@@ -18,7 +18,7 @@ from planning.measure.real_engine import load_engines
 from serving.deployments.config import Deployment, parse
 from serving.workload import Workload
 from tests.vllm.environment import needs_vllm
-from tests.vllm.live_run import TINY
+from tests.vllm.tiny_model import TINY
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
 
