@@ -1,8 +1,8 @@
-"""An account of every request, kept from the plans alone: what a policy writes into its requests and sums is compared.
+"""An account of every request, kept from the plans alone, with which a policy's requests and sums are compared.
 
-A plan's sums must be those of its rows, a request's rows must add up to its tokens, and its lengths must stay as they
-came. Requests in steady decode are accounted for together, so that a steady step costs O(1) here, too. What holds KV
-is recounted now and then, so often that it costs a few requests a step.
+A plan's sums must be the sums of its rows, a request's rows must add up to its tokens, and its lengths must stay as
+they came. Requests in steady decode are accounted for together, so that a steady step costs O(1) here, too. The KV that
+requests hold is recounted now and then, so often that it costs a few requests a step.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Breach = Callable[..., NoReturn]
 
 
 class _Account:
-    """One request.
+    """The account of one request.
 
     came      the fields of `arrived`, as they were then, among them its lengths
-    start     tokens found or loaded at the last admission
-    computed  tokens with KV by now; of a member of the decode set, at the tick of `joined`
-    most      the most that `computed` ever was
-    sampled   output tokens that steps were planned for; the same
+    start     tokens that were cached or loaded at the last admission
+    computed  tokens with KV by now; for a member of the decode set, at the tick of `joined`
+    most      the largest value that `computed` has had
+    sampled   output tokens that steps were planned for; for a member, at the tick of `joined`
     admitted  whether it has had a row since it last waited
-    last      number of the last plan that has a row of it; of a member, not kept
+    last      number of the last plan that has a row of it; not kept for a member
     """
 
     __slots__ = (
@@ -66,26 +66,26 @@ class _Account:
 
 
 class Audit:
-    """Of the requests of `scheduler`. Calls `breach` with a rule, what is wrong and the request.
+    """The accounts of the requests of `scheduler`; calls `breach` with a rule, what is wrong and the request.
 
-    external     whether KV may come from outside, so that nobody here knows how much is found
-    by_segments  whether equal segments are all that requests share; else content is known elsewhere
+    external     whether KV may come from outside, so that the audit cannot know how much is cached
+    by_segments  whether equal segments are all that requests share; if not, content is known elsewhere
     """
 
     def __init__(self, scheduler: Scheduler, limits: SchedulerConfig, breach: Breach, by_segments: bool) -> None:
         self.external = False
         self._scheduler, self._limits, self._breach = scheduler, limits, breach
-        self._drafts = limits.speculative is not None  # what is rejected is computed again, and nobody says what is
+        self._drafts = limits.speculative is not None  # rejected drafts are computed again; plans do not name them
         self._accounts: dict[int, _Account] = {}
-        self._members: dict[int, _Account] = {}  # of the decode set
-        self._ticks = self._context = self._squares = 0  # of it
+        self._members: dict[int, _Account] = {}  # accounts of the decode set
+        self._ticks = self._context = self._squares = 0  # ticks and sums of the decode set
         self._to_count = 0  # members whose KV may be recounted by now
         self._prefixes = _Prefixes(limits) if by_segments else None
 
     # Requests come and go
 
     def added(self, request: Request, arrived: WorkloadRequest, came: tuple[Any, ...], outputs: int = 0) -> None:
-        """`request` was made of `arrived`, whose fields were `came` before."""
+        """Open the account of `request`, which was made of `arrived` when the fields of `arrived` were `came`."""
         if request.arrived is not arrived or request.id != arrived.id:
             self._breach("requests", f"add() returned a request made of another than request {arrived.id}", request)
         account = _Account(request, came, outputs, self._limits)
@@ -100,7 +100,10 @@ class Audit:
             self._prefixes.add(arrived)
 
     def ended(self, plan: int, stopped: Collection[int], requests: list[Request]) -> None:
-        """`requests` finished when plan number `plan` ended, those in `stopped` before their last token."""
+        """Close the accounts of `requests`, which finished when plan number `plan` ended.
+
+        Requests in `stopped` ended before their last token.
+        """
         for request in requests:
             account = self._accounts.get(request.id)
             if account is None or account.request is not request:
@@ -118,7 +121,7 @@ class Audit:
             unforeseen = self._drafts or request.id in stopped or request.end_len < request.max_len
             if account.last > plan and not unforeseen:
                 self._breach("requests", f"finishes before step {account.last} has ended, which computes it", request)
-            if account.most < request.known - 1:  # it may have lost them since, with its last token under way
+            if account.most < request.known - 1:  # preempted requests lose them while the last token is under way
                 what = f"finishes with {account.most} tokens computed or found of the {request.known - 1}"
                 self._breach("requests", f"{what} before its last", request)
             del self._accounts[request.id]
@@ -130,7 +133,7 @@ class Audit:
             self._leave(account)
 
     def _check_lengths(self, account: _Account) -> None:
-        """It is what has come."""
+        """Check that the request still has the lengths, the priority and the fields with which it came."""
         request = account.request
         for name, is_now, was in (
             ("prompt_len", request.prompt_len, account.prompt_len),
@@ -145,10 +148,10 @@ class Audit:
         if as_it_is(account.arrived) != account.came:
             self._breach("requests", what_changed(account.came, account.arrived), request)
 
-    # A plan
+    # Plans
 
     def planned(self, plan: StepPlan) -> None:
-        """It was made, and may run."""
+        """Account for `plan`, which was made and may run."""
         if type(plan) is not StepPlan:
             self._breach("calls", f"schedule() returned a {type(plan).__name__}, which is no StepPlan")
         for request in plan.preempted:
@@ -201,7 +204,7 @@ class Audit:
         account.sampled += samples
 
     def _check_found(self, account: _Account, found: int) -> None:
-        """So many tokens are taken from the prefix cache, or were loaded."""
+        """Check that the prefix cache or a load can account for the first `found` tokens of the request."""
         if not found or self.external:
             return
         most = account.most if self._limits.enable_prefix_caching else 0
@@ -213,12 +216,12 @@ class Audit:
             what = f"starts after {found} tokens; the prefix cache can hold {most} of them"
             self._breach("rows", what, account.request)
 
-    # The decode set, whose members get a token each in every step that holds it
+    # The decode set, each member of which gets a token in every step that holds the set
 
     def _tick(self, plan: StepPlan, rows: int, listed: StepPlan) -> None:
-        """`plan` has `rows` of the set; what they sum to goes to `listed`."""
+        """Account for the `rows` rows of the decode set in `plan`, and add their sums to `listed`."""
         if rows != len(self._members):
-            for account in list(self._members.values()):  # it was dissolved
+            for account in list(self._members.values()):  # the set was dissolved
                 if account.request.decodes is None and not _departs(plan, account.request):
                     self._leave(account)
         if not rows:
@@ -236,7 +239,7 @@ class Audit:
                 leaver.last = plan.seq
 
     def skipped(self, steps: int, finished: list[Request]) -> None:
-        """The members got a token each in so many steps."""
+        """Account for `steps` steps in which every member got a token; `finished` ended with them."""
         self._advance(steps)
         self.ended(_LAST, (), finished)
         self.check_decodes()
@@ -264,7 +267,7 @@ class Audit:
         self._squares -= account.computed**2
 
     def check_decodes(self) -> None:
-        """What a cost model would be asked for many steps of the decode set."""
+        """Check the sums of the decode set, with which a cost model prices many steps."""
         decodes = self._scheduler.decodes
         sums = ("rows", "context", "squares")
         theirs = len(decodes.members), decodes.context, decodes.squares
@@ -282,10 +285,10 @@ class Audit:
     # KV
 
     def _recount_kv(self) -> None:
-        """Whoever runs holds the blocks of what was computed for it."""
+        """Check that running requests hold the blocks of the tokens that were computed for them."""
         running = self._scheduler.running
         self._to_count += _COUNTED
-        if self._to_count < len(running) or self._limits.kv_groups:  # windows forget what they have passed
+        if self._to_count < len(running) or self._limits.kv_groups:  # windows forget blocks that they have passed
             return
         self._to_count = 0
         size, pool, needed = self._limits.block_size, self._scheduler.pool, 0
@@ -305,23 +308,24 @@ class Audit:
 
 
 class _Prefixes:
-    """Which beginnings of prompts may be in a cache: those that two requests have had, or more, by hash.
+    """The beginnings of prompts that may be in a cache, by hash: two or more requests have had them.
 
-    Two bits for each, so that it stays small whatever comes; where hashes collide it knows too many.
+    The class keeps two bits for each hash, so that its size is constant. If hashes collide it counts beginnings that no
+    two requests share.
     """
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self._once, self._again = bytearray(_BITS // 8), bytearray(_BITS // 8)
 
     def add(self, request: WorkloadRequest) -> None:
-        """Its prompt, and the answer to it, may be in the cache from now on."""
+        """Record that the prompt of `request`, and the answer to it, may be in the cache from now on."""
         for place, _ in _chain((*request.prompt, (f"out:{request.id}", request.output_len))):
             byte, bit = place // 8, 1 << place % 8
             self._again[byte] |= self._once[byte] & bit
             self._once[byte] |= bit
 
     def shared(self, request: WorkloadRequest) -> int:
-        """Tokens at its beginning that another may have had; segments of one name may differ in length."""
+        """Return the tokens at its beginning that another may have had; segments of one name may differ in length."""
         tokens = 0
         for place, length in _chain(request.prompt):
             if not self._again[place // 8] & 1 << place % 8:
@@ -331,7 +335,7 @@ class _Prefixes:
 
 
 def _chain(prompt: tuple[tuple[str, int], ...]) -> list[tuple[int, int]]:
-    """Of each leading segment that others can have, a hash of all names up to it, and its tokens."""
+    """Return a hash of all names up to each leading segment that others can have, and the segment's tokens."""
     places: list[tuple[int, int]] = []
     key = 0
     for name, tokens in prompt:

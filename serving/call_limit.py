@@ -1,8 +1,8 @@
 """Calls to a user's own policy, router or cost model, which may raise anything, or never return.
 
-A wall clock is looked at, but only to end what hangs: no result ever depends on it. A timer ticks and sees whether the
-call under way is still the one of the tick before. It runs from the first call on: to its end, or in a run, where calls
-are many, to the end of the run.
+The wall clock only ends calls that hang; no result ever depends on it. A timer ticks and checks whether the call under
+way is still the call of the tick before. It runs from the first call until that call ends, or, in a run with many
+calls, until the run ends.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, Literal
 from serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
-_TICKS = 10  # in that time
-_LONGER = 6  # times as long may an import or a constructor take, which may read much
-_MOST_IGNORED = 3  # a call that goes on after being ended so often never will be
+_TICKS = 10  # ticks per CALL_LIMIT_S
+_LONGER = 6  # an import or a constructor, which may read much, may take so many times as long
+_MOST_IGNORED = 3  # a call that goes on after so many `Overtime`s will not end
 
 
 class Overtime(BaseException):
-    """Raised inside the call that takes too long. No `except Exception` of a policy stops it."""
+    """A call took too long; raised inside that call, where no `except Exception` of a policy stops it."""
 
 
 class Fault(Exception):
-    """What a call did instead of returning. It is caused by what the call raised, if that was it."""
+    """A call failed instead of returning; `__cause__` is the exception that it raised, if it raised one."""
 
     def __init__(self, rule: Literal["calls", "time"], what: str) -> None:
         self.rule, self.what = rule, what
@@ -38,12 +38,12 @@ class Fault(Exception):
 
 
 class _Watch:
-    """Of one thread.
+    """The watch over the calls of one thread.
 
-    calls              calls begun plus calls ended: odd while one is under way; and
-    calls_at_tick      the same at the last tick
-    name, limits       of the call under way: its name, and how many CALL_LIMIT_S it may take
-    ticks, overtimes   how many of each there were during that call, and
+    calls              calls begun plus calls ended: odd while one is under way
+    calls_at_tick      `calls` at the last tick
+    name, limits       name of the call under way, and how many CALL_LIMIT_S it may take
+    ticks, overtimes   number of ticks and of `Overtime`s during that call
     ticks_of_overtime  ticks at the last `Overtime`
     timer              what to close when no more calls are to be watched; None while nothing ticks
     in_run             whether the timer goes on between calls
@@ -69,15 +69,16 @@ _threads = _Threads()
 
 
 def limited(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """What `call` returns. Raises `Fault` for whatever it does instead, but a UserError and Ctrl-C as they are.
+    """Return what `call` returns; raise `Fault` if it fails or takes too long.
 
-    A call takes at most `CALL_LIMIT_S` seconds. Calls within a call are part of it.
+    A UserError and Ctrl-C pass unchanged. A call takes at most `CALL_LIMIT_S` seconds. Calls within a call are part of
+    it.
     """
     return _limited(1, call, *arguments, **settings)
 
 
 def limited_longer(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """The same for an import and a constructor, which may take longer."""
+    """Call an import or a constructor as `limited` does, with a longer limit."""
     return _limited(_LONGER, call, *arguments, **settings)
 
 
@@ -100,7 +101,7 @@ def _limited(limits: int, call: Callable[..., Any], *arguments: Any, **settings:
         except BaseException as error:
             raise Fault("calls", f"raised {raised(error)}") from error
     except Overtime:
-        watch.calls += 1  # from here on nothing is ended
+        watch.calls += 1  # the timer ends no call from here on
         raise Fault("time", _overtime(watch)) from None
     finally:
         watch.calls += watch.calls % 2
@@ -110,7 +111,7 @@ def _limited(limits: int, call: Callable[..., Any], *arguments: Any, **settings:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Calls of this thread are many from now on: one timer is enough for all."""
+    """Keep one timer for the many calls of this thread."""
     watch = _threads.watch
     before, watch.in_run = watch.in_run, True
     try:
@@ -123,7 +124,7 @@ def watching() -> Iterator[None]:
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
-    """All calls of this thread together are over after `limit_s` seconds, with a `Fault` in the last."""
+    """Limit all calls of this thread together to `limit_s` seconds; the last one then raises a `Fault`."""
     watch = _threads.watch
     watch.ends_s, watch.limit_s = monotonic() + limit_s, limit_s
     try:
@@ -139,9 +140,9 @@ def _overtime(watch: _Watch) -> str:
 
 
 def _is_over(watch: _Watch) -> bool:
-    """At a tick: whether the call under way is to be ended, by one `Overtime` in so many ticks.
+    """Return whether a tick has to end the call under way, with one `Overtime` in `_TICKS` ticks.
 
-    A second one at once could hit what comes after the call.
+    A second `Overtime` at once could hit the code after the call.
     """
     if watch.calls % 2 == 0:
         return False
@@ -159,7 +160,7 @@ def _is_over(watch: _Watch) -> bool:
 
 
 def _leave(watch: _Watch) -> None:
-    """Nothing but the end of the process ends the call."""
+    """End the process, since nothing else ends the call."""
     line = UserError("call", f"{watch.name}()", "catches what would end it after its limit; let it return")
     os.write(2, f"tokentwin: {line}\n".encode())
     os._exit(2)
@@ -181,7 +182,7 @@ def _ticking(watch: _Watch) -> ExitStack:
 
 @contextmanager
 def _by_signal(watch: _Watch) -> Iterator[None]:
-    """The main thread: a signal also wakes it from a sleep."""
+    """Tick in the main thread, by a signal, which also wakes the thread from a sleep."""
 
     def tick(number: int, frame: FrameType | None) -> None:
         if _is_over(watch):
@@ -200,7 +201,7 @@ def _by_signal(watch: _Watch) -> Iterator[None]:
 
 @contextmanager
 def _by_thread(watch: _Watch) -> Iterator[None]:
-    """Any other thread gets the exception when it next runs Python code."""
+    """Tick in another thread, which gets the exception when it next runs Python code."""
     watched, over = threading.get_ident(), threading.Event()
 
     def look() -> None:

@@ -1,7 +1,7 @@
-"""Who sends the requests of a workload, and when: open and closed loops, conversations whose users read and think.
+"""The clients of a workload: open and closed loops, and conversations whose users read and think.
 
-The same clients sit in front of both clocks: whoever drives them says what time it is when a request has ended, asks
-when the next one is due, and takes it.
+The same clients sit in front of both clocks. A loop that drives them says what time it is when a request has ended,
+asks when the next one is due, and takes it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _Turn = tuple[str, int]
 class Clients:
     """The requests of `workload` in the order in which they become due, `concurrency` outstanding in a closed loop.
 
-    A request that waited for another carries the time at which it was due as its arrival. `offered_ns` says, by id,
-    when each is due instead, where a run is repeated: nobody waits for anything then, and arrivals stay as they are.
-    Raises UserError where the turns of a session do not follow one another.
+    A request that waited for another gets the time at which it was due as its arrival. To repeat a run, `offered_ns`
+    gives the time at which each request, by id, is due instead: no request waits for another then, and arrivals stay as
+    they are. Raises UserError if the turns of a session do not follow one another.
     """
 
     def __init__(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> None:
@@ -30,28 +30,28 @@ class Clients:
         self._stagger_ns = workload.stagger_ns
         self._free_ns = 0  # closed loop: until then its client is busy sending another request
         self._offered_ns = offered_ns
-        self._due: list[tuple[int, int, WorkloadRequest]] = []  # a heap: when, in which order taken
+        self._due: list[tuple[int, int, WorkloadRequest]] = []  # a heap: due time, order of taking, request
         self._taken = 0
         self._last: int | None = None  # open loop: id of the request that follows the clock, due and not popped
-        self._dry = False  # whether the workload has no more
-        self._last_turn: dict[str, int] = {}  # of each session, taken from the workload
-        self._answered_ns: dict[_Turn, int] = {}  # turns of which the next has not been taken
-        self._unanswered: dict[_Turn, WorkloadRequest] = {}  # turns that wait for the end of this one
+        self._dry = False  # True once the workload has no more requests
+        self._last_turn: dict[str, int] = {}  # last turn of each session that was taken from the workload
+        self._answered_ns: dict[_Turn, int] = {}  # end of each turn whose next turn has not been taken
+        self._unanswered: dict[_Turn, WorkloadRequest] = {}  # requests that wait for the end of the turn in the key
         for _ in range(workload.concurrency or 1):
             self._take(0)
 
     @property
     def next_ns(self) -> int | None:
-        """When the next request is due; None while none is before another has ended."""
+        """The time at which the next request is due; None if it waits for the end of another."""
         return self._due[0][0] if self._due else None
 
     @property
     def exhausted(self) -> bool:
-        """Whether every request of the workload has been popped."""
+        """True once every request of the workload has been popped."""
         return self._dry and not self._due and not self._unanswered
 
     def pop(self) -> WorkloadRequest:
-        """The request that is due next. Raises IndexError while there is none."""
+        """Return the request that is due next. Raises IndexError while there is none."""
         at_ns, _, request = heappop(self._due)
         if request.id == self._last:
             self._take(at_ns)
@@ -60,7 +60,7 @@ class Clients:
         return replace(request, arrival_ns=at_ns)
 
     def ended(self, request: WorkloadRequest, now_ns: int) -> None:
-        """`request` has left, answered or not."""
+        """Record that `request` has left, answered or not."""
         if request.session and self._offered_ns is None:
             turn = request.session, request.turn
             following = self._unanswered.pop(turn, None)
@@ -79,9 +79,10 @@ class Clients:
         return sent_ns
 
     def _take(self, now_ns: int) -> None:
-        """The next of the workload, due at its time, or now if that has passed; turns that wait for an answer besides.
+        """Take the next request of the workload, due at its time, or now if that has passed.
 
-        In an open loop all of them up to one that follows the clock, since what comes later follows that.
+        Turns that wait for an answer are taken besides. An open loop takes all of them up to one that follows the
+        clock, since later requests follow that one.
         """
         while (request := next(self._requests, None)) is not None:
             waits = request.session and self._waits(request)
@@ -101,7 +102,10 @@ class Clients:
         self._dry = True
 
     def _waits(self, request: WorkloadRequest) -> bool:
-        """Whether it is a turn that follows an answer; turns that are not the session's next would wait for ever."""
+        """Return whether `request` follows an answer. Raises UserError for a turn that is not the session's next.
+
+        A request that skips a turn would wait for ever.
+        """
         expected = self._last_turn.get(request.session, -1) + 1
         if request.think_ns is not None and request.turn != expected:
             remedy = f"must be {expected}, the next turn of the session"

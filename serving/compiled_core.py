@@ -1,7 +1,7 @@
 """The compiled core: the hot modules of `serving` and `sim`, made by mypyc from the same source (`compile_core.py`).
 
-Python imports them from `serving/_compiled` if they were made by this very Python from the very sources that are here,
-and TOKENTWIN_PURE is not set, or 0. Else it imports the sources, as if there were no compiled core.
+Python imports them from `serving/_compiled` if this very Python made them from the sources that are here, and
+TOKENTWIN_PURE is not set, or 0. If not, it imports the sources, as if there were no compiled core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is set"
 
 
 def sources_digest() -> str:
-    """Of this Python, and of all that compiled code may rely on: types in modules that are not compiled, too."""
+    """Return the digest of this Python and of all sources that compiled code may rely on.
+
+    The types in modules that are not compiled are among them.
+    """
     digest = blake2b(SUFFIX.encode(), digest_size=16)
     for package in ("serving", "sim"):
         for folder, _, files in sorted(os.walk(ROOT / package)):
@@ -35,7 +38,7 @@ def sources_digest() -> str:
 
 
 class _Finder:
-    """Finds the compiled modules before Python looks at their sources."""
+    """A finder of the compiled modules, which Python asks before it looks for their sources."""
 
     def __init__(self) -> None:
         paths = COMPILED.rglob(f"*{SUFFIX}")

@@ -1,8 +1,8 @@
-"""What every policy owes the loop that runs it, held in every run: plans within the limits of the deployment.
+"""The contract that every policy keeps in every run: plans stay within the limits of the deployment.
 
-The limits are the *deployment's*, whatever limits the policy believes in, and somebody must get on as long as somebody
-waits. Nothing here ever changes what a policy decides. The tests hold built-in policies to the rest of the contract, so
-that they pay for this only; a user's own is held to all of it (`own_contract.py`).
+The limits are the *deployment's*, whatever limits the policy believes in, and some request must get on as long as some
+request waits. Nothing here ever changes what a policy decides. The tests hold built-in policies to the rest of the
+contract, so a run checks only this part for them; it holds a user's own policy to all of it (`own_contract.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Breach(UserError):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Contract:
-    """The calls of a loop to `scheduler`, which must keep to `limits`. Raises `Breach` where it does not.
+    """The calls of a loop to `scheduler`, which must keep to `limits`. Raises `Breach` if it does not.
 
     step  number of the last plan
     """
@@ -50,7 +50,7 @@ class Contract:
         self._budget_name = "max_num_scheduled_tokens" if limits.max_num_scheduled_tokens else "max_num_batched_tokens"
         self._seats_name = "max_num_active_seqs" if limits.max_num_active_seqs else "max_num_seqs"
         self._blocks = limits.num_blocks - 1
-        self._loads = False  # whether requests may wait for KV from outside
+        self._loads = False  # True if requests may wait for KV from outside
 
     def schedule(self) -> StepPlan:
         scheduler = self.scheduler
@@ -68,16 +68,19 @@ class Contract:
 
     @property
     def hold_ns(self) -> int:
-        """For how long the policy plans nothing because more requests may come; 0 if it does not wait for that."""
+        """The time for which the policy plans nothing because more requests may come; 0 if it does not wait."""
         held: int = getattr(self.scheduler, "hold_ns", 0)
         return held
 
     def hold_no_longer(self) -> None:
-        """It has been so long."""
+        """Tell the policy that `hold_ns` has passed."""
         self._call(self.scheduler.hold_no_longer)  # type: ignore[attr-defined]
 
     def must_get_on(self, plan: StepPlan) -> None:
-        """Nothing is in flight and `plan` runs nothing: then nobody may be waiting who could run and is not held."""
+        """Check that no request waits that could run and is not held back.
+
+        The loop calls this method if nothing is in flight and `plan` runs nothing.
+        """
         if self.hold_ns:
             return
         pool = self.scheduler.pool
@@ -87,7 +90,7 @@ class Contract:
             self.breach("progress", f"plans nothing while {waiting} and no step runs", requests[0])
 
     def must_be_steady(self, plan: StepPlan) -> None:
-        """`plan` is one of those that `steady_steps` promised."""
+        """Check that `plan` is one of the steady steps that `steady_steps` promised."""
         if plan.listed or plan.preempted or not plan.decode_rows:
             request = plan.listed[0].request if plan.listed else None
             self.breach("promises", "is not the decode set alone, as steady_steps() had promised", request)
@@ -125,7 +128,7 @@ class Contract:
         self._call(self._external.release, request)
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the policy returns."""
+        """Return what the policy returns; subclasses watch the call."""
         return call(*arguments)
 
     @property
@@ -135,7 +138,7 @@ class Contract:
     # Breaches
 
     def breach(self, rule: Rule, what: str, request: Request | None = None) -> NoReturn:
-        """Raise the one line that says what was broken, and where."""
+        """Raise a `Breach` whose one line says what was broken, and where."""
         where = f"step {self.step}" if request is None else f"step {self.step}, request {request.id}"
         raise Breach(rule, self.policy, f"{where}: {what}")
 

@@ -1,4 +1,4 @@
-"""How long a step takes: the one question a cost model answers.
+"""The cost model: how long a step takes.
 
 The real engine measures it, calibration fits it, the simulator asks it. Durations are integer nanoseconds.
 """
@@ -17,25 +17,25 @@ of 128,000 tokens."""
 
 
 class CostModel(Protocol):
-    """Time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens.
+    """The time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens.
 
     Each answer depends on the plan's aggregates alone, never on earlier calls.
     """
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        """CPU work before the step can start; an overlapped loop does it while the step before runs.
+        """Return the CPU time before the step can start; an overlapped loop spends it while the step before runs.
 
-        Of pure decode steps it depends on the number of rows alone.
+        For pure decode steps it depends on the number of rows alone.
         """
 
     def step_ns(self, plan: StepPlan) -> int:
-        """Execution of the step, from its start until its tokens are there."""
+        """Return the time from the start of the step until its tokens are there."""
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        """`cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
+        """Return `cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
 
-        `context` and `squares` are the sums of computed tokens, and of their squares, before the first; each step adds
-        `rows` to the one, and leaves the variance as it is. A `DecodeRun` where prices grow linearly costs least.
+        `context` and `squares` are the sums of computed tokens, and of their squares, before the first step. Each step
+        adds `rows` to `context`, and leaves the variance as it is. If prices grow linearly, a `DecodeRun` costs least.
         """
 
 
@@ -44,10 +44,10 @@ class PipelinedCost(CostModel, Protocol):
     """A cost model that knows its engine's pipeline stages. `step_ns` is then a step with the pipeline to itself."""
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
-        """Execution of the step on each stage, in order."""
+        """Return the time of the step on each stage, in order."""
 
     def transfers_ns(self, plan: StepPlan) -> list[int]:
-        """From the end of the step on each stage but the last until its activations are on the next."""
+        """Return the time that the step's activations take from each stage but the last to the next."""
 
 
 @runtime_checkable
@@ -55,21 +55,21 @@ class NetworkedCost(CostModel, Protocol):
     """A cost model that knows what its engine sends between nodes."""
 
     def network_ns(self, tokens: int) -> int:
-        """For how long the collectives of a step of so many tokens keep a device's adapter busy."""
+        """Return the time for which the collectives of a step of `tokens` tokens keep a device's adapter busy."""
 
 
 def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
-    """The plans of `decode_run_ns`, one by one."""
+    """Yield the plans of `decode_run_ns`, one by one."""
     for _ in range(steps):
         yield StepPlan.of(decode_rows=rows, decode_context=context, decode_squares=squares, sampled_rows=rows)
         context, squares = context + rows, squares + 2 * context + rows
 
 
 class TokenCost:
-    """A step costs a constant, plus a price per token, plus a price per query-key pair.
+    """A constant price of a step, plus a price per token, plus a price per query-key pair.
 
-    This is the cost of the oracle recordings (vllm-policy): `base_ns + per_token_ns * tokens + per_pair_ps *
-    pairs // 1000`. `plan_ns` is CPU time per plan.
+    This is the cost of the oracle recordings (vllm-policy): `base_ns + per_token_ns * tokens + per_pair_ps * pairs //
+    1000`. `plan_ns` is CPU time per plan.
     """
 
     def __init__(self, base_ns: int, per_token_ns: int, per_pair_ps: int, plan_ns: int = 0) -> None:

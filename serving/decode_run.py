@@ -1,4 +1,4 @@
-"""Durations of steady decode steps whose price grows linearly, summed without looking at each.
+"""Durations of steady decode steps whose price grows linearly, summed in closed form.
 
 Prices are integer picoseconds, and each step is rounded down to nanoseconds by itself. Sums of rounded terms follow
 from Euclid's algorithm (Graham, Knuth and Patashnik, "Concrete Mathematics", 2nd edition, section 3.5).
@@ -11,9 +11,9 @@ from math import isqrt
 
 
 class DecodeRun:
-    """Nanoseconds of `steps` steps, at least one: `(first_ps + i * growth_ps) // 1000` of step i; then those of `then`.
+    """The nanoseconds of `steps` steps, at least one, followed by the steps of `then`.
 
-    `growth_ps` is not negative.
+    Step i takes `(first_ps + i * growth_ps) // 1000`. `growth_ps` is not negative.
     """
 
     __slots__ = ("_first_ps", "_growth_ps", "_here", "_here_ns", "steps", "then")
@@ -38,12 +38,12 @@ class DecodeRun:
         return first if self.then is None else min(first, self.then.shortest_ns())
 
     def longer(self, ns: int) -> DecodeRun:
-        """The same steps, each so much longer."""
+        """Return the same steps, each `ns` longer."""
         then = None if self.then is None else self.then.longer(ns)
         return DecodeRun(self._first_ps + 1000 * ns, self._growth_ps, self._here, then)
 
     def pieces(self, base_ns: int, steps: int) -> list[int]:
-        """The first `steps` steps, begun at `base_ns`, as `sim.step_rows.listed` takes them."""
+        """Return the first `steps` steps, begun at `base_ns`, in the form that `sim.step_rows.listed` takes."""
         found: list[int] = []
         run: DecodeRun | None = self
         while run is not None and steps > 0:
@@ -55,19 +55,19 @@ class DecodeRun:
         return found
 
     def until(self, steps: int) -> int:
-        """Nanoseconds of the first `steps` steps."""
+        """Return the nanoseconds of the first `steps` steps."""
         if steps < self._here:
             return self._sum(steps)
         return self._here_ns if self.then is None else self._here_ns + self.then.until(steps - self._here)
 
     def ended(self, ns: int) -> int:
-        """How many steps end within `ns`."""
+        """Return how many steps end within `ns`."""
         if ns >= self._here_ns:
             return self._here if self.then is None else self._here + self.then.ended(ns - self._here_ns)
         first, growth = self._first_ps, self._growth_ps
         if not growth:
             return ns // (first // 1000)
-        # So many end without rounding, by the root of a quadratic; with it perhaps more.
+        # The root of a quadratic is the number of steps that end without rounding; with rounding, more may end.
         linear = 2 * first - growth
         steps = (isqrt(linear * linear + 8000 * growth * ns) - linear) // (2 * growth)
         while self._sum(steps + 1) <= ns:
@@ -75,7 +75,7 @@ class DecodeRun:
         return steps
 
     def _sum(self, steps: int) -> int:
-        """Of the first `steps` steps of this piece."""
+        """Return the nanoseconds of the first `steps` steps of this piece."""
         growth, over, divisor = self._growth_ps, self._first_ps, 1000
         total = 0
         while steps > 0:

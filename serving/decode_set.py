@@ -1,8 +1,8 @@
 """The requests that get exactly one token in every step, advanced together.
 
-A steady decode step costs O(1) here, whatever the batch: members' counts are offsets from one clock, the
-context sum grows by the number of rows, the demand for blocks is a table of `block_size` phases, and the end
-of each request is a heap entry keyed by the clock at which its last token is scheduled.
+A steady decode step costs O(1) here, whatever the batch: members' counts are offsets from one clock, the context sum
+grows by the number of rows, the demand for blocks is a table of `block_size` phases, and the end of each request is a
+heap entry keyed by the clock at which its last token is scheduled.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _NEVER: Final = 1 << 60
 
 
 class MembershipListener(Protocol):
-    """Who is told that one request more, or one fewer, gets a token at every tick."""
+    """A listener that hears when a request starts or stops to get a token at every tick."""
 
     def joined(self, request: Request) -> None: ...
     def left(self, request: Request) -> None: ...
 
 
 class DecodeSet:
-    """Requests in steady decode.
+    """The requests in steady decode.
 
     clock      steps planned; every member gets one token at each tick
     committed  the clock of the last step that has returned
     lag        steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
     context    sum of the members' computed tokens
-    squares    sum of their squares: how uneven the members are
-    listener   told of who joins and who leaves, if anybody
+    squares    sum of the squares of the members' computed tokens, which shows how uneven the members are
+    listener   hears which requests join and leave, if it is set
     newest     no member was admitted later than this (an upper bound while the set is not empty)
     """
 
@@ -46,13 +46,13 @@ class DecodeSet:
         self.listener: MembershipListener | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
         self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id), and
-        self._next_exit = _NEVER  # the first clock of these
+        self._next_exit = _NEVER  # the first clock in `_exits`
 
     def __len__(self) -> int:
         return len(self.members)
 
     def join(self, request: Request) -> None:
-        """From the next tick on `request` gets one token a step, until its last is scheduled."""
+        """Give `request` one token a step from the next tick on, until its last is scheduled."""
         left = request.unscheduled
         if left < 1:
             raise ValueError(f"request {request.id} has no token left to schedule")
@@ -77,7 +77,7 @@ class DecodeSet:
         returned = max(self.committed - request.joined, 0)
         del self.members[request.id]
         del self._phases[(computed - self.clock) % self.block_size][request.id]
-        if request.exit_clock == self._next_exit:  # before its last
+        if request.exit_clock == self._next_exit:  # the request leaves before its last token
             self._await_exit()
         self.context -= computed
         self.squares -= computed * computed
@@ -92,7 +92,7 @@ class DecodeSet:
             self.listener.left(request)
 
     def tick(self) -> list[Request]:
-        """One step for every member; those whose last token this schedules, in order of admission."""
+        """Plan one step for every member; return members whose last token it schedules, in order of admission."""
         rows = len(self.members)
         self.clock = clock = self.clock + 1
         self.squares += 2 * self.context + rows
@@ -102,7 +102,7 @@ class DecodeSet:
         return [self.members[id] for id in self._pop_exits()]
 
     def skip(self, steps: int) -> None:
-        """`steps` more ticks planned, and as many returned; none is anybody's last."""
+        """Plan and return `steps` more ticks, none of which is the last of any member."""
         grown = steps * len(self.members)
         self.clock += steps
         self.committed += steps
@@ -110,9 +110,9 @@ class DecodeSet:
         self.context += grown
 
     def ids(self, members: list[Request]) -> list[int]:
-        """Of these, who are all or those that joined first, in order of admission, which `members` are in from now on.
+        """Return the ids of `members` in order of admission.
 
-        As a rule they joined in that order.
+        `members` are all members or the ones that joined first. As a rule they joined in order of admission.
         """
         last = -1
         for member in members:
@@ -120,20 +120,23 @@ class DecodeSet:
                 members.sort(key=attrgetter("admitted"))
                 return [member.id for member in members]
             last = member.admitted
-        return list(self.members)[: len(members)]  # no number is made anew
+        return list(self.members)[: len(members)]  # the keys themselves, without new numbers
 
     def crossing(self, after: int = 0) -> dict[int, Request]:
-        """Members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
+        """Return members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
         return self._phases[-(self.clock + after) % self.block_size]
 
     def crossing_by_tick(self) -> list[int]:
-        """How many members cross into a new block at each of the next `block_size` ticks; then it begins anew."""
+        """Return how many members cross into a new block at each of the next `block_size` ticks.
+
+        After `block_size` ticks the counts repeat.
+        """
         members = list(map(len, self._phases))
         now = -self.clock % self.block_size  # phases go by downwards
         return [*members[now::-1], *members[:now:-1]]
 
     def crossings(self, steps: int) -> int:
-        """How many times a member will cross into a new block in `steps` more ticks."""
+        """Return how many times a member will cross into a new block in `steps` more ticks."""
         rounds, rest = divmod(steps, self.block_size)
         last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards
         crossings = rounds * len(self.members) + sum(map(len, self._phases[last : last + rest]))
@@ -141,11 +144,11 @@ class DecodeSet:
         return crossings + sum(map(len, self._phases[:over])) if over > 0 else crossings
 
     def steps_to_exit(self) -> int:
-        """Ticks until some member's last token is scheduled, that tick included. The set is not empty."""
+        """Return the ticks until some member's last token is scheduled, that tick included. The set is not empty."""
         return self._next_exit - self.clock
 
     def _await_exit(self) -> None:
-        """Entries of members that left early stay in the heap until they surface."""
+        """Set the next exit; entries of members that left early stay in the heap until they surface."""
         while self._exits and not self._is_live(self._exits[0]):
             heappop(self._exits)
         self._next_exit = self._exits[0][0] if self._exits else _NEVER

@@ -13,9 +13,9 @@ LOCK = ".tokentwin.lock"
 
 
 class DirectoryLock:
-    """Holds `directory` until `close`.
+    """The lock on `directory`, held until `close`.
 
-    Raises UserError of `field` while another writer has it, and OSError where no file can be made in it.
+    Raises UserError of `field` while another writer has the directory, and OSError if no file can be made in it.
     """
 
     def __init__(self, directory: Path, field: str) -> None:
@@ -31,10 +31,10 @@ class DirectoryLock:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
                     return
-            self._file.close()  # what was locked is what the holder before has just removed
+            self._file.close()  # the locked file is the one that the holder before has just removed
 
     def close(self) -> None:
-        """Let others have the directory."""
+        """Release the directory for other writers."""
         if not self._file.closed:
             self._path.unlink(missing_ok=True)
             self._file.close()

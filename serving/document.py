@@ -1,7 +1,7 @@
-"""What every saved answer is: one JSON document, checked when it is read, from which all else is made.
+"""The base of every saved answer: one JSON document, checked when it is read, from which all else is made.
 
-A table on a terminal, a page, a file or a report reads a document and nothing beside it, so that one that was saved
-says the same as one that was just made. Fields that a later version adds are ignored; what is damaged is one line.
+A table on a terminal, a page, a file or a report reads a document and nothing beside it, so that a saved document says
+the same as one that was just made. Fields that a later version adds are ignored; a damaged document gives one line.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def _rounded(value: Any) -> Any:
     return tuple(map(_rounded, value)) if type(value) is tuple else value
 
 
-Number = Annotated[float | None, BeforeValidator(_none_if_infinite)]  # None for what no number says: JSON has no NaN
+Number = Annotated[float | None, BeforeValidator(_none_if_infinite)]  # JSON has no NaN and no infinities
 
 
 def fact(description: str, unit: str = "", **more: Any) -> Any:
-    """A field with what it means and, of a number, its unit. `more` is as pydantic's `Field` takes it."""
+    """Return a field with its meaning and, for a number, its unit. `more` is as pydantic's `Field` takes it."""
     return Field(description=description, json_schema_extra={"unit": unit}, **more)
 
 
 def metric_fact(name: str) -> Any:
-    """A field that holds a metric of the glossary."""
+    """Return a field that holds a metric of the glossary."""
     return fact(metric(name).definition, metric(name).unit)
 
 
 class Part(BaseModel):
     """A part of a document: frozen, and every number of it finite, to twelve significant digits.
 
-    The digits beyond depend on the CPU: on which of its vector units sums were made.
+    The digits beyond depend on the CPU: on the vector units that made sums.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -61,44 +61,44 @@ class Part(BaseModel):
     @field_validator("*")
     @classmethod
     def _to_twelve_digits(cls, value: Any, info: ValidationInfo) -> Any:
-        return value if info.field_name == "inputs" else _rounded(value)  # what was given stays as it was given
+        return value if info.field_name == "inputs" else _rounded(value)  # inputs stay as they were given
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON, for scripts and to be read again."""
+        """Return the part as plain JSON, for scripts and to be read again."""
         return self.model_dump(mode="json")
 
 
 class Answer:
-    """What every answer can do: give its tables, and show itself on a terminal and in a notebook."""
+    """An answer, which gives its tables, and shows itself on a terminal and in a notebook."""
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of its tables, the main one first."""
+        """The names of the answer's tables, the main one first."""
         raise NotImplementedError
 
     def table(self, name: str) -> Any:
-        """One of them as a `pyarrow.Table`, whose fields carry units and definitions."""
+        """Return a table as a `pyarrow.Table`, whose fields carry units and definitions."""
         raise NotImplementedError
 
     def report(self) -> Iterator[RenderableType]:
-        """What a terminal shows, from top to bottom: `rich` text, a line each, and tables."""
+        """Yield the lines and tables that a terminal shows, from top to bottom, as `rich` text and tables."""
         raise NotImplementedError
 
     def to_arrow(self, table: str | None = None) -> Any:
-        """One of its `tables`, by default the main one. Raises UserError for a name that is none of them."""
+        """Return one of `tables`, by default the main one. Raises UserError for any other name."""
         if table is not None and table not in self.tables:
             raise UserError("table", table, f"does not exist here; choose one of {', '.join(self.tables)}")
         return self.table(table or self.tables[0])
 
     def to_pandas(self, table: str | None = None) -> Any:
-        """`to_arrow` as a `pandas.DataFrame`."""
+        """Return `to_arrow` as a `pandas.DataFrame`."""
         return self.to_arrow(table).to_pandas()
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
         yield from self.report()
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return the report as HTML for notebooks."""
         from serving.terminal import Terminal
 
         console = Terminal(record=True, file=io.StringIO(), width=_NOTEBOOK_COLUMNS, force_jupyter=False)
@@ -107,7 +107,7 @@ class Answer:
 
 
 class Document(Part, Answer):
-    """An answer. A kind of it says what messages call it (`what`), and as what errors name its fields (`where`)."""
+    """An answer as a document: `what` is its name in messages, and `where` stands before its fields in errors."""
 
     what: ClassVar[str]
     where: ClassVar[str]
@@ -116,16 +116,19 @@ class Document(Part, Answer):
 
     @classmethod
     def read(cls: type[Read], data: Any) -> Read:
-        """From plain JSON. Raises UserError with the first field that is wrong."""
+        """Read the document from plain JSON. Raises UserError with the first field that is wrong."""
         return parse(cls, data, where=cls.where, typed=True)
 
     def dumps(self, indent: int | None = None) -> str:
-        """`as_json` as text."""
+        """Return `as_json` as text."""
         return json.dumps(self.as_json(), indent=indent, allow_nan=False)
 
 
 def print_document(document: Answer, console: Console | None = None) -> None:
-    """Its report on stdout. A line stays a line however long it is, so that scripts can look for it."""
+    """Print the report of `document` on stdout.
+
+    A line stays a line however long it is, so that scripts can look for it.
+    """
     from rich.text import Text
 
     from serving.terminal import Terminal

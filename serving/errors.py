@@ -1,7 +1,7 @@
 """The one exception for everything a user can cause.
 
-Its message is a single line that names the field, the value and the remedy. The command line prints it
-and exits 2. Any other exception that reaches the user is a bug in tokentwin.
+Its message is a single line that names the field, the value and the remedy. The command line prints it and exits 2. Any
+other exception that reaches the user is a bug in tokentwin.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class UserError(Exception):
         super().__init__(one_line(": ".join(parts)))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str], dict[str, str]]:
-        """On the way from a worker's process, too."""
+        """Keep the user's traceback when a worker's process sends the error."""
         return UserError, (self.field, self.value, self.remedy), {"_carried": self.own_traceback}
 
     @property
     def own_traceback(self) -> str:
-        """The traceback of a user's own code that raised something, without our frames; empty where none did."""
+        """The traceback of an error in a user's own code, without our frames; empty if their code raised none."""
         error: BaseException | None = self
         while error is not None and type(error).__module__.partition(".")[0] in OURS:
             error = error.__cause__ or error.__context__
@@ -56,53 +56,53 @@ class UserError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, without the path that an OSError repeats, and what pyarrow adds to one."""
+    """Return the reason of `error`, without the path that an OSError repeats and the text that pyarrow adds."""
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
 def raised(error: BaseException) -> str:
-    """What a user's own code raised, in one line: the exception and the line of their innermost call."""
+    """Return an error of a user's own code in one line: the exception and the line of their innermost call."""
     frames = list(extract_tb(error.__traceback__))
     frames = [frame for frame in frames if not _is_ours(frame.filename)] or frames
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     try:
         said = str(error)
-    except (Exception, SystemExit):  # user's code, too
+    except (Exception, SystemExit):  # the user's code, too
         said = "(its message cannot be read)"
     return one_line(type(error).__name__ + (f": {shortened(said, 300)}" if said else "") + where)
 
 
 def _is_ours(file: str) -> bool:
-    """Whether it is of one of our packages, which lie beside one another."""
+    """Return whether `file` is of one of our packages, which lie beside one another."""
     parts = Path(file).parts
-    if parts[: len(_ROOT)] == _ROOT:  # that of a compiled module is relative
+    if parts[: len(_ROOT)] == _ROOT:  # the path of a compiled module is relative
         parts = parts[len(_ROOT) :]
     return bool(parts) and parts[0] in OURS
 
 
 def shown(value: object) -> str:
-    """`repr(value)` of a user's own object, in one line, shortened; its type where that fails."""
+    """Return `repr(value)` of a user's own object, in one line, shortened; its type if that fails."""
     try:
         text = repr(value)
-    except (Exception, SystemExit):  # user's code, too
+    except (Exception, SystemExit):  # the user's code, too
         text = f"a {type(value).__name__} that cannot be shown"
     return one_line(shortened(text, 300))
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks and control characters."""
+    """Return `text` without line breaks and control characters."""
     return without_controls(" ".join(text.split()))
 
 
 def without_controls(text: str) -> str:
-    """`text` with control characters, which could steer a terminal, escaped; its line breaks stay."""
+    """Return `text` with control characters, which could steer a terminal, escaped; its line breaks stay."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in no more than `most` characters, without its middle: the end of a path tells most."""
+    """Return `text` in no more than `most` characters, without its middle: the end of a path is telling."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[3 + most // 2 - most :]}"
 
 

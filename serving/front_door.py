@@ -1,4 +1,4 @@
-"""What an API server and its clients add to a request: work, waiting for that work, and a slower engine beside it."""
+"""The costs that an API server and its clients add to a request: work, waits for that work, and a slower engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FILE = "front_door.json"
 
 
 class FrontDoor(Settings):
-    """Times of one API process, which does one thing after another, in ns.
+    """The times of one API process, which does one thing after another, in ns.
 
-    The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it; what
-    its process does between steps, where it hands out tokens, too, takes `host_step_ns` and `host_row_ns` longer.
+    The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it. Between
+    steps the engine's process also hands out tokens; it takes `host_step_ns` and `host_row_ns` longer there.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -41,7 +41,7 @@ class FrontDoor(Settings):
 
     @classmethod
     def load(cls, path: str | Path) -> FrontDoor:
-        """From a file, or the directory that it is in. Raises UserError if there is none, or it is damaged."""
+        """Read a front door from a file, or from its directory. Raises UserError if there is none, or it is damaged."""
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         try:
@@ -54,7 +54,7 @@ class FrontDoor(Settings):
             raise UserError("front-door", str(path), remedy) from None
 
     def save(self, folder: Path) -> None:
-        """Write it into `folder`, whole or not at all."""
+        """Write the front door into `folder`, whole or not at all."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with whole_file(folder / FILE) as file:
@@ -63,7 +63,7 @@ class FrontDoor(Settings):
             raise UserError("out", str(folder), f"cannot be written: {reason(error)}") from None
 
     def beside(self, cost: CostModel) -> CostModel:
-        """`cost` of an engine that shares its CPU with this API process."""
+        """Return `cost` for an engine that shares its CPU with this API process."""
         return Beside(cost, self) if any((*self._step, *self._host)) else cost
 
     @property
@@ -76,7 +76,7 @@ class FrontDoor(Settings):
 
 
 class Beside:
-    """A cost model whose steps all take longer, the more the more tokens they sample."""
+    """A cost model whose steps all take longer; the more tokens a step samples, the longer."""
 
     def __init__(self, cost: CostModel, front_door: FrontDoor) -> None:
         self._cost = cost

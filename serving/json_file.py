@@ -1,6 +1,6 @@
 """JSON, read as data.
 
-What JSON allows and people write by mistake is refused: a name twice, and what nests deeper than Python can follow.
+Two mistakes that JSON allows are refused: a name twice, and data that nests deeper than Python can follow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from serving.errors import UserError, reason
 
 
 def parse_json(text: str | bytes, **how: Any) -> Any:
-    """What the text holds; `how` is as `json.loads` takes it. Raises ValueError that says what is wrong with it."""
+    """Return the data in `text`; `how` is as `json.loads` takes it. Raises ValueError that says what is wrong."""
     try:
         return json.loads(text, object_pairs_hook=_object, **how)
     except json.JSONDecodeError as error:
@@ -28,7 +28,7 @@ def parse_json(text: str | bytes, **how: Any) -> Any:
 
 
 def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
-    """What the file holds. Raises UserError of `field`, which names the file and ends in `advice`."""
+    """Return the data in the file. Raises UserError of `field`, which names the file and ends in `advice`."""
     try:
         return parse_json(Path(path).read_bytes())
     except OSError as error:
@@ -38,7 +38,7 @@ def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
 
 
 def no_constant(name: str) -> Any:
-    """As `parse_constant`: Python reads NaN and infinities, which JSON does not have."""
+    """Raise ValueError, as a `parse_constant`: Python reads NaN and infinities, which JSON does not have."""
     raise ValueError(f"{name} is no number")
 
 

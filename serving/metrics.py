@@ -1,8 +1,8 @@
-"""The metric registry: one definition of each number, and what other tools call it.
+"""The metric registry: one definition of each number, and its names in other tools.
 
-Column metadata, `--help`, tooltips and the glossary (`docs/metrics.md`) all come from the table in `metrics.toml`;
-nothing else may define a metric. Tools disagree on TPOT, ITL and "throughput"; this table decides.
-`python -m serving.metrics` prints the glossary.
+Column metadata, `--help`, tooltips and the glossary (`docs/metrics.md`) all come from the table in `metrics.toml`; no
+other module may define a metric. Tools disagree on TPOT, ITL and "throughput"; this table decides. `python -m
+serving.metrics` prints the glossary.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STATISTICS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number: `name` (with its unit where it has one), how people say it, what it is, which way is better.
+    """One number: `name` (with its unit if it has one), how people say it, what it is, which way is better.
 
     `scope` says what one value belongs to: a request, a token gap, a step, or the whole run. `vllm`, `aiperf`,
-    `guidellm` and `prometheus` are its names there, empty where the tool has no equal.
+    `guidellm` and `prometheus` are its names in these tools, empty if the tool has no equal.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Metric:
 
     @property
     def axis(self) -> str:
-        """Title of an axis: the label with its unit."""
+        """The title of an axis: the label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     @property
@@ -62,12 +62,12 @@ class Metric:
         return "%" if self.unit == "fraction" else self.unit
 
     def read(self, value: Any) -> Any:
-        """A value in that unit; what is no number as it is."""
+        """Return a value in `read_unit`; a value that is no number as it is."""
         return 100 * value if self.unit == "fraction" and value is not None else value
 
     @property
     def read_as(self) -> str:
-        """The label with that unit."""
+        """The label with `read_unit`."""
         return f"{self.label} ({self.read_unit})" if self.unit else self.label
 
     @property
@@ -77,7 +77,7 @@ class Metric:
         return f"{self.axis}: {self.definition}.{better}"
 
     def names_in(self, tool: Tool) -> tuple[str, ...]:
-        """What `tool` calls it."""
+        """Return the names of the metric in `tool`."""
         return getattr(self, tool)
 
 
@@ -95,24 +95,24 @@ METRICS = _read_table()
 
 
 def metric(name: str) -> Metric:
-    """The metric called `name` here. Raises UserError that names the known ones."""
+    """Return the metric called `name` here. Raises UserError that names the known ones."""
     if name not in METRICS:
         raise UserError("metric", name, f"is not a known metric; choose one of {', '.join(METRICS)}")
     return METRICS[name]
 
 
 def label_of(name: str) -> str:
-    """A metric's label; of what the registry does not have, which a document may name, the name itself."""
+    """Return a metric's label, or `name` itself if the registry does not have it; a document may name such a metric."""
     return METRICS[name].label if name in METRICS else name
 
 
 def axis_of(name: str) -> str:
-    """A metric's label with its unit, likewise."""
+    """Return a metric's label with its unit, or `name` itself if the registry does not have it."""
     return METRICS[name].axis if name in METRICS else name
 
 
 def glossary() -> str:
-    """The glossary as Markdown: definitions, statistics, and the names elsewhere."""
+    """Return the glossary as Markdown: definitions, statistics, and the names elsewhere."""
     lines = [
         "# Metrics",
         "",

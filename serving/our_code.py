@@ -1,7 +1,7 @@
 """The functions of tokentwin as they are now: a user's policy or router may replace none of them.
 
-All are looked at when a user's file is imported, and in each run those of what is simulated and priced. What else a
-user's code does to objects that it was not given is not seen: it runs in the same process.
+All functions are checked when a user's file is imported, and in each run the functions that simulate and price. Other
+changes that a user's code makes to objects that are not its own go unseen: it runs in the same process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Functions = dict[tuple[Any, str], object]
 
 
 def our_functions() -> Functions:
-    """Those of all modules that are imported."""
+    """Return the functions of all imported modules."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in OURS]
     return dict(_functions([*modules, *(one for module in modules for one in vars(module).values() if _is_ours(one))]))
 
 
 def functions_of(objects: Iterable[object]) -> Functions:
-    """Those of the classes of these objects, of their attributes, and of theirs."""
+    """Return the functions of the classes of `objects`, of their attributes, and of the attributes of these."""
     kinds: dict[type, None] = {}
     objects = list(objects)
     for _ in range(3):
@@ -42,7 +42,7 @@ def functions_of(objects: Iterable[object]) -> Functions:
 
 
 def replaced(before: Functions) -> str:
-    """The name of one that is not what it was; empty if all are."""
+    """Return the name of a function that has changed since `before`; empty if none has."""
     for (owner, name), does in before.items():
         if _does(vars(owner).get(name)) is not does:
             return (

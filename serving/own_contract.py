@@ -1,8 +1,8 @@
 """The whole contract, for a user's own policy, which is trusted in nothing.
 
-Beside the limits: every row of a plan is of one live request and says what that request says, an account of requests
-that is kept apart agrees (`audit.py`), a promise of steady steps is one that can be kept, and whatever the policy
-raises, or does instead of returning, becomes one line.
+Beside the limits it checks four things. Every row of a plan is of one live request and agrees with that request. An
+account of requests that is kept apart agrees (`audit.py`). A promise of steady steps can be kept. An exception of the
+policy, or a call that does not return, becomes one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest, as_it_is
 
 _PARTS = ("config", "requests", "running", "waiting", "decodes", "pool")
-_MOST_EMPTY_PLANS = 10_000  # in a row, that preempt and run nothing
+_MOST_EMPTY_PLANS = 10_000  # consecutive plans, each of which preempts and runs nothing
 
 
 class OwnContract(Contract):
@@ -40,16 +40,16 @@ class OwnContract(Contract):
         self._audit = Audit(scheduler, limits, self.breach, by_segments)
         self._stagger = limits.decode_stagger
         self._plans = 0
-        self._eligible: dict[int, int] = {}  # by request, the first plan that may have its next token
+        self._eligible: dict[int, int] = {}  # first plan that may have the next token of each request, by its id
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the policy returns. Whatever it raises instead, and that it takes too long, is a breach."""
+        """Return what the policy returns. An exception of the policy, or a call that takes too long, is a breach."""
         try:
             return limited(call, *arguments)
         except Fault as fault:
             self.breach(fault.rule, fault.what, _request_at_hand(fault.__cause__))
 
-    # A plan
+    # Plans
 
     def schedule(self) -> StepPlan:
         plan = self._call(super().schedule)
@@ -91,7 +91,7 @@ class OwnContract(Contract):
                 self.breach("KV", what, request)
 
     def _check_stagger(self, plan: StepPlan) -> None:
-        """No token is computed on one that is still in an earlier pipeline stage."""
+        """Check that no token is computed after one that is still in an earlier pipeline stage."""
         self._plans += 1
         self._eligible = {id: first for id, first in self._eligible.items() if first > self._plans}
         again = [m for m in self.scheduler.decodes.members.values() if m.joined < plan.clock]
@@ -104,7 +104,7 @@ class OwnContract(Contract):
                 self._eligible[request.id] = self._plans + self._stagger
 
     def _check_decodes(self) -> None:
-        """In O(1): the decode set is of this deployment's blocks and, where nothing is shared, it holds enough."""
+        """Check in O(1) that the decode set has this deployment's blocks and, if nothing is shared, enough of them."""
         decodes, pool, block_size = self.scheduler.decodes, self.scheduler.pool, self.limits.block_size
         held = pool.total - pool.free
         if decodes.block_size != block_size:
@@ -139,7 +139,7 @@ class OwnContract(Contract):
         self._audit.skipped(steps, finished)
         return finished
 
-    # The other calls
+    # Other calls
 
     def add(self, arrived: WorkloadRequest) -> Request:
         return self._add(arrived, super().add, 0)
@@ -184,7 +184,7 @@ class OwnContract(Contract):
 
 
 def contract_with(policy: str, scheduler: Scheduler, limits: SchedulerConfig, by_segments: bool = False) -> Contract:
-    """The contract of the scheduler that the policy called `policy` has made.
+    """Return the contract of the scheduler that the policy called `policy` has made.
 
     `by_segments` says that its requests share what their segments say, and not what their tokens are.
     """
@@ -194,7 +194,7 @@ def contract_with(policy: str, scheduler: Scheduler, limits: SchedulerConfig, by
 
 
 def _request_at_hand(error: BaseException | None) -> Request | None:
-    """The request that the innermost call with one was about."""
+    """Return the request of the innermost call that has one."""
     at_hand, frame = None, error.__traceback__ if error else None
     while frame is not None:
         found = frame.tb_frame.f_locals.get("request")

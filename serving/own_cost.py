@@ -1,7 +1,7 @@
-"""A cost model of one's own: a function of a step's plan, or a class with `step_ns`, held to sanity at every step.
+"""A user's own cost model: a function of a step's plan, or a class with `step_ns`, checked at every step.
 
-It is found by its name. Whatever else a cost model answers has a default here. An answer that cannot be a time ends
-the run with one line that names the model and the step.
+It is found by its name. Every other answer of a cost model has a default here. An answer that cannot be a time ends the
+run with one line that names the model and the step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _MOST_NS = 10**18  # 31 years
 
 
 def names_own_cost(text: str) -> bool:
-    """Whether this is `module:name` or `path/to/file.py:name` of a function or a class, not a directory."""
+    """Return whether `text` is `module:name` or `path/to/file.py:name` of a function or a class, not a directory."""
     return ":" in text and text.rpartition(":")[2].isidentifier()
 
 
 def own_cost(name: str, deployment: Deployment) -> OwnCost:
-    """The cost model called `name`, of `deployment`. Raises UserError when there is none, or it cannot be made.
+    """Return the cost model called `name`, for `deployment`. Raises UserError if there is none, or it cannot be made.
 
     A class is called with the deployment if it has a constructor of its own, else with nothing.
     """
@@ -49,7 +49,7 @@ def own_cost(name: str, deployment: Deployment) -> OwnCost:
 
 
 def source_file(name: str) -> str | None:
-    """The file that `module:name` or `path/to/file.py:name` is read from; None if there is none."""
+    """Return the file that `module:name` or `path/to/file.py:name` is read from; None if there is none."""
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
         return place
@@ -61,17 +61,17 @@ def source_file(name: str) -> str | None:
 
 
 def identity(name: str) -> str:
-    """The name, and twelve hexadecimal digits that change with the file it is read from."""
+    """Return the name, and twelve hexadecimal digits that change with the file it is read from."""
     file = source_file(name)
     return f"{name}@{blake2b(Path(file).read_bytes(), digest_size=6).hexdigest()}" if file else name
 
 
 class OwnCost:
-    """`CostModel` by a user's `model`, which has `step_ns(plan)` and whichever it likes of the following.
+    """A `CostModel` by a user's `model`, which has `step_ns(plan)` and any of the following.
 
-    cpu_ns(plan)    else planning takes no time
-    decode_run_ns   as in `CostModel`; else the steps are priced one by one
-    interval        factors of the predicted time between which 9 of 10 runs lie; else none is known
+    cpu_ns(plan)    if missing, planning takes no time
+    decode_run_ns   as in `CostModel`; if missing, the steps are priced one by one
+    interval        factors of the predicted time between which 9 of 10 runs lie; if missing, none is known
 
     Raises UserError for an answer that is no int, is negative, or is an exception.
     """
@@ -84,7 +84,7 @@ class OwnCost:
         self.interval = self._checked_interval(getattr(model, "interval", None))
 
     def scaled(self, factor: float) -> OwnCost:
-        """The same with `factor` times the time."""
+        """Return the same cost model with `factor` times the time."""
         return OwnCost(self.name, self._model, self._factor * factor)
 
     def cpu_ns(self, plan: StepPlan) -> int:
@@ -105,7 +105,7 @@ class OwnCost:
         return [self._time("decode_run_ns", ns, first) for ns in times]
 
     def _answer(self, method: str, plan: StepPlan, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What `call` returns. Raises UserError, about `plan`, for whatever it raises instead."""
+        """Return what `call` returns. Raises UserError, about `plan`, for an exception or too long a call."""
         try:
             return limited(call, *arguments)
         except Fault as fault:

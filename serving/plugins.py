@@ -1,9 +1,9 @@
-"""Finding a policy, a router, a cost model or an attention backend: ours by name, an installed one by the name of its
-entry point, a user's own as `path/to/file.py:Class` or `module:Class`.
+"""The search for a policy, a router, a cost model or an attention backend by its name.
 
-The group of a policy's entry points is `tokentwin.policy`, and so on. Paths are relative to the working directory,
-which is also searched for modules that are nowhere else. `located` makes such a name absolute when it is read, so that
-a job or a worker that runs elsewhere finds the same file.
+Ours are found by name, an installed one by the name of its entry point, and a user's own as `path/to/file.py:Class` or
+`module:Class`. The group of a policy's entry points is `tokentwin.policy`, and so on. Paths are relative to the working
+directory, which is also searched for modules that are nowhere else. `located` makes such a name absolute when it is
+read, so that a job or a worker that runs elsewhere finds the same file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from serving.call_limit import Fault, limited_longer
 from serving.errors import UserError
 from serving.our_code import our_functions, replaced
 
-_USERS = "user_module_"  # how the names of modules begin that were read from a user's file
+_USERS = "user_module_"  # prefix of the names of modules that were read from a user's file
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
 
 
 def located(name: str) -> str:
-    """`name`, with the absolute path of a file that it names, or of a module that only the working directory has."""
+    """Return `name` with the absolute path of a file that it names, or of a module in the working directory alone."""
     place, colon, class_name = name.rpartition(":")
     if not colon:
         return name
@@ -43,7 +43,7 @@ def located(name: str) -> str:
 
 
 def _is_found(top: str, file: Path) -> bool:
-    """Whether Python finds a module or package `top` by itself, and not by way of `file`."""
+    """Return whether Python finds a module or package `top` by itself, and not by way of `file`."""
     try:
         spec = find_spec(top)
     except ValueError:  # __main__ has none
@@ -52,9 +52,9 @@ def _is_found(top: str, file: Path) -> bool:
 
 
 def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) -> Any:
-    """The class called `name`: one of `known` (name -> `module:Class`), or a user's own.
+    """Return the class called `name`: one of `known` (name -> `module:Class`), or a user's own.
 
-    Raises UserError when there is no such name, file, module or class, or the class lacks a method that it `needs`.
+    Raises UserError if there is no such name, file, module or class, or the class lacks a method that it `needs`.
     """
     found = find_object(kind, name, known)
     missing = [method for method in needs if not callable(getattr(found, method, None))]
@@ -64,7 +64,7 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
 
 
 def check_name(kind: str, name: str, known: dict[str, str]) -> str:
-    """Where `name` is, as `file:Class` or `module:Class`. Raises UserError where that cannot be told from the name."""
+    """Return the place of `name`, as `file:Class` or `module:Class`. Raises UserError if the name does not give it."""
     place = known.get(name) or (located(name) if ":" in name else _installed(kind).get(name, ""))
     if not all(place.rpartition(":")[::2]):
         names = ", ".join([*known, *_installed(kind)])
@@ -73,13 +73,13 @@ def check_name(kind: str, name: str, known: dict[str, str]) -> str:
 
 
 def _installed(kind: str) -> dict[str, str]:
-    """What installed packages offer: `module:Class` by name."""
+    """Return the objects that installed packages offer: `module:Class` by name."""
     found = entry_points(group=f"tokentwin.{kind.replace(' ', '_')}")
     return {entry.name: f"{entry.module}:{entry.attr}" for entry in sorted(found, key=lambda entry: entry.name)}
 
 
 def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
-    """Whatever is called `name`. Raises UserError when there is no such name, file or module, or it is not in that."""
+    """Return the object called `name`. Raises UserError if there is no such name, file, module or object."""
     place, _, class_name = check_name(kind, name, known).rpartition(":")
     ours = our_functions() if name not in known and _module_name(place) not in sys.modules else {}
     try:
@@ -109,7 +109,7 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
 
 
 def make(kind: str, name: str, found: Any, *arguments: Any, **settings: Any) -> Any:
-    """An object of the user's own class `found`. Raises UserError when its constructor fails in any way."""
+    """Return an object of the user's own class `found`. Raises UserError if its constructor fails in any way."""
     try:
         return limited_longer(found, *arguments, **settings)
     except Fault as fault:
@@ -121,12 +121,12 @@ def _import(place: str) -> ModuleType:
 
 
 def _module_name(place: str) -> str:
-    """That of a module, or of the one that a file becomes."""
+    """Return the name of a module, or of the module that a file becomes."""
     return f"{_USERS}{blake2b(place.encode(), digest_size=8).hexdigest()}" if place.endswith(".py") else place
 
 
 def _module_in(file: Path) -> ModuleType:
-    """The module in `file`, loaded once. It finds its neighbours, after everything that Python finds anyway."""
+    """Return the module in `file`, loaded once. It finds its neighbours, after everything that Python finds anyway."""
     name = _module_name(str(file))
     if name in sys.modules:
         return sys.modules[name]
@@ -149,7 +149,7 @@ def _module_in(file: Path) -> ModuleType:
 
 
 def user_threads() -> list[Thread]:
-    """Threads that run a user's file and that Python would wait for at its end."""
+    """Return threads that run a user's file and that Python would wait for at its end."""
     frames = sys._current_frames()
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     return [thread for thread in others if not thread.daemon and _runs_users(frames.get(thread.ident or 0))]
@@ -164,7 +164,7 @@ def _runs_users(frame: FrameType | None) -> bool:
 
 
 def end_user_threads() -> bool:
-    """Whether all of them have ended now. One that is inside of C code has not."""
+    """End the threads of `user_threads`, and return whether they all have ended. A thread inside of C code has not."""
     threads = user_threads()
     for thread in threads:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
@@ -174,5 +174,5 @@ def end_user_threads() -> bool:
 
 
 def loading() -> str:
-    """The user's own file that is being loaded; empty if none is."""
+    """Return the user's own file that is being loaded; empty if none is."""
     return _LOADING.get()

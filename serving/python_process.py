@@ -1,4 +1,4 @@
-"""Processes of this interpreter that find the packages this one found, wherever they are started.
+"""Processes of this interpreter that find the same packages as this one, wherever they are started.
 
 `python -m` looks for modules in the working directory first: a user's `sim.py` there would be run for ours. And
 `multiprocessing` runs the main module again in every process that it spawns: a user's script, which need not have a
@@ -19,12 +19,12 @@ HOME = Path(__file__).resolve().parents[1]  # the directory of all our packages
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs `module` without looking in the working directory; wants `module_environment`."""
+    """Return the command that runs `module` without the working directory; it wants `module_environment`."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """This process's environment, and where our packages are if that is no place that Python looks in anyway."""
+    """Return this process's environment, with the place of our packages if Python does not look there anyway."""
     found = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     places = [*site.getsitepackages(), site.getusersitepackages(), *found]
     if HOME not in [Path(place).resolve() for place in places]:
@@ -34,7 +34,10 @@ def module_environment() -> dict[str, str]:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Processes that `multiprocessing` spawns within do not run the main module again: all they need is in ours."""
+    """Keep processes that `multiprocessing` spawns within from running the main module again.
+
+    All they need is in our modules.
+    """
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
     main.__spec__ = None

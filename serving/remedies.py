@@ -1,4 +1,4 @@
-"""What to do about a value that pydantic refuses, in our words."""
+"""Remedies for values that pydantic refuses, in our words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic_core import ErrorDetails
 
 
 def remedy(error: ErrorDetails) -> str:
-    """What the value must be; a message of our own validators stays as it is."""
+    """Return what the value must be; a message of our own validators stays as it is."""
     if error["type"] in _REMEDIES:
         return _REMEDIES[error["type"]].format(**error.get("ctx", {}))
     return error["msg"].removeprefix("Value error, ")

@@ -1,11 +1,11 @@
 """The live state of one request inside a scheduler.
 
-One invariant, checkable: `cached <= computed <= known + placeholders` and `known <= end_len <= max_len`. There are no
-phases: a request wants `known + placeholders - computed` tokens, and prefill, chunked prefill, resumption and decode
-are that one number (vLLM V1's central rule).
+One invariant holds and can be checked: `cached <= computed <= known + placeholders` and `known <= end_len <= max_len`.
+There are no phases: a request wants `known + placeholders - computed` tokens, and prefill, chunked prefill, resumption
+and decode are that one number (vLLM V1's central rule).
 
-While a request is a member of a `DecodeSet` its counts advance with the set's clock, so that a step costs
-O(1); the properties here add what the clock has done since it joined.
+While a request is a member of a `DecodeSet` its counts advance with the set's clock, so that a step costs O(1); the
+properties here add the ticks of the clock since it joined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.workload import Span, WorkloadRequest
 
 
 class Status(Enum):
-    """Where a request is in its life."""
+    """The state of a request in its life."""
 
     WAITING = "waiting"
     LOADING = "loading"  # waits for KV from outside, and holds the blocks for it
@@ -32,7 +32,7 @@ _LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
 
 
 class DecodeClock(Protocol):
-    """What a request reads of the `DecodeSet` it is a member of: steps planned, those returned, and its lag."""
+    """The part of a `DecodeSet` that its members read: steps planned, steps returned, and its lag."""
 
     clock: int
     committed: int
@@ -40,19 +40,19 @@ class DecodeClock(Protocol):
 
 
 class Request(BlockTable):
-    """Token counts of one request, and its block table: of several, that of the first group with full attention.
+    """The token counts of one request, and its block table: of several, that of the first group with full attention.
 
     max_len       prompt tokens and the most that it may generate: all that rules may know of its length
-    end_len       prompt tokens and those that it will have generated when it ends
+    end_len       prompt tokens and the tokens that it will have generated when it ends
     computed      tokens whose KV exists, or is scheduled to
     known         prompt tokens plus sampled tokens that have returned
     placeholders  tokens scheduled to be sampled that have not returned; drafts count as if all were accepted
     in_flight     tokens of steps that have not returned
-    stale         of those, the ones scheduled before a preemption
+    stale         tokens in flight that were scheduled before a preemption
     cached        tokens found in the prefix cache, or loaded, at the last admission
     proposed      draft tokens that its next step can verify
-    accepted_last how many its last step accepted; -1 while none of its drafts was accepted
-    decoding      whether its last step sampled for it; at its admission, whether the next token is all that it lacks
+    accepted_last how many drafts its last step accepted; -1 while none of its drafts was accepted
+    decoding      whether its last step sampled for it; at its admission, whether it lacks the next token alone
     compiling     whether its grammar is being compiled, until when it cannot run
     passed_over   whether others behind it were looked at for admission, because it could not run yet
     eligible      first plan that may have its next decode; kept with a stagger alone
@@ -88,18 +88,18 @@ class Request(BlockTable):
         self.eligible = 0
         self.decodes: DecodeClock | None = None
         self.joined = 0  # the set's clock when this request joined it
-        self.exit_clock = 0  # and when its last token will be scheduled
+        self.exit_clock = 0  # the set's clock when its last token will be scheduled
         self.admitted = -1  # order of admission; later is larger
         self.held = 0  # blocks referenced
-        self.hashed = 0  # of those, full ones that can be reused
-        self.spans: list[Span] = []  # what its sequence consists of, made on demand
+        self.hashed = 0  # full blocks among them that can be reused
+        self.spans: list[Span] = []  # parts of its sequence, made on demand
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
         self.loading = 0  # tokens that will be computed once the load under way has ended
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
         self.preemptions = 0
         self.recomputed = 0  # tokens computed again after preemptions
         self.drafts = 0  # steps that verified draft tokens of it
-        self.draft_tokens = 0  # those, of which
+        self.draft_tokens = 0  # draft tokens that steps verified, of which
         self.accepted_tokens = 0
         self.accepted_last = -1
         self.sampled_in: list[tuple[int, int]] = []  # (first step, how many steps in a row) that sampled for it
@@ -135,23 +135,23 @@ class Request(BlockTable):
 
     @property
     def pending(self) -> int:
-        """Tokens to compute until the next one is sampled: 1 while it decodes."""
+        """The tokens to compute until the next one is sampled: 1 while it decodes."""
         return self._known + self._placeholders - self._computed if self.decodes is None else 1
 
     @property
     def unscheduled(self) -> int:
-        """Output tokens that no step has been planned for yet; negative once steps are planned behind the last."""
+        """The output tokens that no step has been planned for yet; negative once steps are planned behind the last."""
         if self.decodes is None:
             return self.end_len - self._known - self._placeholders
         return self.exit_clock - self.decodes.clock
 
     @property
     def outputs(self) -> int:
-        """Output tokens that have returned."""
+        """The output tokens that have returned."""
         return self.known - self.prompt_len
 
     def full_blocks(self, block_size: int) -> int:
-        """Blocks that can be reused: those full of tokens that are computed and known."""
+        """Return how many blocks can be reused: blocks full of tokens that are computed and known."""
         if self.decodes is None:
             return self.hashed
         return max(self.hashed, (self.computed - self.decodes.lag) // block_size)
@@ -161,7 +161,7 @@ class Request(BlockTable):
         return self.status not in _LIVE
 
     def scheduled(self, tokens: int, drafts: int = 0) -> bool:
-        """Count `tokens` more, `drafts` among them, as computed and in flight; whether the step samples for it."""
+        """Count `tokens` more, `drafts` among them, as computed and in flight; return whether the step samples."""
         self._computed += tokens
         self._in_flight += tokens
         samples = self._computed >= self._known + self._placeholders
@@ -170,7 +170,7 @@ class Request(BlockTable):
         return samples
 
     def returned(self, tokens: int, sampled: bool, drafts: int = 0, accepted: int = 0) -> None:
-        """A step with `tokens` of this request has ended; stale steps only deliver their sampled tokens.
+        """End a step with `tokens` of this request; stale steps only deliver their sampled tokens.
 
         Of `drafts` that it verified, `accepted` are tokens now, unless they lie beyond its last. The rest count as
         never computed; their blocks stay.
@@ -194,22 +194,22 @@ class Request(BlockTable):
             self._placeholders -= 1 + drafts
 
     def found(self, tokens: int) -> None:
-        """`tokens` of the known sequence are in the prefix cache, or have been loaded."""
+        """Count `tokens` of the known sequence as computed: they are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 
     def await_grammar(self) -> None:
-        """Others pass it until whoever compiles its grammar clears `compiling`."""
+        """Let others pass the request until its grammar is compiled, and `compiling` cleared."""
         self.compiling = self.passed_over = True
 
     def preempted(self) -> None:
-        """Lose all computed tokens; what is in flight becomes stale."""
+        """Lose all computed tokens; tokens in flight become stale."""
         self.stale = self._in_flight
         self._computed = self._placeholders = self._in_flight = self.cached = self.proposed = 0
         self.preemptions += 1
         self.status = Status.WAITING
 
     def advance(self, scheduled: int, returned: int) -> None:
-        """Take over what a decode set did for this request: steps scheduled, and of those the returned ones."""
+        """Take over the steps that a decode set scheduled for this request, and the ones among them that returned."""
         self._computed += scheduled
         self._known += returned
         self._placeholders += scheduled - returned

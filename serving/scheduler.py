@@ -1,9 +1,9 @@
-"""What a scheduling policy is, and how one is found.
+"""The protocol of a scheduling policy, and the search for one by name.
 
-A policy plans a step, is told when it has ended, and never sees a clock, a token or a tensor: that is why the
-same object serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped
-loop two. Over pipeline stages there are more: without `async_scheduling` nothing may be planned for a request behind a
-token of its own that has not returned, with it nothing in fewer than `decode_stagger` plans after the one that samples.
+A policy plans a step, hears when it has ended, and never sees a clock, a token or a tensor: that is why the same object
+serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped loop two. Over
+pipeline stages there are more. Without `async_scheduling` no step may be planned for a request behind one of its tokens
+that has not returned. With it, none in fewer than `decode_stagger` plans after the plan that samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ POLICIES = {
 class Scheduler(Protocol):
     """A policy. `running` is in order of admission; `requests` holds every request that has not ended.
 
-    A policy that cannot do what its `config` asks for (`speculative`, say) raises UserError when it is made. One that
+    A policy that does not support its `config` (`speculative`, say) raises UserError when it is made. A policy that
     plans nothing though requests wait, so that more may come, has a number `hold_ns`: if nothing changes for so long,
     its method `hold_no_longer` is called, and then `schedule`.
     """
@@ -62,32 +62,32 @@ class Scheduler(Protocol):
         """Plan the next step. A plan with no tokens is not run and not committed."""
 
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
-        """`plan`, the oldest in flight, has ended; the requests that finished with it.
+        """End `plan`, the oldest in flight; return the requests that finished with it.
 
-        `stopped` names those whose sampled token ended them early (EOS, a stop string).
+        `stopped` names requests whose sampled token ended them early (EOS, a stop string).
         """
 
     def abort(self, id: int) -> Request | None:
-        """Drop a request at once, wherever it is; None when it has ended already."""
+        """Drop a request at once, wherever it is, and return it; None if it has ended already."""
 
     def steady_steps(self) -> int:
-        """How many coming plans are certain to be the decode set and nothing else, if nothing arrives.
+        """Return how many coming plans are certain to be the decode set and nothing else, if nothing arrives.
 
-        Only the last of them may be somebody's last; in the overlapped loop, where the step in flight is such a plan,
-        too, none is. A policy that cannot tell returns 0.
+        Only the last of them may be the last of some member. In the overlapped loop, where the step in flight is such a
+        plan, too, none is. A policy that cannot tell returns 0.
         """
 
     def skip(self, steps: int) -> list[Request]:
-        """Plan `steps` such plans and commit as many, at once; the requests that finished with the last.
+        """Plan `steps` such plans and commit as many, at once; return the requests that finished with the last.
 
         A step that was in flight makes way for the last of them.
         """
 
 
 def find_policy(name: str) -> Callable[..., Scheduler]:
-    """The policy called `name`, or at `package.module:Class`: what makes a scheduler, called as `Scheduler` is.
+    """Return the maker of schedulers of the policy called `name`, or at `package.module:Class`.
 
-    Making one raises UserError if its constructor fails.
+    Its arguments are as in `Scheduler`. It raises UserError if the policy's constructor fails.
     """
     calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
     policy: Callable[..., Scheduler] = find("policy", name, POLICIES, calls)

@@ -1,4 +1,4 @@
-"""What people write in files and forms, as it is passed on: frozen, and without names that mean nothing."""
+"""Settings that people write in files and forms, as they are passed on: frozen, and without unknown names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Settings(BaseModel):
 
 
 class TerseSettings(Settings):
-    """Some are written only where they are not as by default: recordings made before those were there stay the same."""
+    """Settings of which some are written only if they differ from the default.
+
+    Recordings made before these settings existed stay the same.
+    """
 
     seldom_set: ClassVar[tuple[str, ...]] = ()
 

@@ -2,8 +2,8 @@
 
 The scheduler asks an `Acceptance` and sees no token. The real engine's answers follow from tokens. On the virtual clock
 they are coins: whether a draft token is accepted is a coin that belongs to its place in the output of its request,
-tossed from (seed, request, place): whatever is batched with it, and whoever schedules it, it falls the same way.
-Acceptance is that of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
+tossed from (seed, request, place). The coin falls the same way in any batch and under any scheduler. Acceptance is that
+of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _NGRAM = 5  # tokens: vLLM's default
 
 
 class DraftRates(Settings):
-    """Rates of the steps of a request that come after steps of one sort."""
+    """The rates of the steps of a request that come after steps of one sort."""
 
     proposal_rates: tuple[float, ...] = Field(description="as of all steps, of these")
     synthetic_acceptance_rates: tuple[float, ...] = Field(description="as of all steps, of these")
 
 
 class SpeculativeConfig(TerseSettings):
-    """What drafts, how far ahead, how well and at what cost; names are those of vLLM's `--speculative-config`.
+    """The method, the length, the acceptance and the cost of drafts; names are those of vLLM's `--speculative-config`.
 
-    Acceptance and costs are for the simulator: on the real engine they are what they turn out to be. On a GPU that was
-    not measured, a draft model is timed by the GPU's kernels, and so is `mtp`, the target's own layer for multi-token
-    prediction. What else drafts has a stated cost per pass: `eagle` (a head on the target's last layer) makes a pass
-    for each draft token, `ngram` one a step.
+    Acceptance and costs are for the simulator: on the real engine they follow from the run. On a GPU that was not
+    measured, a draft model is timed by the GPU's kernels, and so is `mtp`, the target's own layer for multi-token
+    prediction. Other methods have a stated cost per pass: `eagle` (a head on the target's last layer) makes a pass for
+    each draft token, `ngram` one a step.
     """
 
     seldom_set = ("rates_after",)
@@ -114,40 +114,43 @@ class SpeculativeConfig(TerseSettings):
 
     @property
     def states_acceptance(self) -> bool:
-        """Whether it says how much is accepted, without which nothing can be simulated."""
+        """True if the configuration states acceptance, without which nothing can be simulated."""
         return self.acceptance_rate is not None or self.synthetic_acceptance_rates is not None
 
     def timing(self) -> Self:
-        """What step times depend on: not how much is accepted."""
+        """Return the settings that step times depend on, without acceptance."""
         chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "rates_after", "seed")
         return self.model_copy(update={name: type(self).model_fields[name].default for name in chance})
 
     @property
     def prompt_lookup(self) -> tuple[int, int]:
-        """Shortest and longest run of tokens that `ngram` looks up; of two settings one stands for both, as in vLLM."""
+        """The shortest and longest run of tokens that `ngram` looks up.
+
+        If only one setting is given it stands for both, as in vLLM.
+        """
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         return shortest or longest or _NGRAM, longest or shortest or _NGRAM
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Tokens beyond those of its step that a request holds KV blocks for, since whoever drafts writes KV too."""
+        """The tokens after the tokens of its step that a request holds KV blocks for, since drafting writes KV, too."""
         return 0 if self.method == "ngram" else self.num_speculative_tokens
 
     @property
     def num_hash_lookahead_tokens(self) -> int:
-        """Tokens after a full block that must be known, and equal, for it to be found as part of a prefix."""
+        """The tokens after a full block that must be known, and equal, for it to be found as part of a prefix."""
         return 1 if self.method in ("eagle", "mtp") else 0
 
     @property
     def draft_slots(self) -> int:
-        """What a row takes of the token budget beside its tokens: a draft model's input is one longer."""
+        """The tokens of the budget that a row takes beside its own: a draft model's input is one longer."""
         return 1 if self.method == "draft_model" else 0
 
     @property
     def conditional_rates(self) -> tuple[float, ...]:
-        """For each place in a draft, the probability of acceptance, given that those before it were accepted.
+        """The probability of acceptance at each place in a draft, given that the drafts before it were accepted.
 
-        Raises UserError where nothing is said about acceptance.
+        Raises UserError if the configuration states no acceptance.
         """
         if self.acceptance_rate is not None:
             return (self.acceptance_rate,) * self.num_speculative_tokens
@@ -158,35 +161,39 @@ class SpeculativeConfig(TerseSettings):
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a decoding request, on average: what is accepted of its drafts, and one. Raises UserError as above."""
+        """The mean tokens of a decoding request a step: its accepted drafts, and one.
+
+        Raises UserError if the configuration states no acceptance.
+        """
         return 1.0 + sum(accumulate(self.conditional_rates, mul))
 
 
 def conditional(shares: tuple[float, ...]) -> tuple[float, ...]:
-    """Of shares of drafts that are accepted up to each place, the probabilities given that those before it were."""
+    """Return the probability of acceptance at each place, given that the drafts before it were accepted.
+
+    `shares` are the shares of drafts that are accepted up to each place.
+    """
     return tuple(share / before if before else 0.0 for before, share in pairwise((1.0, *shares)))
 
 
 class Acceptance(Protocol):
-    """What becomes of drafts. `step` is the number of the plan that is being made, or that has ended."""
+    """The fate of drafts. `step` is the number of the plan that is being made, or that has ended."""
 
     def proposed(self, request: Request, step: int) -> int:
-        """Draft tokens that the step after this one, which samples for `request`, can verify.
+        """Return the draft tokens that the step after this one, which samples for `request`, can verify.
 
-        Who knows only when the step has ended sets `Request.proposed` then.
+        An acceptance that knows them only when the step has ended sets `Request.proposed` then.
         """
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
-        """How many of `drafts` tokens that the step verified for `request` are accepted, from the first on."""
+        """Return how many of `drafts` tokens that the step verified for `request` are accepted, from the first on."""
 
 
 class Coins:
-    """Acceptance on the virtual clock: that of the request's text where the workload knows it, or else coins.
+    """Acceptance on the virtual clock: by the request's text if the workload knows it, or else by coins.
 
-    In the loop that `overlaps` a step is planned before its drafts are known: for as many as there can be, of which
-    those that nobody proposed are rejected.
-
-    Raises UserError where the configuration says nothing about acceptance.
+    In the loop that `overlaps` a step is planned before its drafts are known: for as many as there can be. Drafts that
+    were not proposed are then rejected. Raises UserError if the configuration states no acceptance.
     """
 
     def __init__(self, config: SpeculativeConfig, overlaps: bool = False) -> None:
@@ -215,18 +222,18 @@ class Coins:
         accepted = self.tossed(request, drafts)
         request.accepted_last = accepted or min(request.accepted_last, 0)
         if not self._overlaps and (len(self._below) > 1 or request.arrived.drafted is not None):
-            request.proposed = self._found(request, known + accepted + 1)  # planning took all for accepted
+            request.proposed = self._found(request, known + accepted + 1)  # planning counted all drafts as accepted
         return accepted
 
     def _rates(self, request: Request) -> tuple[list[int], list[int]]:
-        """Below what its coins must fall for a draft to reach each place, and to be accepted there."""
+        """Return the numbers below which coins must fall for a draft to reach each place, and to be accepted there."""
         if len(self._below) == 1:
             return self._below[0]
         last = request.accepted_last
         return self._below[4 if last == self._most else 2 + min(last, 1)]
 
     def _found(self, request: Request, tokens: int) -> int:
-        """How many draft tokens are found when the request has so many tokens."""
+        """Return how many draft tokens are proposed when the request has `tokens` tokens."""
         if (drafted := request.arrived.drafted) is not None:
             return len(drafted.get(tokens - request.prompt_len, ()))
         reaches, _ = self._rates(request)
@@ -236,7 +243,7 @@ class Coins:
         return sum(coin < reach for reach in reaches)
 
     def tossed(self, request: Request, drafts: int) -> int:
-        """How many of `drafts` tokens are accepted, which would be its next output tokens."""
+        """Return how many of `drafts` tokens are accepted, which would be its next output tokens."""
         place = request.outputs
         if (drafted := request.arrived.drafted) is not None:
             accepts = drafted.get(place, ())[:drafts]
@@ -248,6 +255,6 @@ class Coins:
         return drafts
 
     def _coin(self, name: bytes) -> int:
-        """Uniform in [0, 2^64)."""
+        """Return a number, uniform in [0, 2^64)."""
         tossed = blake2b(name, digest_size=8, key=self._seed[-64:])
         return int.from_bytes(tossed.digest(), "big")

@@ -1,8 +1,8 @@
-"""What one engine step does.
+"""The plan of one engine step.
 
 Rows that are not in steady decode are listed; the decode set is held *by reference* with its running aggregates. The
-engine enumerates `rows()` to build tensors, before the next plan is made; the simulator reads only the
-aggregates, which are what a cost model takes.
+engine enumerates `rows()` to build tensors, before the next plan is made; the simulator reads only the aggregates, from
+which a cost model prices the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """`rows` rows of nobody, each of `tokens` tokens after `start`, the last `drafts` of them draft tokens.
+    """A number of `rows` without a request, each of `tokens` tokens after `start`, the last `drafts` of them drafts.
 
     They are computed for nothing, because a batch has one shape.
     """
@@ -72,8 +72,8 @@ _NOBODY = DecodeSet(1)
 class StepPlan:
     """One planned step, with its AGGREGATES.
 
-    A row with one token counts as decode whatever it belongs to, since that is what its cost depends on. Draft tokens
-    are counted apart: a row of one token and its drafts is a decode row, which reads its KV once.
+    A row with one token counts as decode whatever it belongs to, since its cost depends on that. Draft tokens are
+    counted apart: a row of one token and its drafts is a decode row, which reads its KV once.
 
     seq              number of the plan, from 0
     lag              steps in flight when it was planned
@@ -81,14 +81,14 @@ class StepPlan:
     departed         rows of requests that have left the decode set since
     preempted        requests preempted while planning, in order
     admitted         requests admitted, first or again
-    decode_squares   of rows of one token, the sum of the squares of the tokens computed before
+    decode_squares   sum of the squares of the tokens computed before, over rows of one token
     draft_pairs      query-key pairs that the draft tokens add
     masked_rows      rows of logits that are masked for structured answers: for the next token, and after each draft
-    padding          rows of nobody, which the aggregates count
-    routed_tokens    of a data-parallel rank, tokens of the step on average over the ranks that share its experts; -1:
+    padding          rows without a request, which the aggregates count
+    routed_tokens    for a data-parallel rank, tokens of the step on average over the ranks that share its experts; -1:
                      as many as it has itself
-    accepted_tokens  of the draft tokens, the accepted ones, once the step is committed; and
-    verified         of each draft its tokens, and how many of them were accepted
+    accepted_tokens  draft tokens that were accepted, once the step is committed
+    verified         (tokens, accepted tokens) of each draft, once the step is committed
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class StepPlan:
         self.seq = seq
         self.decodes = decodes
         self.lag = lag
-        self.clock = 0  # the decode set's, after this plan
+        self.clock = 0  # clock of the decode set after this plan
         self.listed: list[Row] = []
         self.departed: tuple[Row, ...] = ()
         self.preempted: tuple[Request, ...] = ()
@@ -114,17 +114,17 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed in the step; 0 means that there is nothing to run."""
+        """The tokens computed in the step; 0 means that there is nothing to run."""
         return self.prefill_tokens + self.decode_rows + self.draft_tokens
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs of causal attention in the step."""
+        """The query-key pairs of causal attention in the step."""
         return self.prefill_pairs + self.decode_context + self.decode_rows + self.draft_pairs
 
     @classmethod
     def of(cls, **amounts: int) -> StepPlan:
-        """A plan of nobody's with these amounts: all that a cost model reads."""
+        """Return a plan without requests that has these amounts: all that a cost model reads."""
         plan = cls(0, _NOBODY, 0)
         for name, amount in amounts.items():
             setattr(plan, name, amount)
@@ -149,7 +149,10 @@ class StepPlan:
         return None
 
     def add_decodes(self, rows: int, context: int, squares: int) -> None:
-        """`rows` members of the decode set, whose computed tokens and their squares sum to these before this step."""
+        """Add `rows` members of the decode set.
+
+        Their computed tokens sum to `context`, and the squares of these to `squares`, before this step.
+        """
         self.decode_rows += rows
         self.decode_context += context
         self.decode_squares += squares
@@ -163,7 +166,7 @@ class StepPlan:
         self.decode_context += steps * self.decode_rows
 
     def add_departed(self, request: Request) -> None:
-        """`request`, which had its row in the decode set, has left that now."""
+        """List the row of `request`, which was in the decode set and has now left it."""
         start = request.computed - (self.decodes.clock - self.clock) - 1
         self.departed += (Row(request, start, 1, True),)
 
@@ -190,20 +193,20 @@ class StepPlan:
             self.prefill_pairs += rows * (tokens * (2 * start + tokens + 1) // 2)
 
     def rows_outside_decodes(self) -> list[Row]:
-        """Every row that the decode set does not hold by now."""
+        """Return every row that the decode set does not hold by now."""
         return [*self.listed, *self.departed] if self.departed else self.listed
 
     def sampled_for_nobody(self) -> int:
-        """Rows that sample for requests that were withdrawn since, or ended by more accepted drafts."""
+        """Return how many rows sample for requests that were withdrawn since, or ended by more accepted drafts."""
         return sum(row.samples and row.request.ended for row in self.rows_outside_decodes())
 
     def rows(self) -> list[Row]:
-        """Every row, in running order. Only valid until the next plan is made or this one committed."""
+        """Return every row, in running order. Only valid until the next plan is made or this one committed."""
         decodes = [Row(request, request.computed - 1, 1, True) for request in self._steady()]
         return sorted(self.rows_outside_decodes() + decodes, key=_admission)
 
     def ids_and_tokens(self) -> tuple[list[int], list[int]]:
-        """Of `rows()`, the requests and the tokens."""
+        """Return the requests' ids and the tokens of `rows()`."""
         ordered = self._steady()
         ids = self.decodes.ids(ordered)
         tokens = [1] * len(ids)
@@ -217,7 +220,7 @@ class StepPlan:
         return ids, tokens
 
     def _steady(self) -> list[Request]:
-        """Members of the decode set that have a row, in the order in which they joined."""
+        """Return members of the decode set that have a row, in the order in which they joined."""
         return [m for m in self.decodes.members.values() if m.joined < self.clock]
 
 

@@ -1,6 +1,6 @@
-"""What steps take by tables: the sums that a simulation asks for at every step, in whole picoseconds.
+"""The prices of steps by tables: the sums that a simulation asks for at every step, in whole picoseconds.
 
-Whoever knows kernels makes the tables. Sums are integers, so that a leap over decode steps costs what stepping does.
+Modules that know kernels make the tables. Sums are integers, so that a leap over decode steps costs what stepping does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Cell = tuple[float, float, float, float, float, float, float, float]
 
 
 class DecodeRows:
-    """Picoseconds of attention of so many decode rows: piecewise linear in their context."""
+    """The picoseconds of attention of so many decode rows: piecewise linear in their context."""
 
     def __init__(self, rows: int, contexts: list[int], values: list[int], per_spread: float) -> None:
         slopes = [(b - a) // (d - c) for (a, b), (c, d) in zip(pairwise(values), pairwise(contexts), strict=True)]
@@ -28,15 +28,15 @@ class DecodeRows:
         self.per_spread = per_spread
 
     def __reduce__(self) -> tuple[Callable[..., DecodeRows], tuple[int, list[int], list[int], float]]:
-        return DecodeRows, (self.rows, self.contexts, self.values, self.per_spread)  # compiled, it has no other way
+        return DecodeRows, (self.rows, self.contexts, self.values, self.per_spread)  # to pickle compiled ones
 
     def ps(self, context: int, squares: int) -> int:
-        """At so many tokens of context in all, and the sum of their squares."""
+        """Return the picoseconds at `context` tokens of context in all, and `squares`, the sum of their squares."""
         segment = min(bisect_right(self.contexts, context), len(self.slopes)) - 1
         return self.bases[segment] + self.slopes[segment] * context + self.imbalance(context, squares)
 
     def run(self, context: int, squares: int, steps: int, more_ps: int) -> DecodeRun:
-        """The same and `more_ps` for each of `steps` steps in a row, every row one token longer each time."""
+        """Return the picoseconds of `steps` steps in a row, each with `more_ps`; rows grow by one token a step."""
         rows = self.rows
         fixed = self.imbalance(context, squares) + more_ps
         end = context + rows * steps
@@ -55,17 +55,17 @@ class DecodeRows:
         return run
 
     def imbalance(self, context: int, squares: int) -> int:
-        """From the variance, which stays while every row grows by one token."""
+        """Return the picoseconds by the variance, which stays while every row grows by one token."""
         variance = self.rows * squares - context * context
         return round(sqrt(float(variance)) / self.rows * self.per_spread) if variance > 0 else 0
 
 
 class PromptCells:
-    """Picoseconds of prompt attention, trilinear in logarithms over prompts, their length and their past.
+    """The picoseconds of prompt attention, trilinear in logarithms over prompts, their length and their past.
 
-    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the
-    same pairs with their past. `make` gives a cell's coefficients, in the distances from its lowest corner, which is
-    at that power of two of each.
+    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the same
+    pairs with their past. `make` gives a cell's coefficients, in the distances from its lowest corner, which is at the
+    given power of two of each.
     """
 
     def __init__(self, make: Callable[[int, int, int], Cell]) -> None:
@@ -88,13 +88,13 @@ class PromptCells:
 
 
 class StepPrices:
-    """Steps of an engine, each the sum of its parts.
+    """The steps of an engine, each the sum of its parts.
 
-    tokens_ps, sampled_ps    by tokens and by sampled rows; more than there are cost as many as there are
-    step_ps, prompt_ps       what every step adds, and every prompt in one
-    only_ps, only_token_ps   what a step without decode rows adds, and each of its tokens
+    tokens_ps, sampled_ps    by tokens and by sampled rows; numbers beyond a table cost as much as its last
+    step_ps, prompt_ps       added by every step, and by every prompt in one
+    only_ps, only_token_ps   added by a step without decode rows, and by each of its tokens
     cpu_ns, cpu_row_ns       CPU time of every step, and of every request in it
-    rows                     makes what so many decode rows take
+    rows                     makes the prices of so many decode rows
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class StepPrices:
         return round(self.cpu_step_ns + self.cpu_row_ns * rows)
 
     def step_ps(self, plan: StepPlan, logits: int) -> int:
-        """A step that samples from so many rows of logits."""
+        """Return the picoseconds of a step that samples from `logits` rows of logits."""
         rows, tokens = plan.decode_rows, plan.prefill_tokens
         total = self.sized_ps(plan.tokens, logits)
         if rows:
@@ -134,11 +134,11 @@ class StepPrices:
         return total
 
     def run(self, rows: int, context: int, squares: int, steps: int, more_ns: int) -> DecodeRun:
-        """So many pure decode steps, each `more_ns` longer."""
+        """Return the durations of `steps` pure decode steps, each `more_ns` longer."""
         return self.decode(rows).run(context, squares, steps, self.sized_ps(rows, rows) + 1000 * more_ns)
 
     def sized_ps(self, tokens: int, logits: int) -> int:
-        """Everything that the number of tokens and of sampled rows determines, and what every step adds."""
+        """Return the picoseconds by the number of tokens and of sampled rows, and what every step adds."""
         dense = self.tokens_ps[min(tokens, len(self.tokens_ps) - 1)]
         return dense + self.sampled_ps[min(logits, len(self.sampled_ps) - 1)] + self.added_ps
 

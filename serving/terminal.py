@@ -12,7 +12,7 @@ from serving.errors import without_controls
 
 
 class Terminal(Console):
-    """Of plain text: control characters in what is printed are escaped."""
+    """A terminal of plain text: control characters in its output are escaped."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, **how)

@@ -16,21 +16,21 @@ class WaitingQueue(Protocol):
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]: ...
     def add(self, request: Request) -> None:
-        """A new arrival."""
+        """Add a new arrival."""
 
     def put_back(self, request: Request) -> None:
-        """A preempted request returns."""
+        """Put back a preempted request."""
 
     def remove(self, request: Request) -> None: ...
     def steps_at_head(self, head: Request, steps: int) -> int:
-        """For how many of the next `steps` decode steps `head` stays the first to be admitted, if nothing arrives.
+        """Return for how many of the next `steps` decode steps `head` stays the first to admit, if nothing arrives.
 
-        Used to skip steps; 0 is always right.
+        The simulator skips so many steps; 0 is always right.
         """
 
 
 class FcfsQueue(deque[Request]):
-    """Arrivals at the end, preempted requests at the front."""
+    """A queue with arrivals at the end and preempted requests at the front."""
 
     def add(self, request: Request) -> None:
         self.append(request)
@@ -49,7 +49,7 @@ class FcfsQueue(deque[Request]):
 
 
 class OrderedQueue:
-    """Smallest `key` first, preempted or not. A key never changes, and no two requests have the same."""
+    """A queue with the smallest `key` first, preempted or not. A key never changes, and no two are the same."""
 
     def __init__(self, key: Callable[[Request], tuple[Any, ...]]) -> None:
         self._requests: list[Request] = []
@@ -74,5 +74,5 @@ class OrderedQueue:
 
 
 def by_priority(request: Request) -> tuple[int, int, str]:
-    """vLLM's order under `policy: priority`. Its ids are strings: "10" comes before "9"."""
+    """Return the sort key of vLLM under `policy: priority`. Its ids are strings: "10" comes before "9"."""
     return request.priority, request.arrived.arrival_ns, str(request.id)

@@ -1,4 +1,4 @@
-"""A file that is there in full or not at all, whatever ends the process that writes it, and over no other unasked."""
+"""A file that is there in full or not at all, whatever ends its writer, and that replaces no other unasked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving.errors import UserError, reason
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to be written to; it takes the place of `path` at the end, and after an error is gone.
+    """Yield a name beside `path` to write to; the file takes the place of `path` at the end, or goes after an error.
 
-    What processes that were killed have left of it goes, too.
+    Files that killed processes have left go, too.
     """
     for left in path.parent.glob(f".{escape(path.name)}.*.partial"):
         if _has_ended(left.name.split(".")[-2]):
@@ -25,12 +25,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     finally:
-        with suppress(OSError):  # where nothing could be written there is nothing to remove
+        with suppress(OSError):  # an unwritable folder leaves nothing to remove
             partial.unlink(missing_ok=True)
 
 
 def check_free(path: Path, overwrite: bool = False) -> None:
-    """Raises UserError if the file exists and `overwrite` is not set, if it is no file, or if it has no folder."""
+    """Raise UserError if the file exists and `overwrite` is not set, if it is no file, or if it has no folder."""
     if not path.parent.is_dir():
         raise UserError("output", str(path), f"cannot be written: there is no folder {path.parent}; make it first")
     if path.exists() and not (overwrite and path.is_file()):
@@ -39,7 +39,7 @@ def check_free(path: Path, overwrite: bool = False) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object], overwrite: bool = False) -> None:
-    """Have `write` make a file beside `path`, then move it there. Raises UserError where that cannot be."""
+    """Have `write` make a file beside `path`, then move it there. Raises UserError if that is impossible."""
     check_free(path, overwrite)
     try:
         with whole_file(path) as partial:
@@ -49,7 +49,7 @@ def write_whole(path: Path, write: Callable[[Path], object], overwrite: bool = F
 
 
 def _has_ended(process: str) -> bool:
-    """Whether no process has this number any more."""
+    """Return whether no process has this number any more."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:

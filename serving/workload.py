@@ -1,9 +1,9 @@
-"""What arrives: requests whose prompts are segments, not tokens.
+"""The arrivals: requests whose prompts are segments, not tokens.
 
-A prompt is a sequence of `(segment, tokens)`: token j of segment s equals token j of segment s anywhere, and
-nothing else. `("out:12", 80)` is the first 80 output tokens of request 12, so multi-turn reuse needs no
-token either. The empty name `""` marks *private* tokens, which no other request can have; the
-simulator keeps counts instead of block identities when nothing is shared.
+A prompt is a sequence of `(segment, tokens)`: token j of segment s equals token j of segment s anywhere, and nothing
+else. `("out:12", 80)` is the first 80 output tokens of request 12, so multi-turn reuse needs no token either. The empty
+name `""` marks *private* tokens, which no other request can have; the simulator keeps counts instead of block
+identities when nothing is shared.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ Name = str | bytes | int
 Span = tuple[Name, int, int]  # tokens of that name from one position in a sequence to another
 
 PRIVATE = ""
-STOPPED = "a stop string ended it"  # why a request finished at its `stop_ns`
+STOPPED = "a stop string ended it"  # reason of a request that finished at its `stop_ns`
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
     """One request as it arrives. `arrival_ns` is the *intended* arrival, from the start of the workload.
 
-    `output_len` is the number of tokens that it generates. One that may generate `max_tokens` ends before them with a
-    stop token; None is as many as `output_len`. `priority` is smaller for the more urgent, as in vLLM. `prompt_len` is
-    the sum of the segments' lengths. `session` names the conversation it is turn `turn` of, from 0; empty is none. A
-    turn with a `think_ns` comes that long after the turn before it has ended, and its `arrival_ns` is the earliest that
-    could be; without one it comes at its arrival, answered or not.
-    At `cancel_ns` from the start its client hangs up, if it still waits; or a stop string ends the answer at `stop_ns`.
-    The answer of one that is `structured` keeps to a grammar, so that each of its tokens needs a mask; the grammar is
-    compiled for `grammar_compile_ns` from when an engine has the request, which waits until then. One that is to
-    `skip_reading_prefix_cache` computes all of its prompt, as where log-probabilities of the prompt are wanted.
-    `drafted` says, where its text is known, what becomes of drafts: for output tokens so far, of each token that was
-    then proposed whether it is accepted.
+    `output_len` is the number of tokens that it generates. A request that may generate `max_tokens` ends before them
+    with a stop token; None is as many as `output_len`. A more urgent request has a smaller `priority`, as in vLLM.
+    `prompt_len` is the sum of the segments' lengths.
+
+    `session` names the conversation of which the request is turn `turn`, from 0; an empty name is none. A turn with a
+    `think_ns` comes that long after the turn before it has ended, and its `arrival_ns` is the earliest that could be;
+    without one it comes at its arrival, answered or not. At `cancel_ns` from the start its client hangs up, if it still
+    waits; or a stop string ends the answer at `stop_ns`.
+
+    The answer of a `structured` request keeps to a grammar, so that each of its tokens needs a mask. The grammar is
+    compiled for `grammar_compile_ns` from when an engine has the request, which waits until then. With
+    `skip_reading_prefix_cache` it computes all of its prompt, as when log-probabilities of the prompt are wanted.
+    `drafted` holds the fate of drafts, if the text is known: by the output tokens so far, whether each token that was
+    then proposed is accepted.
     """
 
     id: int
@@ -62,18 +65,18 @@ class WorkloadRequest:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Which and whose it is, as columns of a recording's `requests`."""
+        """The request's number and labels, as columns of a recording's `requests`."""
         known = {name: getattr(self, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
         return {"request_id": self.id, **known}
 
     @property
     def output_limit(self) -> int:
-        """Most tokens that it may generate: what a scheduler or a router knows of `output_len`."""
+        """The most tokens that it may generate: all that a scheduler or a router knows of `output_len`."""
         return self.output_len if self.max_tokens is None else max(self.max_tokens, self.output_len)
 
     @property
     def leaves_ns(self) -> int | None:
-        """When its client wants no more of it: its `stop_ns`, or else its `cancel_ns`."""
+        """The time when its client wants no more of it: its `stop_ns`, or else its `cancel_ns`."""
         return self.cancel_ns if self.stop_ns is None else self.stop_ns
 
 
@@ -84,14 +87,14 @@ as_it_is = attrgetter(*REQUEST_FIELDS)
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests ordered by `(arrival_ns, id)`, and how they are offered.
+    """The requests, ordered by `(arrival_ns, id)`, and how they are offered.
 
-    `requests` can be iterated more than once; it need not be a list, so a million synthetic requests stream.
-    With `concurrency` the loop is closed: at most that many are outstanding, each next one in order is
-    released when one completes (its arrival is that moment), and `arrival_ns` is the earliest release.
-    Requests of a closed loop that would be released at the same moment come `stagger_ns` apart, as a client's do.
-    `shares_prefixes` promises, when False, that no request can reuse another's tokens.
-    Requests that arrive before `warm_up_ns` are served, but not counted: a recording has no row for them.
+    `requests` can be iterated more than once; it need not be a list, so a million synthetic requests stream. With
+    `concurrency` the loop is closed: at most that many are outstanding, each next one in order is released when one
+    completes (its arrival is that moment), and `arrival_ns` is the earliest release. Requests of a closed loop that
+    would be released at the same moment come `stagger_ns` apart, as a client's do. `shares_prefixes` promises, when
+    False, that no request can reuse another's tokens. Requests that arrive before `warm_up_ns` are served, but not
+    counted: a recording has no row for them.
     """
 
     requests: Iterable[WorkloadRequest]
@@ -103,7 +106,7 @@ class Workload:
 
 
 def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
-    """The first of its fields that is not what it was, in words; empty if all are."""
+    """Return the first field of `now` that has changed since `before`, in words; empty if none has."""
     for name, was, is_now in zip(REQUEST_FIELDS, before, as_it_is(now), strict=True):
         if was != is_now:
             return f"came with {name} {was}, which is {is_now} now"
@@ -111,7 +114,7 @@ def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
 
 
 def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
-    """Whether any request could reuse the tokens of another: a segment named twice, or an output used."""
+    """Return whether any request could reuse the tokens of another: a segment named twice, or an output used."""
     seen: set[str] = set()
     for request in requests:
         names = {name for name, _ in request.prompt if name != PRIVATE}
@@ -122,5 +125,5 @@ def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
 
 
 def prompt_of(*parts: Segment) -> tuple[Segment, ...]:
-    """The prompt of these segments, without those of no tokens."""
+    """Return the prompt of these segments, without segments of no tokens."""
     return tuple(part for part in parts if part[1])

@@ -1,7 +1,7 @@
 """YAML, read as data.
 
-What YAML allows and people write by mistake is refused: a key twice, a number that is not as it looks, aliases that
-expand to far more than is written.
+Three mistakes that YAML allows are refused: a key twice, a number that is not as it looks, and aliases that expand to
+far more than is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 from serving.errors import UserError, reason
 
 _MOST_REPEATED = 1_000_000  # characters that the aliases of a file may add
-_OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # of YAML 1.1: octal, and to the base 60
+_OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # YAML 1.1: octal, and to the base 60
 _NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters
 _MERGE = "tag:yaml.org,2002:merge"
 # A value of the wrong kind for its tag, such as the date 2020-99-99, is none of PyYAML's own errors.
@@ -24,7 +24,7 @@ _MALFORMED = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionErr
 
 
 def parse_yaml(text: str) -> Any:
-    """What the text holds. Raises ValueError that says, after the name of the text, what is wrong with it."""
+    """Return the data in `text`. Raises ValueError that says, after the name of the text, what is wrong with it."""
     try:
         return yaml.load(text, _Loader)
     except _Refused as error:
@@ -34,7 +34,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: str | Path, field: str) -> Any:
-    """What the file holds. Raises UserError of `field`, which names the file, where it cannot be read."""
+    """Return the data in the file. Raises UserError of `field`, which names the file, if it cannot be read."""
     try:
         return parse_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -44,12 +44,15 @@ def read_yaml(path: str | Path, field: str) -> Any:
 
 
 def bundled(path: Path) -> Any:
-    """What one of our own files holds, which is as it should be: read in C where PyYAML has that, ten times as fast."""
+    """Return the data in one of our own files, which has no errors.
+
+    It is read in C if PyYAML can, ten times as fast.
+    """
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
-    """`read_yaml` of a file of settings. `example` is the page of the documentation that shows one."""
+    """Return `read_yaml` of a file of settings. `example` is the page of the documentation that shows one."""
     data = read_yaml(path, field)
     if not isinstance(data, dict):
         raise UserError(field, str(path), f"must be a mapping of settings; see {example} for an example")
@@ -57,14 +60,14 @@ def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
 
 
 class _Refused(yaml.YAMLError):
-    """What YAML allows and we refuse."""
+    """Data that YAML allows and we refuse."""
 
     def __init__(self, node: yaml.Node, problem: str) -> None:
         super().__init__(f"line {node.start_mark.line + 1}: {problem}")
 
 
 class _Loader(yaml.SafeLoader):
-    """Checks what is written before it makes anything of it."""
+    """A loader that checks the text before it makes anything of it."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
@@ -91,13 +94,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver(  # which YAML 1.1 takes for text
+_Loader.add_implicit_resolver(  # YAML 1.1 takes such a number for text
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
 )
 
 
 def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """Characters of what the node holds, each alias written out; infinite for one that holds itself."""
+    """Return the characters in the node, with each alias written out; infinite for one that contains itself."""
     if node not in known:
         known[node] = float("inf")
         if isinstance(node, yaml.ScalarNode):

@@ -32,10 +32,10 @@ class _Visit:
 
 
 class ApiServer:
-    """Takes requests from clients, and gives them to `offer`; `on_answered` is called when a client has its answer.
+    """A server that gives clients' requests to `offer` and calls `on_answered` when a client has its answer.
 
-    As the sink of a run's rows it adds what it knows of each request, and hands them on to `sink`. What clients saw
-    goes to `clients`, if there is such a sink, as `tokentwin bench --url` would have recorded it.
+    As the sink of a run's rows it adds its times of each request, and hands the rows on to `sink`. If there is a sink
+    `clients`, it gets the rows that clients saw, as `tokentwin bench --url` would have recorded them.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class ApiServer:
         self._on_answered = on_answered
         self._offer: Callable[[WorkloadRequest], None]
         self._visits: dict[int, _Visit] = {}
-        self._free_ns = 0.0  # when the process has done all it was given
+        self._free_ns = 0.0  # time when the process has done all its work
         self.under_way = 0
 
     def open(self, offer: Callable[[WorkloadRequest], None]) -> None:
-        """Requests go to `offer`."""
+        """Send requests to `offer` from now on."""
         self._offer = offer
 
     def send(self, request: WorkloadRequest) -> None:
-        """A client sends `request` now."""
+        """Let a client send `request` now."""
         self.under_way += 1
         visit = self._visits[request.id] = _Visit(self._clock.now_ns)
         visit.received_ns = self._clock.now_ns + round(self._times.client_ns)
@@ -72,7 +72,7 @@ class ApiServer:
         Alarm(self._clock, self._done(self._clock.now_ns, work_ns), ARRIVAL, lambda _: self._offer(request))
 
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
-        """A step has sampled for `requests`: see `sim.run_log.TokenObserver`."""
+        """Make text of the tokens that a step sampled for `requests`: see `sim.run_log.TokenObserver`."""
         for request in requests:
             if (visit := self._visits.get(request.id)) is None:
                 continue  # given up since
@@ -80,19 +80,19 @@ class ApiServer:
                 visit.texts_ns += [self._done(now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
 
     def _done(self, from_ns: float, work_ns: float) -> int:
-        """When work that may begin at `from_ns` is done."""
+        """Return when work that may begin at `from_ns` is done."""
         self._free_ns = max(self._free_ns, from_ns) + work_ns
         return round(self._free_ns)
 
     def left(self, request: WorkloadRequest) -> None:
-        """The gateway has no more to do with `request`."""
+        """Answer the client: the gateway has no more to do with `request`."""
         at_ns = self._clock.now_ns
         if texts_ns := self._ending(request.id).texts_ns:
             at_ns = max(at_ns, texts_ns[-1] + round(self._times.last_ns))
         Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._answered(request))
 
     def _ending(self, id: int) -> _Visit:
-        """The visit, which ends twice: the request leaves, and its row is written, in either order."""
+        """Return the visit, which ends twice: the request leaves, and its row is written, in either order."""
         visit = self._visits[id]
         visit.ends += 1
         if visit.ends == 2:
@@ -122,7 +122,7 @@ class ApiServer:
             "first_sent_ns": texts(0),
             "last_text_ns": texts(-1),
             "last_sent_ns": texts(-1, last_ns),
-            "client_ns": [client_ns - last_ns if ok else None for ok in done],  # it has its last token before the end
+            "client_ns": [client_ns - last_ns if ok else None for ok in done],  # clients have it before the end
         }
         self._sink.add_requests({**columns, **served})
         if self._clients is not None:

@@ -1,4 +1,4 @@
-"""Clients on the virtual clock: each request is offered when it is due."""
+"""The arrivals of clients' requests on the virtual clock: each request is offered when it is due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.clock import ARRIVAL, Alarm, VirtualClock
 
 
 class Arrivals:
-    """Offer what `clients` send. There is one alarm, for the next request that is due."""
+    """The offers of the requests of `clients`. There is one alarm, for the next request that is due."""
 
     def __init__(self, clock: VirtualClock, clients: Clients, offer: Callable[[WorkloadRequest], None]) -> None:
         self._clock = clock
@@ -22,11 +22,11 @@ class Arrivals:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every request of the workload has been offered."""
+        """True once every request of the workload has been offered."""
         return self._clients.exhausted
 
     def ended(self, request: WorkloadRequest) -> None:
-        """`request` has left, now."""
+        """Record that `request` has left, now."""
         self._clients.ended(request, self._clock.now_ns)
         self._await_next()
 

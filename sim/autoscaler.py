@@ -1,7 +1,8 @@
-"""Autoscalers: each looks at a pool at regular times, and starts or drains replicas.
+"""Autoscalers, each of which reviews a pool at regular times, and starts or drains replicas.
 
-Scaling out is proportional, as Kubernetes' HorizontalPodAutoscaler does it: ceil(ready replicas * value / target). It
-scales in by one replica at a time, not before a cooldown has passed since anything changed, and drains it first.
+Scaling out is proportional, as Kubernetes' HorizontalPodAutoscaler does it: ceil(ready replicas * value / target). An
+autoscaler scales in by one replica at a time, not before a cooldown has passed since anything changed, and drains it
+first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sim.run_log import RunLog
 
 
 class Autoscalers:
-    """Lets each autoscaler of a fleet look when it is due, in the order of `scalers`.
+    """The autoscalers of a fleet, each of which reviews its pool when it is due, in the order of `scalers`.
 
     They end when nothing else is left to happen on the clock, unless `for_ever`: so they have one alarm, and never wait
     for one another.
@@ -39,9 +40,9 @@ class Autoscalers:
 
 
 class Autoscaler:
-    """Scales pool number `pool` of a fleet.
+    """The autoscaler of pool number `pool` of a fleet.
 
-    due_ns  when it is to look next
+    due_ns  time of its next review
     """
 
     def __init__(self, clock: VirtualClock, log: RunLog, fleet: Fleet, pool: int, config: AutoscalerConfig) -> None:
@@ -57,7 +58,7 @@ class Autoscaler:
             log.observers.append(self._attainment.note)
 
     def look(self) -> None:
-        """Start or drain what the pool's metric says, now."""
+        """Start or drain replicas now, as the pool's metric demands."""
         staying = [life for life in self._fleet.living(self._pool) if not life.drains]
         wanted = min(max(self._wanted(staying), self._config.min_replicas), self._config.max_replicas)
         for _ in range(wanted - len(staying)):
@@ -74,7 +75,7 @@ class Autoscaler:
         rested = self._clock.now_ns - self._changed_ns >= from_seconds(config.cooldown_s)
         if config.metric == "attainment":
             share = self._attainment.take()
-            if share is None or len(serving) < count:  # nothing to go by, or the last change has yet to show
+            if share is None or len(serving) < count:  # no ended request, or the last change has yet to show
                 return count
             return count + (share < config.target) - (rested and share >= max(config.scale_in_at, config.target))
         if not serving:
@@ -89,7 +90,7 @@ class Autoscaler:
 
 
 class _Attainment:
-    """The share of requests ended since it was last taken that finished within every bound."""
+    """The share of requests that finished within every bound, of all that ended since the last `take`."""
 
     def __init__(self, slo_ms: Iterable[tuple[str, float]]) -> None:
         self._bounds_ns = {name: bound * 1e6 for name, bound in slo_ms}
@@ -106,12 +107,12 @@ class _Attainment:
             self._met += all(values_ns[name] <= bound for name, bound in self._bounds_ns.items())
 
     def take(self) -> float | None:
-        """None if no request ended."""
+        """Return the share and begin anew; None if no request ended."""
         share = self._met / self._ended if self._ended else None
         self._ended = self._met = 0
         return share
 
 
 def _dispensable(staying: list[Life]) -> Life:
-    """One that is not ready yet, or else the one with the fewest requests; the youngest of them."""
+    """Return the replica to drain: one that is not ready, else the one with the fewest requests; the youngest."""
     return min(staying, key=lambda life: (life.serves, life.replica.outstanding_requests, -life.replica.index))

@@ -14,7 +14,7 @@ MS = 1_000_000
 def requests(
     seed: int, count: int, every_ms: int, prompt: tuple[int, int], output: tuple[int, int]
 ) -> list[WorkloadRequest]:
-    """Of three tenants, two SLO classes and three priorities; no two arrive together."""
+    """Return requests of three tenants, two SLO classes and three priorities; no two arrive together."""
     chance = random.Random(seed)
     return [
         WorkloadRequest(
@@ -31,7 +31,7 @@ def requests(
 
 
 def talks(asked: list[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Prompts that begin with a common one, half of them with an earlier prompt and its answer, too."""
+    """Yield requests whose prompts begin with a common one, half of them with an earlier prompt and answer, too."""
     for request in asked:
         before: tuple[Segment, ...] = (("system", 40),)
         if request.id % 2:

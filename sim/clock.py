@@ -1,4 +1,4 @@
-"""Order on the virtual clock.
+"""The virtual clock, and the order of its events.
 
 Events at one timestamp happen in a stated order: steps end (by replica), then transfers of KV, then the fleet changes,
 then requests arrive or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the
@@ -28,7 +28,7 @@ class VirtualClock(simpy.core.Environment):
         self.now_ns = 0
 
     def step(self) -> None:
-        """See `simpy.Environment.step`."""
+        """Take the next event; see `simpy.Environment.step`."""
         queue: list[Any] = self._queue
         if not queue or not isinstance(queue[0][3], Alarm):
             super().step()
@@ -40,7 +40,7 @@ class VirtualClock(simpy.core.Environment):
 
 
 class Alarm:
-    """Calls `callback(alarm)` at `at_ns`. One that is no longer wanted is simply not recognised."""
+    """An alarm that calls `callback(alarm)` at `at_ns`. A callback ignores an alarm that is no longer wanted."""
 
     __slots__ = ("callback",)
 

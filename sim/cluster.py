@@ -39,7 +39,7 @@ from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation did, in numbers; the rows are in its sink."""
+    """The results of a simulation in numbers; the rows are in its sink."""
 
     duration_ns: int
     finished: int
@@ -48,12 +48,12 @@ class Simulated:
 
 
 class Cluster:
-    """Replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
+    """The replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
 
     The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
-    one in `pools`, or else all by `cost`. A `router` given takes the place of the fleet's own. `steps`, `tokens`,
-    `block`, `on_tokens` and `leaps` are those of the `RunLog`. With a `front_door` clients reach the fleet through an
-    API server, which needs `steps`; what they saw goes to `clients`.
+    one in `pools`, or else all by `cost`. If a `router` is given it takes the place of the fleet's own. `steps`,
+    `tokens`, `block`, `on_tokens` and `leaps` are those of the `RunLog`. With a `front_door` clients reach the fleet
+    through an API server, which needs `steps`; the rows that clients saw go to `clients`.
     """
 
     def __init__(
@@ -131,16 +131,16 @@ class Cluster:
 
     @property
     def replicas(self) -> list[Replica]:
-        """All there have been so far, by their index."""
+        """All replicas so far, by their index."""
         return self._fleet.replicas
 
     def connect_tiers(self, make: Callable[[VirtualClock, RunLog, Replica], TieredKv]) -> None:
-        """Put the KV tiers that `make` makes behind every replica there is, which have none."""
+        """Put the KV tiers that `make` makes behind every replica so far, all of which have none."""
         for replica in self.replicas:
             connect_tiers(self._log, replica, make(self._clock, self._log, replica))
 
     def connect(self, make: Callable[[VirtualClock, Replica], ExternalKv]) -> None:
-        """Make every replica there is ask what `make` makes for KV. Raises UserError if its policy cannot."""
+        """Make every replica so far ask the result of `make` for KV. Raises UserError if its policy cannot."""
         for replica in self.replicas:
             replica.connect(make(self._clock, replica))
 
@@ -152,7 +152,7 @@ class Cluster:
     def run(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> Simulated:
         """Simulate `workload` to its end. Raises UserError if a policy breaks its contract.
 
-        `offered_ns` says, by id, when each request reaches its replica, where that is not its arrival.
+        `offered_ns` gives the time at which each request, by id, reaches its replica, if that is not its arrival.
         """
         self._log.counted_from_ns = workload.warm_up_ns
         self._begin()
@@ -171,7 +171,7 @@ class Cluster:
             raise UserError("policy", policies, remedy) from None
 
     def _begin(self, for_ever: bool = False) -> None:
-        """From now on failures happen and autoscalers look: `for_ever`, or while there is anything to look at."""
+        """Let failures happen and autoscalers work from now on: `for_ever`, or while other events are to come."""
         config = self._config
         Failures(self._clock, self._fleet, config, lambda: self._log.finished, self._links)
         scalers = [
@@ -199,12 +199,12 @@ class Cluster:
 
     @property
     def _under_way(self) -> int:
-        """Requests whose clients wait."""
+        """The number of requests whose clients wait."""
         return len(self._gateway) if self._api_server is None else self._api_server.under_way
 
 
 def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router | None) -> str:
-    """Names of the policies and routers that are a user's own."""
+    """Return the names of the policies and routers that are a user's own."""
     policies = [pool.deployment.policy for pool in pools if pool.deployment.policy not in POLICIES]
     routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
     given = [router.name] if isinstance(router, OwnRouter) else []
@@ -212,7 +212,7 @@ def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router |
 
 
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
-    """Raises UserError where ranks of one engine would come and go by themselves."""
+    """Raise UserError if ranks of one engine would come and go by themselves."""
     for name, given in (("autoscaler", config.autoscaler), ("failures", config.failures != FailuresConfig())):
         if given and (ranks := max(pool.ranks for pool in pools)) > 1:
             remedy = f"cannot be combined with fleet.{name}, because ranks do not come and go alone; leave one out"
@@ -220,7 +220,7 @@ def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
 
 
 def _check_cuts(pools: Sequence[PricedPool]) -> None:
-    """Raises UserError where a decode replica might take over a request that has all its tokens."""
+    """Raise UserError if a decode replica might take over a request that has all its tokens."""
     if any(pool.deployment.scheduler.cut_at_max_model_len for pool in pools):
         remedy = "cannot be combined with pools for prefill and decode; set it to false"
         raise UserError("scheduler.cut_at_max_model_len", True, remedy)
@@ -228,7 +228,10 @@ def _check_cuts(pools: Sequence[PricedPool]) -> None:
 
 @contextmanager
 def _no_cycle_search() -> Iterator[None]:
-    """Requests leave no reference cycles behind, and looking for them takes a third of the time of a large fleet."""
+    """Keep Python from searching reference cycles: requests leave none.
+
+    The search takes a third of the time of a large fleet.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

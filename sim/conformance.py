@@ -1,8 +1,8 @@
 """Rung 0: does our scheduler decide exactly as vLLM's did?
 
-An oracle recording holds a workload, a linear cost, and what vLLM's own scheduler decided on a virtual clock. The
-same workload through our simulator must give every step's tokens per request, every preemption, and every
-time, identical to the nanosecond.
+An oracle recording holds a workload, a linear cost, and the decisions of vLLM's own scheduler on a virtual clock. The
+same workload through our simulator must give every step's tokens per request, every preemption, and every time,
+identical to the nanosecond.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sim.run_log import TableSink
 
 @dataclass(frozen=True)
 class Conformance:
-    """How much of a recording was reproduced; `difference` is the first that was not, or empty."""
+    """The part of a recording that was reproduced; `difference` is the first that was not, or empty."""
 
     name: str
     identical_steps: int
@@ -42,7 +42,7 @@ class Conformance:
 
 
 def conform(path: str | Path, policy: str = "vllm") -> Conformance:
-    """Replay the recording at `path`. Raises UserError if it is not an oracle recording, or one with unknown fields."""
+    """Replay the recording at `path`. Raises UserError if it is no oracle recording, or one with unknown fields."""
     recording = read_oracle_recording(Path(path), policy)
     steps, results = _simulate(recording)
     same_steps, difference = _compare("step", steps, recording.steps)
@@ -55,7 +55,7 @@ def conform(path: str | Path, policy: str = "vllm") -> Conformance:
 
 
 def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Steps and results in the words of the recording."""
+    """Return steps and results in the words of the recording."""
     workload, sink = recording.workload, TableSink()
     cluster = Cluster(recording.deployment, recording.cost, sink, shares_prefixes=workload.shares_prefixes, tokens=True)
     hits: dict[int, int] = {}
@@ -80,7 +80,7 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
         result = {
             "id": id,
             "first_token_ns": row["first_token_ns"],
-            "finish_ns": row["end_ns"],  # vLLM ends those that hang up, too
+            "finish_ns": row["end_ns"],  # vLLM also ends requests whose clients hang up
             "prefix_hit_tokens": row["prefix_hit_tokens"] if outside is None else hits.get(id, 0),
             "tokens": row["output_tokens"],
         }
@@ -89,7 +89,7 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
 
 
 def _compare(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[int, str]:
-    """How many leading items are the same, and the first that differs, with both sides."""
+    """Return how many leading items are the same, and the first that differs, with both sides."""
     same = 0
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:

@@ -1,4 +1,4 @@
-"""Accidents that befall a fleet: crashes, slow replicas and lost links, at given times or drawn from a seed."""
+"""Accidents of a fleet: crashes, slow replicas and lost links, at given times or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_IN_VAIN = 10_000  # random crashes in a row, without a request that finish
 
 
 class Failures:
-    """Brings the failures of a fleet about. What should befall a replica that is not there then befalls nobody."""
+    """The failures of a fleet. A failure of a replica that does not exist at its time has no effect."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Failures:
                     self._runs(life)
 
     def _runs(self, life: Life) -> None:
-        """A replica is ready; how long it will run is drawn, for its place whatever else the fleet has."""
+        """Draw how long a replica that is ready will run, for its place whatever else the fleet has."""
         assert self._failures.mtbf_s is not None
         drawn_for = f"{self._failures.seed}:{life.pool}:{life.slot}:{life.generation}"
         runs_s = Random(drawn_for).expovariate(1 / self._failures.mtbf_s)

@@ -1,8 +1,8 @@
-"""The replicas there are: which were started, which take requests, and for how long each was paid for.
+"""The replicas of a fleet: which were started, which take requests, and for how long each was paid for.
 
-A replica is one life of one engine: it starts, becomes ready, serves, and drains or crashes. What recovers from a crash
-is a new replica. Requests of an SLO class that pools are reserved for go to those pools, all others to the rest; so
-do, among decode pools, those that come from a prefill pool.
+A replica is one life of one engine: it starts, becomes ready, serves, and drains or crashes. The successor of a crashed
+replica is a new replica. Requests of an SLO class that pools are reserved for go to those pools, all others to the
+rest. The same holds among decode pools for requests that come from a prefill pool.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sim.shared_network import SharedNetwork
 
 
 class Life:
-    """When a replica was started, became ready (None: not yet) and ended (None: not yet), and by what.
+    """The times when a replica was started, became ready (None: not yet) and ended (None: not yet), and its end.
 
-    place       its place in the fleet, which the successor of a crashed replica takes over; and
-    slot        the same in its pool
+    place       its place in the fleet, which the successor of a crashed replica takes over
+    slot        its place in its pool, which the successor takes over, too
     generation  how many replicas had that place before
     """
 
@@ -55,11 +55,11 @@ class Life:
 
 
 class Fleet:
-    """Pools of replicas on one clock.
+    """The pools of replicas on one clock.
 
-    replicas      all there ever were, by their index
+    replicas      all replicas so far, by their index
     changes       how often one was started, became ready, or ended
-    scaled_pools  those to which an autoscaler may add
+    scaled_pools  pools to which an autoscaler may add
     on_ready      each called with a replica that takes requests from now on
     on_gone       each called with a replica that has crashed, or has drained
     on_end        called with each request that finishes, or that can never fit
@@ -92,9 +92,9 @@ class Fleet:
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
-        self._groups: dict[int, Lockstep] = {}  # by pool: the last one made
-        self._slots = [0] * len(pools)  # of each pool, so far
-        self._living: list[dict[int, Life]] = [{} for _ in pools]  # by pool and index
+        self._groups: dict[int, Lockstep] = {}  # the last one made, by pool
+        self._slots = [0] * len(pools)  # slots of each pool so far
+        self._living: list[dict[int, Life]] = [{} for _ in pools]  # replicas by pool and index
         self._transfers = transfers
         self._routes = _routes(pools, ("serve", "prefill"), routers)
         self._decode_routes = _routes(pools, ("decode",), decode_routers or routers)
@@ -104,18 +104,18 @@ class Fleet:
             for _ in range(pool.config.replicas * pool.ranks):
                 self._ready(self._new(number))
 
-    # What the gateway asks
+    # Calls of the gateway
 
     def route(self, request: WorkloadRequest) -> Replica | None:
-        """The replica for `request`, which has arrived; None when none is ready."""
+        """Return the replica for `request`, which has arrived; None if none is ready."""
         return self._routes.choose(request)
 
     def route_decode(self, request: WorkloadRequest) -> Replica | None:
-        """The decode replica for `request`, which has its first token; None when none is ready."""
+        """Return the decode replica for `request`, which has its first token; None if none is ready."""
         return self._decode_routes.choose(request)
 
     def offered_to(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
-        """What `replica` is to do of `request`: all of it, unless it only prefills."""
+        """Return the part of `request` that `replica` runs: all of it, unless it only prefills."""
         if self._transfers is None or self.role(replica) != "prefill":
             return request
         return self._transfers.first_token_of(request)
@@ -124,11 +124,11 @@ class Fleet:
         return self.pools[self._lives[replica.index].pool].config.role
 
     def awaits(self, request: WorkloadRequest) -> bool:
-        """Whether a replica for `request`, which has arrived, is on its way."""
+        """Return whether a replica for `request`, which has arrived, is on its way."""
         return self._awaits(self._routes.of(request))
 
     def awaits_decode(self, request: WorkloadRequest) -> bool:
-        """Whether a decode replica for `request` is on its way."""
+        """Return whether a decode replica for `request` is on its way."""
         return self._awaits(self._decode_routes.of(request))
 
     def _awaits(self, route: _Route) -> bool:
@@ -137,19 +137,19 @@ class Fleet:
             for pool in route.pools
         )
 
-    # What failures and autoscalers do
+    # Calls of failures and autoscalers
 
     def living(self, pool: int) -> list[Life]:
-        """The replicas of a pool, oldest first: those that start, serve or drain."""
+        """Return the replicas of a pool, oldest first: replicas that start, serve or drain."""
         return list(self._living[pool].values())
 
     def start(self, pool: int, cold_start_ns: int, after: Life | None = None) -> None:
-        """One replica more in `pool`, or a successor to one `after` whom it comes, ready after `cold_start_ns`."""
+        """Start one replica more in `pool`, as a successor of `after` if given, ready after `cold_start_ns`."""
         life = self._new(pool, after)
         Alarm(self._clock, self._clock.now_ns + cold_start_ns, FLEET, lambda _: self._ready(life))
 
     def drain(self, life: Life) -> None:
-        """The replica takes no more requests, and ends when it has none. One that still starts ends now."""
+        """Give the replica no more requests, and end it when it has none; end one that still starts now."""
         self._leave(life)
         life.drains = True
         life.replica.listeners.append(self)
@@ -157,7 +157,7 @@ class Fleet:
             self._end(life, "scale-in")
 
     def crash(self, life: Life, recovery_ns: int | None) -> None:
-        """The replica is lost. Unless it was on its way out, a successor is ready after `recovery_ns` (None: never)."""
+        """Crash the replica; unless it drains, a successor is ready after `recovery_ns` (None: never)."""
         self._leave(life)
         self._end(life, "crash")
         requests = life.replica.crash()
@@ -167,14 +167,14 @@ class Fleet:
         self._on_lost(requests)
 
     def priced_otherwise(self) -> Replica | None:
-        """The first replica to which somebody has given another cost model."""
+        """Return the first replica that has another cost model than its pool's; None if there is none."""
         lives = self._lives
         return next((one.replica for one in lives if not one.replica.is_priced_by(self._costs[one.pool])), None)
 
     # Lives
 
     def record(self) -> list[dict[str, Any]]:
-        """The column `replica_lives` of a recording."""
+        """Return the column `replica_lives` of a recording."""
         return [
             {
                 "replica": life.replica.index,
@@ -192,7 +192,7 @@ class Fleet:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
         settings = deployment.staged_settings
-        if self._transfers is not None and settings.kv_groups:  # KV moves as though no layer had a window
+        if self._transfers is not None and settings.kv_groups:  # KV moves as if no layer had a window
             settings = settings.model_copy(update={"kv_groups": ()})
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
         policy = contract_with(deployment.policy, scheduler, settings, by_segments=True)
@@ -214,7 +214,7 @@ class Fleet:
         return life
 
     def _lockstep(self, pool: int, stages: int) -> Lockstep:
-        """Whose ranks are not all made: those of an engine are made one after the other."""
+        """Return the group of the next rank: the ranks of an engine are made one after the other."""
         group = self._groups.get(pool)
         if group is None or not group.left:
             overlaps = self.pools[pool].deployment.scheduler.async_scheduling
@@ -222,7 +222,7 @@ class Fleet:
         return group
 
     def _place(self, pool: int, after: Life | None) -> tuple[int, int, int]:
-        """Place, slot and generation: those of a successor, or the first that nobody had."""
+        """Return place, slot and generation: a successor's, or the first place that no replica had."""
         if after is not None:
             return after.place, after.slot, after.generation + 1
         self._slots[pool] += 1
@@ -250,10 +250,10 @@ class Fleet:
         for call in self.on_gone:
             call(life)
 
-    # Of a replica that drains
+    # Calls of a replica that drains
 
     def loaded(self, replica: Replica) -> None:
-        """Nobody routes to it any more."""
+        """Do nothing: no request goes to it any more."""
 
     def lightened(self, replica: Replica) -> None:
         life = self._lives[replica.index]
@@ -263,7 +263,7 @@ class Fleet:
 
 @dataclass(frozen=True, eq=False)
 class _Route:
-    """Where requests of some SLO classes go."""
+    """The place where requests of some SLO classes go."""
 
     pools: tuple[int, ...]
     router: Router
@@ -271,19 +271,19 @@ class _Route:
 
 
 class _Routes(dict[str | None, _Route]):
-    """Routes by SLO class; None is of every class that no pool is reserved for."""
+    """The routes by SLO class; None is of every class that no pool is reserved for."""
 
     def of(self, request: WorkloadRequest) -> _Route:
         return self.get(request.slo_class) or self[None]
 
     def choose(self, request: WorkloadRequest) -> Replica | None:
-        """The replica for `request`; None when none is ready."""
+        """Return the replica for `request`; None if none is ready."""
         route = self.of(request)
         return route.router.choose(request, route.replicas) if route.replicas else None
 
 
 def _routes(pools: Sequence[PricedPool], roles: Collection[str], routers: Callable[[], Router]) -> _Routes:
-    """Routes to the pools of these roles. Classes of the same pools share a route."""
+    """Return the routes to the pools of these roles. Classes of the same pools share a route."""
     numbers = [number for number, pool in enumerate(pools) if pool.config.role in roles]
     reserved = {number: pools[number].config.slo_classes for number in numbers}
     wanted: dict[str | None, tuple[int, ...]] = {

@@ -1,11 +1,11 @@
-"""What becomes of a request between its arrival and its end: routing, refusals, second attempts, and users who give up.
+"""The gateway takes a request from its arrival to its end: routing, refusals, second attempts, and users who give up.
 
 A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. None ever disappears. A
 replica that crashes gives its requests back, and they start again at once elsewhere. While no replica is ready,
 requests wait here for one that is on its way.
 
-Where prefill replicas took a request, a decode replica takes it over once its first token is there. The KV of the
-prompt stays behind until then; if that is lost, the request starts again too.
+If a prefill replica took a request, a decode replica takes it over once its first token is there. The KV of the prompt
+stays behind until then; if that is lost, the request starts again, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Visit:
 
 
 class Gateway:
-    """Takes requests for a fleet. `on_end` is called with each that has left."""
+    """The gateway of a fleet. `on_end` is called with each request that has left."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Gateway:
         self._log = log
         self._on_end = on_end
         self._visits: dict[int, _Visit] = {}
-        self._held: deque[_Visit] = deque()  # no replica is ready for them
-        self._prefilled: deque[tuple[_Visit, Request]] = deque()  # no decode replica is
+        self._held: deque[_Visit] = deque()  # visits for which no replica is ready
+        self._prefilled: deque[tuple[_Visit, Request]] = deque()  # visits for which no decode replica is ready
         self._most_at_replica = admission.max_queued_per_replica
         self._most = admission.max_queued
         self._limited = self._most_at_replica is not None or self._most is not None
@@ -65,18 +65,18 @@ class Gateway:
         self._retry = admission.retry
 
     def open(self, fleet: Fleet, transfers: KvTransfers | None = None) -> None:
-        """Requests go to `fleet`, which tells `ended` and `lost` what becomes of them, and `transfers` `prefilled`."""
+        """Send requests to `fleet`, which calls `ended` and `lost`, and let `transfers` call `prefilled`."""
         self._fleet = fleet
         self._transfers = transfers
         self._hands_on_first_token = transfers is None or transfers.hands_on_first_token
         fleet.on_ready.append(self._ready)
 
     def __len__(self) -> int:
-        """Requests that have not left: queued, running, or between two attempts."""
+        """Return how many requests have not left: queued, running, or between two attempts."""
         return len(self._visits)
 
     def offer(self, request: WorkloadRequest) -> None:
-        """`request` arrives now."""
+        """Take `request`, which arrives now."""
         visit = self._visits[request.id] = _Visit(request, self._clock.now_ns)
         if self._patience is not None:
             waits_ns = from_seconds(patience_s(self._patience, request.id))
@@ -88,17 +88,17 @@ class Gateway:
         self._attempt(visit)
 
     def open_requests(self) -> list[int]:
-        """Ids of those that have not left, in the order in which they came."""
+        """Return the ids of requests that have not left, in the order in which they came."""
         return list(self._visits)
 
     def gives(self, live: Request) -> bool:
-        """Whether users get the tokens of this attempt at a request that has not left."""
+        """Return whether users get the tokens of this attempt at a request that has not left."""
         return self._hands_on_first_token or live.arrived is self._visits[live.id].request
 
     def give_up(self, id: int, status: str, reason: str) -> None:
-        """The client of request `id` wants no more of it; nothing happens if it has left already.
+        """End request `id`, whose client wants no more of it, unless it has left already.
 
-        What has no token, because its replica crashed and it starts again, is `cancelled` and never `finished`.
+        A request without a token, because its replica crashed and it starts again, is `cancelled` and never `finished`.
         """
         if (visit := self._visits.get(id)) is not None:
             if status == Status.FINISHED.value and (visit.live is None or not self._got(visit.live)):
@@ -107,20 +107,20 @@ class Gateway:
                 self._held.remove(visit)
             self._leave(visit, status, reason)
 
-    # What the fleet tells
+    # Calls of the fleet
 
     def ended(self, request: Request) -> None:
-        """It finished, or can never fit."""
+        """Let `request` leave, which finished, or can never fit."""
         self._left(request.arrived)
 
     def prefilled(self, request: Request) -> None:
-        """Its first token is there, on a prefill replica that keeps its KV."""
+        """Let a decode replica take `request` over; its first token is on a prefill replica that keeps its KV."""
         visit = self._visits[request.id]
-        # Not before all steps have ended that end now: a router may look at them.
+        # Take over after all steps have ended that end now: a router may look at them.
         Alarm(self._clock, self._clock.now_ns, TRANSFER_ENDS, lambda _: self._take_over(visit, request))
 
     def lost(self, requests: Sequence[Request]) -> None:
-        """They were on a replica that crashed."""
+        """Start `requests` again, whose replica crashed."""
         for request in requests:
             visit = self._visits[request.id]
             self._take_off(visit)
@@ -172,11 +172,11 @@ class Gateway:
             self._leave(visit, "rejected", "no decode replica is left")
 
     def _got(self, live: Request) -> int:
-        """Output tokens that the user has got; what a prefill replica samples may be for its own use."""
+        """Return how many output tokens the user has got; a prefill replica may sample for its own use."""
         return live.outputs if self.gives(live) else 0
 
     def _refusal(self, replica: Replica | None) -> str:
-        """Why nobody can be queued now; empty if somebody can."""
+        """Return why no request can be queued now; empty if one can."""
         if self._most is not None and self._log.queued + len(self._held) >= self._most:
             return f"{self._most} requests were queued in the fleet"
         if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:
@@ -184,7 +184,7 @@ class Gateway:
         return ""
 
     def _failed(self, visit: _Visit, status: str, reason: str) -> None:
-        """This attempt came to nothing; perhaps there is another."""
+        """End an attempt that failed; perhaps there is another."""
         request = visit.request
         if visit.attempts < self._retry.max_attempts:
             again_ns = self._clock.now_ns + from_seconds(backoff_s(self._retry, request.id, visit.attempts))
@@ -223,7 +223,7 @@ class Gateway:
     # Leaving
 
     def _take_off(self, visit: _Visit) -> None:
-        """From its replica, which will have no more to do with it."""
+        """Take the request off its replica, which will have no more to do with it."""
         assert visit.replica is not None and visit.live is not None
         if not visit.live.ended:
             visit.replica.withdraw(visit.live)
@@ -251,13 +251,13 @@ class Gateway:
 
 
 def patience_s(patience: Patience, id: int) -> float:
-    """How long the user of request `id` waits."""
+    """Return how long the user of request `id` waits."""
     if patience.distribution == "constant":
         return patience.mean_s
     return Random(f"{patience.seed}:{id}").expovariate(1 / patience.mean_s)
 
 
 def backoff_s(retry: Retry, id: int, attempts: int) -> float:
-    """How long the client of request `id` waits after its attempt number `attempts`, from 1."""
+    """Return how long the client of request `id` waits after its attempt number `attempts`, from 1."""
     whole = min(retry.backoff_s * retry.factor ** (attempts - 1), retry.max_backoff_s)
     return whole * (1 - retry.jitter * Random(f"{retry.seed}:{id}:{attempts}").random())

@@ -1,7 +1,7 @@
 """Slower memory behind the KV blocks of a replica, on the virtual clock.
 
-The rules are those of `serving.kv.tiered_blocks`. Waiting requests load what they find instead of computing it. Each
-tier has a link for either direction; a block that is still being written can be loaded once it is there.
+The rules are those of `serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of computing
+them. Each tier has a link for either direction; a block that is still being written can be loaded once it is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sim.run_log import RunLog
 
 
 class TieredKv(TieredBlocks):
-    """The tiers of one replica. Raises UserError where a tier holds no block."""
+    """The tiers of one replica. Raises UserError if a tier holds no block."""
 
     def __init__(self, clock: VirtualClock, log: RunLog, replica: Replica, deployment: Deployment) -> None:
         config, scheduler = deployment.kv_tiers, deployment.scheduler
@@ -34,12 +34,12 @@ class TieredKv(TieredBlocks):
         self._names = [tier.name for tier in config.tiers]
         self._reads = [FifoLink(tier.read_gb_s * 1e9, round(tier.latency_us * 1000)) for tier in config.tiers]
         self._writes = [FifoLink(tier.write_gb_s * 1e9, round(tier.latency_us * 1000)) for tier in config.tiers]
-        self._there_ns: dict[bytes, int] = {}  # when what lies in a tier has been written to it
+        self._there_ns: dict[bytes, int] = {}  # time when each block in a tier has been written to it
 
     def has(self, key: bytes) -> bool:
         return key in self._there_ns
 
-    # What the scheduler asks
+    # Calls of the scheduler
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         now = self._clock.now_ns
@@ -58,10 +58,10 @@ class TieredKv(TieredBlocks):
         Alarm(self._clock, ends_ns, TRANSFER_ENDS, lambda _: self._replica.loaded(request))
 
     def admitted(self, request: Request) -> None:
-        """What it found counts as used when it ends."""
+        """Do nothing: the request's blocks count as used when it ends."""
 
     def keeps(self, request: Request) -> bool:
-        """What is still to be written stays until it is."""
+        """Keep the request's blocks until all have been written; return whether some have not."""
         return self._keeps_until(request, self._store_all(request, self._clock.now_ns))
 
     def _keeps_until(self, request: Request, written_ns: int) -> bool:
@@ -91,7 +91,7 @@ class TieredKv(TieredBlocks):
                 del self._there_ns[key]
 
     def check(self) -> None:
-        """Raise AssertionError unless tiers keep to their capacities and what is there is known."""
+        """Raise AssertionError unless tiers keep to their capacities and all their blocks are known."""
         self.cache.check()
         assert all(self.cache.tier(key) is not None for key in self._there_ns)
         assert len(self.cache) == len(self._there_ns)

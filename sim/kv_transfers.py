@@ -28,7 +28,7 @@ _GB = 1e9
 
 
 class _Kept:
-    """KV of `request`, which has its first token on `source`, and where it goes to."""
+    """The KV of `request`, which has its first token on `source`, and the replica to which it goes."""
 
     __slots__ = ("flow", "pulled_by", "request", "source")
 
@@ -40,10 +40,10 @@ class _Kept:
 
 
 class KvTransfers:
-    """What is kept for decode replicas, and what is on its way to them.
+    """The KV that is kept for decode replicas, or is on its way to them.
 
     on_prefilled          called with each request that has its first token and will be taken over by a decode replica
-    links                 what it goes over
+    links                 the links that carry it
     hands_on_first_token  whether decode replicas take the first token over, not only KV
     """
 
@@ -68,7 +68,7 @@ class KvTransfers:
         self._kept: dict[int, _Kept] = {}
 
     def connect(self, replica: Replica, role: str) -> None:
-        """`replica`, of a pool of that role, is new. Raises UserError if its policy can keep or load no KV."""
+        """Connect `replica`, new in a pool of `role`. Raises UserError if its policy can keep or load no KV."""
         if role == "prefill":
             replica.connect(_Source(self))
             replica.hands_on = partial(self._keep, replica)
@@ -76,14 +76,14 @@ class KvTransfers:
             replica.connect(_Destination(self, replica))
 
     def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
-        """The part of `request` that a prefill replica runs."""
+        """Return the part of `request` that a prefill replica runs."""
         first = replace(request, output_len=1, max_tokens=None)
         if request.output_len > 1 or not self.hands_on_first_token:
             self._awaited.add(request.id)
         return first
 
     def drop(self, id: int) -> None:
-        """Whatever is kept of a request, or on its way, is of no use any more."""
+        """Drop the KV of a request that is kept or on its way."""
         self._awaited.discard(id)
         kept = self._kept.pop(id, None)
         if kept is None:
@@ -108,7 +108,7 @@ class KvTransfers:
         self._log.transfer_begins(request, self._clock.now_ns)
 
     def _keep(self, source: Replica, request: Request) -> bool:
-        """Whether a decode replica will take `request` over, which has its first token."""
+        """Return whether a decode replica will take `request` over, which has its first token."""
         if request.id not in self._awaited:
             return False
         self._awaited.remove(request.id)
@@ -125,14 +125,17 @@ class KvTransfers:
         replica.loaded(request)
 
     def admitted(self, request: Request) -> None:
-        """It runs on its decode replica, which may have found all of its KV in its own cache."""
+        """Let go of the KV of `request`, which runs on its decode replica.
+
+        That replica may have found all of it in its own cache.
+        """
         kept = self._kept.pop(request.id, None)
         if kept is not None:
             kept.source.release(kept.request)
 
 
 class _Source:
-    """The KV of a prefill replica, as its scheduler sees what is outside: nothing, but some must be kept."""
+    """The KV outside a prefill replica, as its scheduler sees it: none, but some must be kept."""
 
     synchronous: ClassVar[bool] = False
 
@@ -146,14 +149,14 @@ class _Source:
         raise AssertionError("nothing matched")
 
     def admitted(self, request: Request) -> None:
-        """Nothing was elsewhere."""
+        """Do nothing: no KV was elsewhere."""
 
     def keeps(self, request: Request) -> bool:
         return self._transfers.keeps(request.id)
 
 
 class _Destination:
-    """What prefill replicas keep for a decode replica, as its scheduler sees it."""
+    """The KV that prefill replicas keep for a decode replica, as its scheduler sees it."""
 
     synchronous: ClassVar[bool] = False
 
@@ -175,16 +178,16 @@ class _Destination:
 
 
 class ExchangedKv(NamedTuple):
-    """Bytes that go over when a request does, from all devices of its engine: for each token, and constant states."""
+    """The bytes of a request that two pools exchange, from all devices: for each token, and constant states."""
 
     of_token: int
     of_request: int = 0
 
 
 def exchanged_kv(links: LinksConfig, pools: Sequence[PricedPool]) -> ExchangedKv:
-    """What the pools of role prefill and decode exchange.
+    """Return the bytes that the pools of role prefill and decode exchange.
 
-    Raises UserError unless all of them keep it alike.
+    Raises UserError unless all of them keep KV alike.
     """
     ends = [pool for pool in pools if pool.config.role != "serve"]
     first, name = ends[0].deployment, ends[0].config.name

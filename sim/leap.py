@@ -10,7 +10,7 @@ from serving.decode_run import DecodeRun
 
 
 class Leap:
-    """Steps that take `durations_ns` each, planning of `cpu_ns` included, the first planned at `began_ns`.
+    """The steps that take `durations_ns` each, planning of `cpu_ns` included, the first planned at `began_ns`.
 
     With a step in flight, which ends at `in_flight_until_ns`, each begins when it has been planned and the one before
     has ended; then the next is planned. A step's turn is when it has been taken in and the next is planned.
@@ -22,15 +22,15 @@ class Leap:
         self.began_ns = self._origin_ns = began_ns
         self.cpu_ns = cpu_ns
         self.overlaps = in_flight_until_ns is not None
-        self._turns_ns: list[int] = []  # of each step, if they have been listed, and
+        self._turns_ns: list[int] = []  # turn and end of each step, if they are listed
         self._ends_ns: list[int] = []
-        self._run: DecodeRun | None = None  # from `_origin_ns` on, without planning that is hidden
+        self._run: DecodeRun | None = None  # durations from `_origin_ns` on, without planning that is hidden
         if in_flight_until_ns is not None:
             self._origin_ns = max(began_ns + cpu_ns, in_flight_until_ns)
         if isinstance(durations_ns, DecodeRun):
             if not self.overlaps:
                 self._run = durations_ns
-            elif durations_ns.shortest_ns() >= 2 * cpu_ns:  # nobody waits for a plan
+            elif durations_ns.shortest_ns() >= 2 * cpu_ns:  # no step waits for its plan
                 self._run = durations_ns.longer(-cpu_ns)
             self.steps = durations_ns.steps
         if self._run is None:
@@ -50,11 +50,11 @@ class Leap:
             now = max(now + cpu_ns, end)
 
     def end_pieces(self, steps: int) -> list[int]:
-        """When the first `steps` steps end, as `sim.step_rows.listed` takes it."""
+        """Return when the first `steps` steps end, in the form that `sim.step_rows.listed` takes."""
         return self._pieces(self._ends_ns, steps)
 
     def turn_pieces(self, steps: int) -> list[int]:
-        """When the first is planned, and the turns of `steps` steps, likewise."""
+        """Return when the first step is planned, and the turns of `steps` steps, in the same form."""
         planned = [self.began_ns, 0, 0, 1]
         if self._run is None:
             return planned + self._pieces(self._turns_ns, steps)
@@ -70,11 +70,11 @@ class Leap:
 
     @property
     def listed(self) -> bool:
-        """Whether the turns do not follow from the ends."""
+        """True if the turns do not follow from the ends."""
         return self.overlaps and self._run is None
 
     def ended(self, now_ns: int) -> int:
-        """How many steps have been taken in by then."""
+        """Return how many steps have been taken in by `now_ns`."""
         if self._run is None:
             return bisect_right(self._turns_ns, now_ns)
         if not self.overlaps:

@@ -1,9 +1,9 @@
-"""Links between replicas, which transfers share max-min fairly.
+"""The links between replicas, which transfers share max-min fairly.
 
 Every replica has a port out and a port in, and all may share one fabric. Whenever a flow starts or ends, the rates of
-those it shares a port with, directly or through others, are filled anew: all rise together, and a flow stops rising
-when one of its ports is full (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2). Rates and bytes are
-integers of a very small unit, so that the same flows end at the same nanosecond everywhere.
+all flows that share a port with it, directly or through others, are filled anew: all rise together, and a flow stops
+rising when one of its ports is full (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2). Rates and
+bytes are integers of a very small unit, so that the same flows end at the same nanosecond everywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Port:
 
 
 class Flow:
-    """One transfer: `rate` is what it takes each nanosecond off `left`, since `since_ns`."""
+    """One transfer: each nanosecond takes `rate` off `left`, since `since_ns`."""
 
     __slots__ = ("alarm", "left", "on_end", "ports", "rate", "since_ns", "size")
 
@@ -38,14 +38,14 @@ class Flow:
         self.on_end = on_end
         self.rate = 0
         self.since_ns = 0
-        self.alarm: Alarm | None = None  # that it begins or ends; None while it stands still
+        self.alarm: Alarm | None = None  # alarm of its begin or end; None while it stands still
 
 
 class Links:
     """The links of replicas, by their index.
 
     nic_bytes_s     what a replica sends at most, and what it receives at most
-    fabric_bytes_s  what all of them together do; None is no limit
+    fabric_bytes_s  what all replicas together send at most; None is no limit
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Links:
         self._nic = round(nic_bytes_s * _FINE)
         self._fabric = () if fabric_bytes_s is None else (Port(round(fabric_bytes_s * _FINE)),)
         self._ports: dict[int, tuple[Port, Port]] = {}  # out and in
-        self._losses: Counter[int] = Counter()  # under way
-        self._taken: dict[int, tuple[int, int]] = {}  # by something else, as a fraction
+        self._losses: Counter[int] = Counter()  # losses under way
+        self._taken: dict[int, tuple[int, int]] = {}  # fraction of a link that something else takes
 
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
-        """Send `size` bytes, beginning after the latency; `on_end` is called when all of them are there."""
+        """Send `size` bytes, beginning after the latency; `on_end` is called when all of them have arrived."""
         ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
         flow = Flow(size * _FINE * SECOND_NS, ports, on_end)
         begins_ns = self._clock.now_ns + self._latency_ns
@@ -76,7 +76,7 @@ class Links:
             self._share(flow.ports)
 
     def lose(self, replica: int) -> None:
-        """Nothing goes into or out of `replica` until `restore`. What was on its way starts over then."""
+        """Cut `replica` off until `restore`. Flows that were on their way start over then."""
         self._losses[replica] += 1
         for port in self._of(replica):
             port.capacity = 0
@@ -85,18 +85,18 @@ class Links:
         self._share(self._of(replica))
 
     def restore(self, replica: int) -> None:
-        """One loss of the link of `replica` is over; the link is back if no other is."""
+        """End one loss of the link of `replica`; the link is back if no other loss is under way."""
         self._losses[replica] -= 1
         if self._losses[replica]:
             return
         self._open(replica)
 
     def flows(self, replica: int) -> int:
-        """How many go into or out of `replica` now, whichever are more."""
+        """Return how many flows go into or out of `replica` now, whichever number is larger."""
         return max(len(port.flows) for port in self._of(replica))
 
     def take(self, replica: int, part: int, whole: int) -> None:
-        """Something else takes `part / whole` of the link of `replica`, in both directions, until the next call."""
+        """Let something else take `part / whole` of the link of `replica`, in both directions, until the next call."""
         if self._taken.get(replica, (0, 1)) != (part, whole):
             self._taken[replica] = part, whole
             if not self._losses[replica]:
@@ -126,11 +126,11 @@ class Links:
             flow.on_end()
 
     def _share(self, touched: Iterable[Port]) -> None:
-        """New rates for the flows through the ports `touched`, and for all that share a port with one of those."""
+        """Set new rates for flows through the ports `touched`, and for all that share a port with such a flow."""
         now = self._clock.now_ns
         for flow, rate in max_min_rates(_connected(touched)).items():
             if rate == flow.rate:
-                continue  # it ends when it would have
+                continue  # the flow ends when it would have
             flow.left = max(flow.left - flow.rate * (now - flow.since_ns), 0)
             flow.since_ns, flow.rate, flow.alarm = now, rate, None
             if rate:
@@ -139,7 +139,7 @@ class Links:
 
 
 def max_min_rates(ports: list[Port]) -> dict[Flow, int]:
-    """The max-min fair rate of every flow through `ports`, among which are all ports of those flows."""
+    """Return the max-min fair rate of every flow through `ports`, which hold all ports of these flows."""
     left = {port: port.capacity for port in ports}
     rising = {port: len(port.flows) for port in ports}
     rates: dict[Flow, int] = {}
@@ -156,7 +156,7 @@ def max_min_rates(ports: list[Port]) -> dict[Flow, int]:
 
 
 def _connected(ports: Iterable[Port]) -> list[Port]:
-    """`ports`, and whatever flows lead to from there."""
+    """Return `ports`, and all ports that flows lead to from there."""
     reached = dict.fromkeys(ports)
     to_visit = list(reached)
     for port in to_visit:

@@ -1,4 +1,4 @@
-"""A fleet whose requests come while it runs: whoever drives it says what time it is."""
+"""A fleet whose requests come while it runs; its driver says what time it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sim.remote_prefills import RemotePrefills
 
 
 class LiveCluster(Cluster):
-    """A `Cluster` without a workload. What comes together is taken in together, as from a trace that says so.
+    """A `Cluster` without a workload. Requests that come together are taken in together, as from a trace.
 
     A run that offers the same requests at the same times decides the same.
     """
@@ -31,7 +31,7 @@ class LiveCluster(Cluster):
 
     @property
     def next_ns(self) -> float:
-        """When something happens next of its own accord; infinite if nothing will."""
+        """The time of the next event of its own accord; infinite if there is none."""
         return self._clock.peek()
 
     @property
@@ -46,14 +46,14 @@ class LiveCluster(Cluster):
         return self._lives
 
     def deployment(self, life: Life) -> Deployment:
-        """The settings of a replica."""
+        """Return the settings of a replica."""
         return self._fleet.pools[life.pool].deployment
 
     def advance(self, to_ns: int, inputs: Sequence[Callable[[int], None]] = ()) -> None:
         """Let everything happen that is due by `to_ns`, and then `inputs`, which call `offer` and `give_up`.
 
-        They come at the first time from `to_ns` on at which nothing else happens, so that their order with it is no
-        matter of chance, and are called with it. Raises UserError if a policy breaks its contract.
+        They come at the first time from `to_ns` on at which nothing else happens, so that their order with other events
+        is no matter of chance, and are called with it. Raises UserError if a policy breaks its contract.
         """
         clock = self._clock
         with watching():
@@ -67,19 +67,19 @@ class LiveCluster(Cluster):
                 self._until(at_ns)
 
     def offer(self, request: WorkloadRequest) -> None:
-        """`request` arrives now."""
+        """Take `request`, which arrives now."""
         self._gateway.offer(request)
 
     def gives(self, live: Request) -> bool:
-        """Whether users get the tokens of this attempt at a request that has not left."""
+        """Return whether users get the tokens of this attempt at a request that has not left."""
         return self._gateway.gives(live)
 
     def give_up(self, id: int, status: str, reason: str) -> None:
-        """The client of request `id` goes away now, which `status` and `reason` say in the recording."""
+        """End request `id`, whose client goes away now; the recording has `status` and `reason`."""
         self._gateway.give_up(id, status, reason)
 
     def follow(self, ready: Callable[[Life], None], gone: Callable[[Life], None]) -> None:
-        """Call `ready` with each replica that takes requests, those that do already first, and `gone` when it ends."""
+        """Call `ready` with each replica that takes requests, present ones first, and `gone` when it ends."""
         for pool in range(len(self._fleet.pools)):
             for life in self._fleet.living(pool):
                 if life.serves:
@@ -94,7 +94,10 @@ class LiveCluster(Cluster):
         return prefills
 
     def finish(self, to_ns: int) -> Simulated:
-        """What has not ended by `to_ns` is given up; the last rows go to the sink. The run lasted as `lives` says."""
+        """Give up all requests that have not ended by `to_ns`, and close the run, which lasted as `lives` says.
+
+        The last rows go to the sink.
+        """
         self.advance(to_ns, [self._give_all_up])
         return replace(self._end(), duration_ns=self._emptied_ns)
 
@@ -107,7 +110,7 @@ class LiveCluster(Cluster):
             self._clock.step()
 
     def _left(self, request: WorkloadRequest) -> None:
-        """Nobody waits for the end of a request to send another."""
+        """Note when the fleet becomes empty: no client waits for the end of a request to send another."""
         if not len(self._gateway):
             self._emptied_ns = self._clock.now_ns
             if self._changes != self._fleet.changes:

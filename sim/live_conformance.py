@@ -49,16 +49,16 @@ class LiveVllm:
 
 
 def _python_path() -> list[str]:
-    """What the caller wants to be looked in, without us: our packages must not be found instead of others'."""
+    """Return the caller's PYTHONPATH without us: our packages must not be found instead of others'."""
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [place for place in places if place and Path(place).resolve() != HOME]
 
 
 def find_vllm(name: str, python: str | None) -> LiveVllm:
-    """The vLLM called `name`: the folder of a virtual environment, or of an unpacked wheel, or a release that is
-    installed in `.venv-vllm` or beside us. `python` runs an unpacked wheel; by default that of `.venv-vllm`, else ours.
+    """Return the vLLM called `name`: the folder of an environment or of an unpacked wheel, or an installed release.
 
-    Raises UserError where there is none.
+    A release is looked for in `.venv-vllm` and beside us. `python` runs an unpacked wheel; by default the Python of
+    `.venv-vllm` does, else ours. Raises UserError if there is no such vLLM.
     """
     place = Path(name)
     own = Path(_ENVIRONMENT, "bin", "python").absolute()
@@ -90,8 +90,11 @@ def _installed(python: Path) -> str:
 
 @dataclass(frozen=True)
 class FamilyResult:
-    """How the scenarios of a family went. `lacks` are those that ask for a setting that this release does not have, by
-    the setting; `stuck` those that vLLM refused or did not bring to an end."""
+    """The results of a family's scenarios.
+
+    lacks  settings that this release does not have, one for each scenario that asks for one
+    stuck  reasons of the scenarios that vLLM refused or did not bring to an end
+    """
 
     family: str
     decided: Sequence[Conformance]
@@ -116,7 +119,7 @@ class FamilyResult:
 
 @dataclass(frozen=True)
 class LiveConformance:
-    """The release, as it names itself, and what each family showed."""
+    """The release, as it names itself, and the results of each family."""
 
     version: str
     families: Sequence[FamilyResult]
@@ -127,7 +130,7 @@ class LiveConformance:
 
 
 def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
-    """Compare `scenarios` of each family, from number `seed` on. Raises UserError where vLLM cannot be run."""
+    """Compare `scenarios` of each family, from number `seed` on. Raises UserError if vLLM cannot be run."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {
             family: [Path(folder, f"{family.replace(' ', '_')}_{seed + number}.json") for number in range(scenarios)]
@@ -179,7 +182,7 @@ def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> Fa
 
 
 def lines(result: LiveConformance) -> Iterator[str]:
-    """What to say of it."""
+    """Yield the lines of a report."""
     yield f"vLLM {result.version}"
     for family in result.families:
         yield str(family)

@@ -1,7 +1,7 @@
 """Random scenarios for vLLM's scheduler and ours: small workloads, and configurations that press on them.
 
-A scenario is an oracle recording without `steps` and `results`. Each family has what a release of vLLM may lack, or do
-otherwise, apart from the others.
+A scenario is an oracle recording without `steps` and `results`. Settings that a release of vLLM may lack, or treat
+otherwise, have families of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ FAMILIES = (
 
 
 def scenario(family: str, seed: int) -> dict[str, Any]:
-    """Scenario `seed` of a family. All but the first two have either loop, and all but `priorities` are first come,
-    first served."""
+    """Return scenario `seed` of a family.
+
+    All but the first two families have either loop, and all but `priorities` are first come, first served.
+    """
     chance = Random(f"{family} {seed}")
     overlapped = chance.random() < 0.5 if family != "plain loop" else False
     overlapped = overlapped or family == "overlapped loop"
@@ -35,7 +37,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
             "acceptance_rate": chance.choice([0.0, 0.4, 0.9, 1.0]),
         }
         config["max_num_batched_tokens"] += (tokens + 1) * config["max_num_seqs"]
-        config["num_blocks"] += 2 * tokens  # we reject at once what only enough accepted drafts would bring to an end
+        config["num_blocks"] += 2 * tokens  # only enough accepted drafts would bring some to an end; we reject them
     if family == "sliding windows":
         config |= with_windows(config, chance)
     if family == "rarer settings":
@@ -97,7 +99,7 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
 
 
 def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """Return `config` for a model of which some or all layers have a sliding window."""
+    """Return `config` for a model some or all of whose layers have a sliding window."""
     size = config["block_size"]
     groups = [chance.randint(2, 3 * size + 2)] * chance.choice([1, 3]) + [0] * chance.randint(0, 2)
     return config | {

@@ -1,9 +1,9 @@
 """Data-parallel ranks that share a mixture's experts: each has a scheduler of its own, and all step together.
 
-Every layer brings the tokens of all ranks to their experts and back, so that a step takes as long as that of the rank
-with the most to do, and none begins before all ranks that have work have planned it. A rank without work takes part all
-the same (vLLM runs a dummy batch), so what reaches it while a step is under way waits for the next. Over pipeline
-stages that is so on each: the ranks' steps enter the first together, and each stage takes as long as its slowest rank.
+Every layer brings the tokens of all ranks to their experts and back. So a step takes as long as the step of the rank
+with the most to do, and none begins before all ranks with work have planned it. A rank without work takes part all the
+same (vLLM runs a dummy batch), so requests that reach it while a step is under way wait for the next. Over pipeline
+stages each stage does so: the ranks' steps enter the first together, and each stage takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sim.replica import Replica
 from sim.run_log import RunLog
 
 _BEFORE_STEPS_END, _AFTER_PLANNING = STEP_ENDS - 1, PLANNING + 1
-_NOT_KNOWN = 1 << 62  # when a step ends that has not begun
+_NOT_KNOWN = 1 << 62  # end of a step that has not begun
 
 
 def steps_together(deployment: Deployment) -> bool:
-    """Whether its ranks do. Those of a dense model share nothing."""
+    """Return whether the ranks of `deployment` step together. Ranks of a dense model share nothing."""
     if deployment.data_parallel_size == 1:
         return False
     try:
@@ -40,28 +40,28 @@ def steps_together(deployment: Deployment) -> bool:
 class Lockstep:
     """The `ranks` of one engine.
 
-    until_ns  before when no step can begin: until then the first stage is at work, or as many are in flight as may be
-    alarm     when the next one begins, as far as is known; None before anybody has planned it
+    until_ns  no step can begin before: until then the first stage is at work, or no more steps may be in flight
+    alarm     begin of the next step, as far as is known; None before any rank has planned it
     """
 
     def __init__(self, clock: VirtualClock, ranks: int, stages: int, overlaps: bool) -> None:
         self.until_ns = 0
         self.alarm: Alarm | None = None
-        self.left = ranks  # to be made
+        self.left = ranks  # ranks that are still to be made
         self._ranks = ranks
         self._clock = clock
         self._stages = Stages(stages)
         most = stages + (overlaps and stages > 1)
-        self._ends_ns = deque([0] * most, most)  # of the last steps
+        self._ends_ns = deque([0] * most, most)  # ends of the last steps
         self._ready: list[Rank] = []
         self._ready_ns = 0
 
     def ready(self, rank: Rank, ready_ns: int) -> None:
-        """`rank` has planned its part of the next step, which it can begin at `ready_ns`."""
+        """Take `rank`'s part of the next step, which it has planned and can begin at `ready_ns`."""
         self._ready.append(rank)
         self._ready_ns = max(self._ready_ns, ready_ns)
         begins_ns, now = max(self._ready_ns, self.until_ns), self._clock.now_ns
-        # In the overlapped loop all have planned it by then; in the plain loop some do when the step before ends.
+        # All ranks have planned it by then in the overlapped loop; in the plain loop some do when the step before ends.
         # Over stages a rank with all its steps in flight does, too.
         overlapped = rank.overlaps and len(self._ends_ns) == 1
         order = _BEFORE_STEPS_END if overlapped and begins_ns > now else _AFTER_PLANNING
@@ -83,7 +83,7 @@ class Lockstep:
 
 
 class Rank(Replica):
-    """One of them. Its last launched step may not have begun."""
+    """One of the ranks of a `Lockstep`. Its last launched step may not have begun."""
 
     def __init__(
         self,
@@ -104,17 +104,19 @@ class Rank(Replica):
 
     @property
     def overlaps(self) -> bool:
-        """Whether it plans a step while the one before runs."""
+        """True if the rank plans a step while the one before runs."""
         return self._depth > 1
 
     @property
     def planned(self) -> StepPlan:
-        """Its part of the step that has not begun."""
+        """The rank's part of the step that has not begun."""
         return self._launched[-1][0]
 
     def times_ns(self, routed_tokens: int) -> tuple[list[int], list[int]]:
-        """How long that takes on each stage, and on its way to each but the first, with so many tokens of each rank on
-        average."""
+        """Return how long that part takes on each stage, and on its way to each but the first.
+
+        Each rank has `routed_tokens` tokens on average.
+        """
         self.planned.routed_tokens = routed_tokens
         if self._pipeline is not None:
             return self._pipeline.times_ns(self.planned)
@@ -123,7 +125,7 @@ class Rank(Replica):
         return [step_ns + waits_ns], []
 
     def begin(self, passage: Passage) -> None:
-        """It begins now, and passes as all ranks' does."""
+        """Begin the step now; it passes the stages as all ranks' steps do."""
         start_ns, end_ns, stages_ns = passage
         plan, _ = self._launched.pop()
         self._launched.append((plan, end_ns))
@@ -140,7 +142,7 @@ class Rank(Replica):
     def _launch_steps(self, now: int) -> None:
         launched, group = self._launched, self._group
         if not launched and not self.overlaps and group.until_ns > now:
-            self._set(group.until_ns, PLANNING, self._plan)  # it takes part in a step without work of its own
+            self._set(group.until_ns, PLANNING, self._plan)  # the rank takes part in a step without work of its own
             return
         while self._may_plan() and not (launched and launched[-1][1] == _NOT_KNOWN):
             if (plan := self._next_plan(now)) is None:

@@ -1,7 +1,7 @@
-"""Recordings of vLLM's own scheduler: a workload, a linear cost, and what vLLM decided on a virtual clock.
+"""Recordings of vLLM's own scheduler: a workload, a linear cost, and vLLM's decisions on a virtual clock.
 
-Each field that a recording may have is in one of the tables here, with what it means to us. Any other is refused: what
-is not understood cannot be reproduced.
+The tables here have each field that a recording may have, with its meaning for us. Any other field is refused: what is
+not understood cannot be reproduced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGEST_BYTES = 1 << 30
 
 
 def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What drafting takes is of no concern here."""
+    """Return the settings of drafting, at no cost, since the recording has the times."""
     if not drafts:
         return {}
     costs: dict[str, Any] = {"model": "any"} if drafts.get("method") == "draft_model" else {"draft_us": 0}
@@ -32,12 +32,12 @@ def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _compiling(ready_ns: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Not `structured`: no token waits for a mask there."""
+    """Return the time of compiling a grammar; requests are not `structured`: no token waits for a mask there."""
     return {"grammar_compile_ns": ready_ns - row["arrival_ns"]} if ready_ns else {}
 
 
 def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Prefixes are equal from their first token on, so a salt is another name for the first segment."""
+    """Return the prompt; prefixes are equal from their first token on, so a salt renames the first segment."""
     segments = [(str(name), int(tokens)) for name, tokens in prompt]
     if segments and row.get("salt"):
         name, tokens = segments[0]
@@ -45,16 +45,16 @@ def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str
     return {"prompt": tuple(segments)}
 
 
-# Of `config`, what is no setting of a scheduler: what it adds to those.
+# Keys of `config` that are no settings of a scheduler, with the settings that their values stand for.
 _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "speculative": _drafting,
-    "vllm": dict,  # rarer settings of its SchedulerConfig, which are ours by the same names
+    "vllm": dict,  # rarer settings of its SchedulerConfig, which have the same names here
     "pp": lambda stages: {},  # pipeline stages, a setting of the deployment, and
     "v2": lambda runs: {},  # vLLM's V2 model runner, which they need in the overlapped loop
     "connector": lambda connector: {},  # see `_outside`
 }
 
-# Of each of `requests`: what its value, in its row, adds to a `WorkloadRequest`.
+# Keys of each of `requests`, with what a value, in its row, adds to a `WorkloadRequest`.
 _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "id": lambda id, row: {"id": id},
     "arrival_ns": lambda at_ns, row: {"arrival_ns": at_ns},
@@ -67,10 +67,10 @@ _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "skip_cache": lambda skips, row: {"skip_reading_prefix_cache": skips},
     "salt": lambda salt, row: {},  # see `_prompt`
     "ext": lambda tokens, row: {},  # see `_outside`
-    "ext_fails": lambda fails, row: {},  # the same
+    "ext_fails": lambda fails, row: {},  # see `_outside`
 }
 
-# Of each of `steps` and `results`: what is compared, and what follows from it.
+# Keys of each of `steps` and `results`: the compared ones, and the ones that follow from them.
 _STEP = {"t", "dt", "n", "pre", "s"}
 _STEP_NOT_COMPARED = {"drafts", "got", "waste"}
 _RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
@@ -78,7 +78,7 @@ _RESULT_NOT_COMPARED = {"finish"}
 
 
 class RecordedStages(TokenCost):
-    """`PipelinedCost` of an engine with pipeline stages: of a step's time each takes so many thousandths.
+    """The `PipelinedCost` of an engine with pipeline stages, each of which takes so many thousandths of a step.
 
     By default the first takes all: there one step after the other occupies the whole engine.
     """
@@ -100,10 +100,11 @@ class RecordedStages(TokenCost):
 
 @dataclass(frozen=True)
 class OracleRecording:
-    """One recording; `steps` and `results`, by request, have only what is compared. `outside` is None where no KV was.
+    """A recording; `steps`, and `results` by request, have only compared fields.
 
-    Steps that end after `ends_ns`, when nobody is left, are for nobody: a request has stopped or accepted more drafts
-    than it had to, or its client has hung up. A plan that preempts and schedules nothing is no step.
+    `outside` is None if there was no KV outside. Steps that end after `ends_ns`, when all requests have left, are for
+    no request: one has stopped or accepted more drafts than it had to, or its client has hung up. A plan that preempts
+    and schedules nothing is no step.
     """
 
     name: str
@@ -117,7 +118,7 @@ class OracleRecording:
 
 
 def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
-    """The recording at `path`, to be decided by `policy`. Raises UserError if it is none, or has an unknown field."""
+    """Read the recording at `path`, to be decided by `policy`. Raises UserError for an unknown field or other files."""
     recording = _read(path)
     try:
         empty = [key for key in ("requests", "steps", "results") if not isinstance(recording[key], list)]
@@ -128,7 +129,7 @@ def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
                 _refuse_unknown(row, known, f"{path}: {key}[{number}]")
         config = recording["config"]
         _refuse_unknown(config, _CONFIG.keys() | SchedulerConfig.model_fields.keys(), f"{path}: config")
-        settings: dict[str, Any] = {"cut_at_max_model_len": True}  # as vLLM's scheduler does
+        settings: dict[str, Any] = {"cut_at_max_model_len": True}  # vLLM's scheduler does so
         for name, value in config.items():
             settings |= _CONFIG[name](value) if name in _CONFIG else {name: value}
         scheduler = parse(SchedulerConfig, settings, where="config")

@@ -1,4 +1,4 @@
-"""A user's own router, which is trusted in nothing: what it does instead of choosing a replica becomes one line.
+"""A user's own router, which is trusted in nothing: an error instead of a choice becomes one line.
 
 It sees copies of requests, and replicas through a window: it can read what routers may know, and write to nothing.
 """
@@ -62,7 +62,7 @@ class SeenReplicas(Sequence[SeenReplica]):
         self.__version = -1
         self.__views: list[SeenReplica] = []
         self.__by_index: dict[int, SeenReplica] = {}
-        self.__members: dict[int, Replica] = {}  # by the id of what is seen of it
+        self.__members: dict[int, Replica] = {}  # keys are ids of the `SeenReplica`s
         self.__loads: dict[Callable[[Any], Any], Callable[[Replica], Any]] = {}
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class SeenReplicas(Sequence[SeenReplica]):
         return self.__replicas.version
 
     def least(self, load: Callable[[Any], Any]) -> SeenReplica:
-        """As `ReplicaSet.least`, of a load of what is seen of a replica."""
+        """Return the replica with the least `load`, as `ReplicaSet.least` does, by the loads of seen replicas."""
         self.__all()
         by_index = self.__by_index
         of_replica = self.__loads.get(load)
@@ -106,20 +106,20 @@ class SeenReplicas(Sequence[SeenReplica]):
         return self.__views
 
     def _replica(self, chosen: object) -> Replica | None:
-        """The member that is seen as `chosen`, if any is."""
+        """Return the member that is seen as `chosen`; None if there is none."""
         self.__all()
         return self.__members.get(id(chosen))
 
 
 class OwnRouter:
-    """`Router` by a user's `router`, called `name`."""
+    """A `Router` by a user's `router`, called `name`."""
 
     def __init__(self, name: str, router: Any) -> None:
         self.name, self._choose = name, router.choose
-        self._seen: dict[int, tuple[ReplicaSet, SeenReplicas]] = {}  # of each set, which lives as long
+        self._seen: dict[int, tuple[ReplicaSet, SeenReplicas]] = {}  # keys are ids of the sets, which live as long
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
-        """Raises `RouterBreach` that names the router and the request for anything but a choice."""
+        """Choose a replica. Raises `RouterBreach` that names the router and the request if it makes no valid choice."""
         _, seen = self._seen.get(id(replicas)) or self._seen.setdefault(
             id(replicas), (replicas, SeenReplicas(replicas))
         )

@@ -9,7 +9,7 @@ from serving.step_plan import StepPlan
 
 
 class Paced:
-    """`cost` with all of a step, CPU time included, `factor` times as long; sums are rounded to the nanosecond."""
+    """A `cost` whose steps, CPU time included, take `factor` times as long; sums are rounded to the nanosecond."""
 
     def __init__(self, cost: CostModel, factor: float) -> None:
         self._cost = cost
@@ -27,7 +27,7 @@ class Paced:
 
 
 class PacedPipeline(Paced):
-    """The same for an engine with pipeline stages, each rounded by itself."""
+    """A paced cost of an engine with pipeline stages, each rounded by itself."""
 
     def __init__(self, cost: PipelinedCost, factor: float) -> None:
         super().__init__(cost, factor)
@@ -41,7 +41,7 @@ class PacedPipeline(Paced):
 
 
 def paced(cost: CostModel, factor: float) -> CostModel:
-    """`cost` itself where the factor is 1."""
+    """Return `cost` made `factor` times as long; `cost` itself if the factor is 1."""
     if factor == 1:
         return cost
     return PacedPipeline(cost, factor) if isinstance(cost, PipelinedCost) else Paced(cost, factor)

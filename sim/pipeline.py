@@ -1,4 +1,4 @@
-"""Stages that steps pass one after another: when each step starts and ends.
+"""The stages that steps pass one after another: when each step starts and ends.
 
 A stage works on one step at a time, in the order of planning. Stage s of step m starts when the activations of its
 stage s - 1 have arrived and the stage is done with step m - 1; sending them keeps neither stage busy. With m steps of
@@ -27,13 +27,16 @@ class Passage(NamedTuple):
 
 
 class Stages:
-    """`free_ns` says when each of them is done with all steps before."""
+    """The stages of an engine; `free_ns` says when each of them is done with all steps before."""
 
     def __init__(self, stages: int) -> None:
         self.free_ns = [0] * stages
 
     def passed(self, ready_ns: int, stages_ns: list[int], transfers_ns: list[int]) -> Passage:
-        """A step that takes so long on each, and so long to get to each but the first, not before `ready_ns`."""
+        """Pass a step through the stages, not before `ready_ns`.
+
+        It takes `stages_ns` on each stage, and `transfers_ns` to get to each but the first.
+        """
         free_ns = self.free_ns
         at_ns = start_ns = max(ready_ns, free_ns[0])
         for stage, (transfer_ns, ns) in enumerate(zip((0, *transfers_ns), stages_ns, strict=True)):
@@ -42,33 +45,33 @@ class Stages:
 
 
 class Pipeline:
-    """`stages` stages, priced by `cost`. Raises UserError if that cannot tell what a stage takes."""
+    """A pipeline of `stages` stages, priced by `cost`. Raises UserError if `cost` does not know stages."""
 
     def __init__(self, cost: CostModel, stages: int) -> None:
         self._stages = Stages(stages)
-        self._tokens_ns = deque([0] * stages, stages)  # when the tokens of the last plans were there
+        self._tokens_ns = deque([0] * stages, stages)  # times when the tokens of the last plans were there
         self.price_by(cost)
 
     def price_by(self, cost: CostModel) -> None:
-        """Steps that enter from now on are priced by `cost`."""
+        """Price steps that enter from now on by `cost`."""
         if not isinstance(cost, PipelinedCost):
             stages = len(self._stages.free_ns)
             raise UserError("pipeline_parallel_size", stages, "needs the kernel tables of a GPU; simulate with --gpu")
         self._cost = cost
 
     def enter(self, plan: StepPlan, ready_ns: int) -> Passage:
-        """`plan` follows the steps before, not before `ready_ns`."""
+        """Let `plan` follow the steps before it, not before `ready_ns`."""
         return self._stages.passed(ready_ns, *self.times_ns(plan))
 
     @property
     def tokens_ns(self) -> int:
-        """When the tokens that the next plan of the overlapped loop may need are on the first stage."""
+        """The time when the tokens that the next plan of the overlapped loop may need are on the first stage."""
         return self._tokens_ns[0]
 
     def sampled(self, end_ns: int) -> None:
-        """The tokens of the plan behind the last one are there at `end_ns`; 0 if it samples none."""
+        """Record that the tokens of the plan behind the last one are there at `end_ns`; 0 if it samples none."""
         self._tokens_ns.append(end_ns)
 
     def times_ns(self, plan: StepPlan) -> tuple[list[int], list[int]]:
-        """What `plan` takes on each stage, and on its way to each but the first."""
+        """Return the time of `plan` on each stage, and on its way to each but the first."""
         return self._cost.stages_ns(plan), self._cost.transfers_ns(plan)

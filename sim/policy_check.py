@@ -1,8 +1,8 @@
-"""Does a policy keep its contract, and what else can be said of it? Scripted workloads on both loops.
+"""A check whether a policy keeps its contract, by scripted workloads on both loops.
 
 Each workload runs twice with every step looked at, and once with steady steps skipped: the three must agree to the
-nanosecond. Whether anybody can starve, and whether a steady decode step costs the same whatever the batch, is said
-besides; policies may choose either.
+nanosecond. The check also says whether any request can starve, and whether a steady decode step costs the same whatever
+the batch; policies may choose either.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOG = logging.getLogger("tokentwin")
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether `rule` holds in each loop: empty where it does, else how it was broken and under which workload."""
+    """A `rule` and how it was broken in each loop, under which workload; empty if it holds."""
 
     rule: str
     broken: dict[str, str]
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """What was found of `policy`. Of the last two, `None` says that nobody starves, or that a step costs O(1)."""
+    """The findings about `policy`. `starves` is None if no request starves, `grows` if a step costs O(1)."""
 
     policy: str
     findings: tuple[Finding, ...]
@@ -65,7 +65,7 @@ class PolicyCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether the whole contract does."""
+        """True if the policy keeps the whole contract."""
         return not any(any(finding.broken.values()) for finding in self.findings)
 
 
@@ -84,7 +84,7 @@ def check_policy(name: str, limit_s: float = 60.0) -> PolicyCheck:
 
     Raises UserError if there is no such policy, or it cannot be made.
     """
-    policy = POLICIES.get(name, name)  # by its class, even a built-in one is held to the whole contract
+    policy = POLICIES.get(name, name)  # the class, so that even a built-in policy is held to the whole contract
     made = find_policy(policy)
     for overlapped in LOOPS.values():
         made(SchedulerConfig(async_scheduling=overlapped))
@@ -109,7 +109,7 @@ def check_policy(name: str, limit_s: float = 60.0) -> PolicyCheck:
 
 
 def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
-    """The rule that `script` shows to be broken, and how; two empty texts if none is."""
+    """Return the rule that `script` shows to be broken, and how; two empty texts if none is."""
     try:
         once, again, skipping = (_ends(policy, script, overlapped, steps) for steps in (True, True, False))
     except Breach as breach:
@@ -156,7 +156,7 @@ def _scripts() -> Iterator[_Script]:
 
 
 def _starved(policy: str) -> str | None:
-    """Who is passed by nearly all that come later, in a queue that grows; None if nobody is."""
+    """Return which request nearly all later ones pass, in a queue that grows; None if there is none."""
     short = WorkloadRequest(0, 0, (("", 40),), 8, tenant="a", slo_class="chat")
     long = WorkloadRequest(0, 0, (("", 400),), 60, priority=1, tenant="b", slo_class="batch")
     offered = [replace(long if id % 25 == 5 else short, id=id, arrival_ns=id * 300 * MS) for id in range(150)]
@@ -174,13 +174,13 @@ def _starved(policy: str) -> str | None:
 
 
 def _growing(policy: str) -> str | None:
-    """By how much the work of a steady decode step grows with the batch; None if it does not."""
+    """Return by how much the work of a steady decode step grows with the batch; None if it does not."""
     small, large = (_calls_of_steady_steps(policy, batch) for batch in (8, 128))
     return None if large <= 1.5 * small else f"{small // 16} calls at a batch of 8, {large // 16} at 128"
 
 
 def _calls_of_steady_steps(policy: str, batch: int) -> int:
-    """Python calls of 16 steps, every phase of a KV block, in which `batch` requests decode."""
+    """Return the Python calls of 16 steps, every phase of a KV block, in which `batch` requests decode."""
     config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8 * batch, num_blocks=40 * batch + 1)
     scheduler = contract_with(policy, find_policy(policy)(config, shares_prefixes=False), config)
     counted = 0
@@ -191,7 +191,7 @@ def _calls_of_steady_steps(policy: str, batch: int) -> int:
 
     def run(steps: int) -> None:
         for _ in range(steps):
-            if not (plan := scheduler.schedule()).tokens:  # it has rejected them all
+            if not (plan := scheduler.schedule()).tokens:  # the policy has rejected all requests
                 return
             scheduler.commit(plan)
 
@@ -199,7 +199,7 @@ def _calls_of_steady_steps(policy: str, batch: int) -> int:
     with watching():
         for id in range(batch):
             scheduler.add(WorkloadRequest(id, 0, (("", 8),), 300))
-        run(batch + 4)  # everyone decodes by then, however cautiously they were admitted
+        run(batch + 4)  # every request decodes by then, however cautiously it was admitted
         sys.setprofile(count)
         try:
             run(16)

@@ -1,4 +1,4 @@
-"""A pool of replicas, the deployment they run, and what times their steps: what a fleet is made of."""
+"""The pools of a fleet: replicas, the deployment they run, and the cost model of their steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving.errors import UserError
 
 @dataclass(frozen=True)
 class PricedPool:
-    """A pool, the deployment its replicas run, and what times their steps."""
+    """A pool, the deployment its replicas run, and the cost model of their steps."""
 
     config: PoolConfig
     deployment: Deployment
@@ -21,17 +21,20 @@ class PricedPool:
 
     @property
     def ranks(self) -> int:
-        """Data-parallel ranks of one engine. Each has a scheduler of its own, and is simulated as a replica."""
+        """The data-parallel ranks of one engine. Each has a scheduler of its own, and is simulated as a replica."""
         return self.deployment.data_parallel_size
 
     @property
     def gpus(self) -> int:
-        """GPUs of one rank."""
+        """The GPUs of one rank."""
         return self.deployment.gpus // self.ranks
 
 
 def networked(pool: PricedPool) -> NetworkedCost:
-    """What tells how much its engines send between nodes. Raises UserError where nothing does, or stages do."""
+    """Return the cost model that knows what the pool's engines send between nodes.
+
+    Raises UserError if it does not know that, or if engines have pipeline stages.
+    """
     if not isinstance(pool.cost, NetworkedCost):
         remedy = "needs the kernel tables of a GPU; simulate with --gpu, or leave it out"
         raise UserError("fleet.links.shares_inter_node", True, remedy)
@@ -42,17 +45,17 @@ def networked(pool: PricedPool) -> NetworkedCost:
 
 
 def plain_fleet(replicas: int) -> FleetConfig:
-    """One pool, behind round robin."""
+    """Return a fleet of one pool, behind round robin."""
     return FleetConfig(pools=(PoolConfig(replicas=replicas),))
 
 
 def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
-    """The pools of `fleet`, their steps all timed by `cost`."""
+    """Return the pools of `fleet`, their steps all timed by `cost`."""
     return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
 
 
 def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
-    """`deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
+    """Return `deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
     where = f"fleet.pools.{pool.name}.deployment"
     own = _own_deployment(deployment, pool, where)
     if own.kv_tiers is not None and pool.role != "serve":
@@ -73,7 +76,7 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` in their place; mappings within are merged likewise."""
+    """Return `base` with `changes` in their place; mappings within are merged likewise."""
     found = dict(base)
     for name, value in changes.items():
         nested = isinstance(value, dict) and isinstance(base.get(name), dict)

@@ -1,4 +1,4 @@
-"""The KV connector of an oracle recording: what lay outside of each request, and how long its loads took."""
+"""The KV connector of an oracle recording: the KV outside of each request, and how long its loads took."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.replica import Replica
 
 @dataclass(frozen=True)
 class Outside:
-    """`tokens` of each request, by id, of which the first load fails for those in `failing`.
+    """The KV outside: `tokens` of each request, by id; the first load of each id in `failing` fails.
 
     sync   the step that admits a request loads them; else a load takes `base_ns`, and `per_token_ns` for each token
     whole  whether all of a prompt can be loaded; else all but its last token
@@ -27,9 +27,9 @@ class Outside:
 
 
 class RecordedConnector:
-    """`outside`, as the scheduler of `replica` sees it: see `serving.kv.external.ExternalKv`.
+    """The KV of `outside`, as the scheduler of `replica` sees it: see `serving.kv.external.ExternalKv`.
 
-    `hits` takes how many tokens of each request were found or loaded at its first admission.
+    `hits` takes how many tokens of each request were cached or loaded at its first admission.
     """
 
     def __init__(self, clock: VirtualClock, replica: Replica, outside: Outside, hits: dict[int, int]) -> None:

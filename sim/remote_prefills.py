@@ -1,7 +1,7 @@
 """KV of prompts that servers elsewhere have computed, on its way to replicas of a live fleet that decode.
 
-What those servers do is not simulated. A replica pulls what its prefix cache lacks when it has blocks for it, over a
-link of its own, and each of them sends over one of its own.
+The servers themselves are not simulated. A replica pulls the KV that its prefix cache lacks when it has blocks for it,
+over a link of its own, and each server sends over a link of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GB = 1e9
 
 
 class RemotePrefills:
-    """Which prompts are elsewhere, and the links to there; a token has `bytes_per_token` bytes of KV."""
+    """The prompts that are elsewhere, and the links to there; a token has `bytes_per_token` bytes of KV."""
 
     def __init__(self, clock: VirtualClock, log: RunLog, links: LinksConfig, bytes_per_token: int) -> None:
         fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
@@ -30,18 +30,18 @@ class RemotePrefills:
         self._clock = clock
         self._log = log
         self._servers: dict[str, int] = {}  # numbers below those of replicas, by name
-        self._at: dict[int, int] = {}  # by request, the server that has its prompt's KV
+        self._at: dict[int, int] = {}  # the server that has the KV of each request's prompt
 
     def expect(self, id: int, server: str) -> None:
-        """The KV of the prompt of request `id`, which arrives now, is at `server`."""
+        """Record that the KV of the prompt of request `id`, which arrives now, is at `server`."""
         self._at[id] = self._servers.setdefault(server, -1 - len(self._servers))
 
     def forget(self, id: int) -> None:
-        """Request `id` needs it no more; nothing happens if it never did."""
+        """Forget the KV of request `id`, if there is any."""
         self._at.pop(id, None)
 
     def connect(self, life: Life) -> None:
-        """A replica is new. Raises UserError if its policy can load no KV."""
+        """Connect a new replica. Raises UserError if its policy can load no KV."""
         life.replica.connect(_Remote(self, life.replica))
 
     def matched(self, request: Request, found: int) -> int:
@@ -59,7 +59,7 @@ class RemotePrefills:
 
 
 class _Remote:
-    """What is elsewhere, as the scheduler of a replica sees it: see `serving.kv.external.ExternalKv`."""
+    """The KV elsewhere, as the scheduler of a replica sees it: see `serving.kv.external.ExternalKv`."""
 
     synchronous: ClassVar[bool] = False
 

@@ -2,7 +2,7 @@
 
 The plain loop has a step in flight for each stage. The overlapped loop has one more: it plans step N+1 while step N
 runs, so that CPU time is hidden. There, over stages, a plan that runs nothing takes a place among the steps in flight,
-too (vLLM's batch queue). A step costs one event. Without stages a run of pure decode steps is one leap; whatever
+too (vLLM's batch queue). A step costs one event. Without stages a run of pure decode steps is one leap. An event that
 interrupts it finds the replica as if it had been stepping all along.
 """
 
@@ -32,7 +32,7 @@ from sim.shared_network import SharedNetwork
 
 
 class LoadListener(Protocol):
-    """Who is told that a replica has one request more, or one fewer."""
+    """A listener that hears when a replica has one request more, or one fewer."""
 
     def loaded(self, replica: Replica) -> None: ...
     def lightened(self, replica: Replica) -> None: ...
@@ -43,13 +43,13 @@ class Replica:
     """A scheduler, a cost model, and at most `depth` steps in flight over `stages` pipeline stages.
 
     outstanding_requests  requests it has accepted and not finished, queued and running
-    outstanding_tokens    prompt tokens of those, and the most that they may generate
-    listeners             told of each change of its load
+    outstanding_tokens    their prompt tokens, and the most that they may generate
+    listeners             hear of each change of its load
     on_end                called with each request that finishes, or is rejected because it can never fit
-    hands_on              if given, says of each that finishes whether another replica goes on with it, which is then
-                          not its end; KV blocks that it still holds are kept until `release`
+    hands_on              if given, says of each request that finishes whether another replica goes on with it. Then it
+                          has not ended, and KV blocks that it still holds are kept until `release`
     on_planned            if given, called with each plan that is launched, and when it ends
-    network               if given, what its steps share with KV transfers
+    network               if given, the network that its steps share with KV transfers
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Replica:
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.listeners: list[LoadListener] = []
-        self._known_tokens = 0  # when the last step to have returned had returned
+        self._known_tokens = 0  # state when the last returned step returned
         self._clock = clock
         self._cost = self._own_cost = cost
         self._slowed: list[float] = []  # factors of the slowdowns under way
@@ -83,27 +83,27 @@ class Replica:
         self._depth = stages + overlaps
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         self._queues_idle_plans = overlaps and stages > 1
-        pool = self.scheduler.pool  # if paged and not told of every block, those of each step of a leap are known
+        pool = self.scheduler.pool  # a leap over a paged, unobserved pool has the blocks of each step
         counts = isinstance(pool, BlockPool) and not pool.observed
         self._leaps = stages == 1 and log.leaps and (counts or not log.keeps_steps)
-        self._launched: deque[tuple[StepPlan, int]] = deque()  # and when they end
-        self._last_end_ns = 0  # when the last launched step ends
-        self._alarm: Alarm | None = None  # the next thing this replica does
-        self._hold: Alarm | None = None  # when it begins with fewer requests than its policy would like
-        self.held_until: Callable[[int], int] | None = None  # if given, when that is, if they are held from then on
-        self._leap: Leap | None = None  # what is under way
-        self._withdrawals = False  # whether steps in flight may hold rows of requests that have ended
+        self._launched: deque[tuple[StepPlan, int]] = deque()  # plans and when they end
+        self._last_end_ns = 0  # end of the last launched step
+        self._alarm: Alarm | None = None  # alarm of the next action
+        self._hold: Alarm | None = None  # begin of a step with fewer requests than the policy would like
+        self.held_until: Callable[[int], int] | None = None  # if given, maps the begin of a hold to its end
+        self._leap: Leap | None = None  # the leap under way
+        self._withdrawals = False  # True if steps in flight may hold rows of requests that have ended
 
-    # What routers and autoscalers see
+    # Load, for routers and autoscalers
 
     @property
     def queued_requests(self) -> int:
-        """Requests that wait for a place in a step, preempted ones included."""
+        """The number of requests that wait for a place in a step, preempted ones included."""
         return len(self.scheduler.waiting)
 
     @property
     def known_tokens(self) -> int:
-        """Prompt tokens and tokens generated so far of its requests, queued and running: what KV memory they need.
+        """The prompt tokens and tokens generated so far of its requests, queued and running, which need KV memory.
 
         Only the end of a request ever lowers it. Tokens that requests share are counted for each.
         """
@@ -112,7 +112,7 @@ class Replica:
 
     @property
     def used_blocks(self) -> int:
-        """KV blocks referenced, those of the step under way included."""
+        """The number of KV blocks referenced, with the blocks of the step under way."""
         pool = self.scheduler.pool
         ahead = 0
         if self._leap is not None:
@@ -122,13 +122,13 @@ class Replica:
         return pool.total - pool.free + ahead
 
     def is_priced_by(self, cost: CostModel) -> bool:
-        """Whether its steps take what `cost` says, but for slowdowns."""
+        """Return whether its steps take the time that `cost` says, but for slowdowns."""
         return self._own_cost is cost and (self._cost is cost or bool(self._slowed))
 
-    # What happens to it
+    # Calls from outside
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1) -> Request:
-        """A request is routed here, now."""
+        """Take a request that is routed here, now."""
         self._end_leap()
         request = self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
@@ -136,9 +136,9 @@ class Replica:
         return request
 
     def take_over(self, arrived: WorkloadRequest, prefilled: Request, outputs: int) -> Request:
-        """A request is routed here, now, to be decoded after its first `outputs` tokens.
+        """Take a request that is routed here, now, to decode it after its first `outputs` tokens.
 
-        `prefilled` is what a prefill replica did of it.
+        `prefilled` is the part of it that a prefill replica ran.
         """
         self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs)
@@ -163,7 +163,7 @@ class Replica:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     def _compiled(self, request: Request) -> None:
-        """The grammar of `request` is there, now."""
+        """Let `request` run: its grammar is compiled now."""
         if not request.ended:
             self._wake()
             request.compiling = False
@@ -174,43 +174,43 @@ class Replica:
         self._policy.abort(request.id)
         self._withdrawals = bool(self._launched)
         self._lighten(request)
-        if self._alarm is None:  # its place may be what others waited for
+        if self._alarm is None:  # others may have waited for its place
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     def share(self, network: SharedNetwork) -> None:
-        """Its steps share `network` with KV transfers from now on, each as those are when it is launched."""
+        """Share `network` with KV transfers from now on; a step shares it with transfers under way at its launch."""
         self.network, self._leaps = network, False
 
     def connect(self, external: ExternalKv) -> None:
-        """Its scheduler asks `external` for KV from now on. Raises UserError if its policy cannot."""
+        """Let its scheduler ask `external` for KV from now on. Raises UserError if its policy cannot."""
         self._policy.connect(external)
 
     def loaded(self, request: Request) -> None:
-        """KV that its scheduler requested is there, now."""
+        """Let `request` run: the KV that its scheduler requested is there, now."""
         self._wake()
         self._policy.loaded(request)
 
     def load_failed(self, request: Request) -> None:
-        """KV that its scheduler requested will never be there."""
+        """Let `request` wait again: the KV that its scheduler requested will never be there."""
         self._wake()
         self._policy.load_failed(request)
 
     def release(self, request: Request) -> None:
-        """The KV blocks that were kept when `request` ended are needed no more."""
+        """Free the KV blocks that were kept when `request` ended."""
         self._wake()
         self._policy.release(request)
         if self._kept.pop(request.id, None):
             self._lighten(request)
 
     def _wake(self) -> None:
-        """What is about to change may be what somebody waits for: plan when everything of this moment has happened."""
+        """Plan when everything of this moment has happened: a request may wait for what is about to change."""
         self._end_leap()
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     def crash(self) -> list[Request]:
-        """Stop for ever; the requests that were here, in the order in which they came."""
-        self._end_leap()  # its whole steps count
+        """Stop for ever; return the requests that were here, in the order in which they came."""
+        self._end_leap()  # whole steps of the leap count
         self._alarm = self._hold = None
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
@@ -219,16 +219,16 @@ class Replica:
         for request in kept:
             self.release(request)
         while self._launched:
-            self._policy.commit(self._next_to_return())  # for nobody
+            self._policy.commit(self._next_to_return())  # no request is left
         return kept + lost
 
     def slow_down(self, factor: float) -> None:
-        """Steps planned from now on take `factor` times as long as they would have."""
+        """Make steps planned from now on take `factor` times as long as they would have."""
         self._slowed.append(factor)
         self._change_pace()
 
     def speed_up(self, factor: float) -> None:
-        """The slowdown by `factor` is over."""
+        """End the slowdown by `factor`."""
         self._slowed.remove(factor)
         self._change_pace()
 
@@ -286,25 +286,29 @@ class Replica:
 
     @property
     def _tokens_ns(self) -> int:
-        """When the tokens are there that the next plan computes on; they are when it is made, except over stages in the
-        overlapped loop."""
+        """The time when the tokens are there that the next plan computes on.
+
+        They are there when it is made, except over stages in the overlapped loop.
+        """
         return self._pipeline.tokens_ns if self._queues_idle_plans and self._pipeline is not None else 0
 
     def _may_plan(self) -> bool:
-        """Whether fewer steps are in flight than there may be. Without stages a plan behind rows whose next token keeps
-        to a grammar waits until that of the row is known."""
+        """Return whether fewer steps are in flight than there may be.
+
+        Without stages a plan waits behind rows whose next token keeps to a grammar until that token is known.
+        """
         launched = self._launched
         waits_for_masks = bool(launched) and launched[-1][0].masked_rows > 0 and self._pipeline is None
         return len(launched) < self._depth and not waits_for_masks
 
     def _queue_idle(self, plan: StepPlan, now: int) -> None:
-        """`plan`, which runs nothing, goes behind the steps in flight, and is done when they are."""
+        """Put `plan`, which runs nothing, behind the steps in flight; it is done when they are."""
         assert self._pipeline is not None
         self._launched.append((plan, max(now, self._launched[-1][1])))
         self._pipeline.sampled(0)
 
     def _next_to_return(self) -> StepPlan:
-        """The oldest step in flight, which is no more; nor are the plans behind it that run nothing."""
+        """Take out and return the oldest step in flight, and take out the plans behind it that run nothing."""
         launched = self._launched
         plan, _ = launched.popleft()
         while launched and not launched[0][0].tokens:
@@ -312,13 +316,16 @@ class Replica:
         return plan
 
     def _rest(self) -> None:
-        """No step is under way, and none is planned."""
+        """Rest: no step is under way, and none is planned."""
         self._alarm = None
         if self.network is not None:
             self.network.rest()
 
     def _next_plan(self, now: int) -> StepPlan | None:
-        """What to run next; None if there is nothing. A plan without tokens is one that takes a place all the same."""
+        """Return the plan to run next; None if there is none.
+
+        A plan without tokens is one that takes a place all the same.
+        """
         queues_idle = self._queues_idle_plans and bool(self._launched)
         if queues_idle and not self.scheduler.requests:
             return None
@@ -340,7 +347,7 @@ class Replica:
             # A plan that only preempted: the blocks are free now.
 
     def _wait_for_more(self, now: int) -> None:
-        """Nothing is planned; if requests are held, they are for a limited time."""
+        """Wait, since nothing is planned; if requests are held, they are for a limited time."""
         hold_ns = self._policy.hold_ns
         if not hold_ns:
             self._hold = None
@@ -364,7 +371,7 @@ class Replica:
             self._withdrawals = bool(self._launched)
         finished = self._policy.commit(plan)
         if self._launched and (plan.accepted_tokens or any(one.end_len < one.max_len for one in finished)):
-            self._withdrawals = True  # a step under way may have been planned behind the end of one
+            self._withdrawals = True  # a step under way may have been planned behind the end of a request
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)
         for request in finished:
@@ -420,7 +427,7 @@ class Replica:
         self._plan_after_arrivals(now)
 
     def _skip(self, leap: Leap, steps: int) -> list[Request]:
-        """So many steps of `leap` have been planned, and as many have returned; the requests that finished."""
+        """Take `steps` steps of `leap`, planned and returned; return the requests that finished."""
         self._last_end_ns = leap.end_ns(steps - 1)
         self._known_tokens += steps * len(self.scheduler.decodes.members)
         self._log.leapt(self.index, self.scheduler, leap, steps)
@@ -430,7 +437,7 @@ class Replica:
         return finished
 
     def _end_leap(self) -> None:
-        """Something is about to happen: the steps that have ended are taken, and the one that runs is planned."""
+        """Take the steps of a leap that have ended, and plan the one that runs: an event is about to interrupt it."""
         leap = self._leap
         if leap is None:
             return

@@ -1,8 +1,8 @@
 """The replicas that a router may choose from, and the least loaded of them without looking at all.
 
-A load may rise unnoticed; when it falls the set is told. So what the set remembers of a replica is a lower bound, and
-the least loaded one is found by looking again at the few that were remembered as lightest: a request costs about the
-same in a fleet of ten and of a thousand.
+The set does not notice when a load rises, but hears when it falls. So the load that it remembers of a replica is a
+lower bound, and it finds the least loaded one by looking again at the few that were remembered as lightest: a request
+costs about the same in a fleet of ten and of a thousand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Load = Callable[[Replica], Any]
 
 
 class ReplicaSet(list[Replica]):
-    """Replicas in order of their index. Only `join` and `leave` change it.
+    """The replicas in order of their index. Only `join` and `leave` change the set.
 
     outstanding_requests  requests queued and running on its members
     version               grows whenever a member comes or goes
@@ -32,7 +32,7 @@ class ReplicaSet(list[Replica]):
         self._rankings: dict[Load, _Ranking] = {}
 
     def least(self, load: Load) -> Replica:
-        """The member of which `load` is least; the first among equals. Raises IndexError if there are no members.
+        """Return the member with the least `load`; the first among equals. Raises IndexError if there are no members.
 
         Nothing but the end of a request may lower the load of a replica. Pass the same function every time.
         """
@@ -42,7 +42,7 @@ class ReplicaSet(list[Replica]):
         return ranking.first(self._by_index)
 
     def join(self, replica: Replica) -> None:
-        """`replica` takes requests from now on."""
+        """Add `replica`, which takes requests from now on."""
         insort(self, replica, key=_index)
         self._by_index[replica.index] = replica
         self.outstanding_requests += replica.outstanding_requests
@@ -52,7 +52,7 @@ class ReplicaSet(list[Replica]):
         replica.listeners.append(self)
 
     def leave(self, replica: Replica) -> None:
-        """`replica` takes no more."""
+        """Remove `replica`, which takes no more."""
         self.remove(replica)
         del self._by_index[replica.index]
         self.outstanding_requests -= replica.outstanding_requests
@@ -83,7 +83,7 @@ class _Ranking:
             value, index = heap[0]
             replica = by_index.get(index)
             if replica is None or value != noted[index]:
-                heappop(heap)  # it has left, or a lower value was noted since
+                heappop(heap)  # the replica has left, or a lower value was noted since
                 continue
             load = self._load(replica)
             if load == value:
@@ -92,7 +92,7 @@ class _Ranking:
             heapreplace(heap, (load, index))
 
     def note(self, replica: Replica) -> None:
-        """The load of `replica` may have fallen, or it is new."""
+        """Note that the load of `replica` may have fallen, or that it is new."""
         load, index = self._load(replica), replica.index
         if index in self._noted and load >= self._noted[index]:
             return

@@ -1,4 +1,4 @@
-"""A replica on the wall clock, as its router sees it: what the router has sent there and heard from there."""
+"""A replica on the wall clock, as its router knows it from requests sent and answers heard."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sim.replica import LoadListener, Replica
 
 
 class RoutedReplica:
-    """What routers ask of a `sim.replica.Replica`, counted from what is known outside of an engine process.
+    """The loads of a `sim.replica.Replica` for routers, counted outside of its engine process.
 
     outstanding_requests  requests that were sent to it and have not ended, as far as was heard
-    outstanding_tokens    prompt and output tokens of those
+    outstanding_tokens    their prompt and output tokens
     known_tokens          their prompt tokens and the tokens they have got, as far as was heard
-    queued_requests       those of them that have no token yet
+    queued_requests       number of them that have no token yet
     kv_tokens             tokens that fit into its KV blocks
     """
 
@@ -25,15 +25,15 @@ class RoutedReplica:
         self.known_tokens = 0
         self.queued_requests = 0
         self.listeners: list[LoadListener] = []
-        self._open: dict[int, list[int]] = {}  # by id: prompt and output tokens, and those it has got
+        self._open: dict[int, list[int]] = {}  # id: prompt tokens, output tokens, tokens it has got
 
     @property
     def as_replica(self) -> Replica:
-        """As the type that routers and their sets name."""
+        """The same object, typed as routers and their sets name it."""
         return cast(Replica, cast(Any, self))
 
     def takes(self, id: int, prompt_tokens: int, output_tokens: int) -> None:
-        """A request was sent to it."""
+        """Count a request that was sent to the replica."""
         self._open[id] = [prompt_tokens, output_tokens, 0]
         self.outstanding_requests += 1
         self.outstanding_tokens += prompt_tokens + output_tokens
@@ -43,7 +43,7 @@ class RoutedReplica:
             listener.loaded(self.as_replica)
 
     def got(self, id: int, tokens: int) -> None:
-        """So many more tokens of a request, if any, were heard of; nothing, if it has ended."""
+        """Count `tokens` more tokens of a request, if any; do nothing if it has ended."""
         if not tokens or (request := self._open.get(id)) is None:
             return
         self.queued_requests -= not request[2]
@@ -51,7 +51,7 @@ class RoutedReplica:
         self.known_tokens += tokens
 
     def loses(self, id: int) -> None:
-        """A request was heard to have ended."""
+        """Drop a request that was heard to have ended."""
         prompt_tokens, output_tokens, got = self._open.pop(id)
         self.outstanding_requests -= 1
         self.outstanding_tokens -= prompt_tokens + output_tokens

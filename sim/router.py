@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""The protocol of a router, which chooses a replica for each request, and the search for one by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ROUTERS = {
 
 
 class Router(Protocol):
-    """Chooses among the replicas that are ready, of which there is at least one.
+    """A router, which chooses among the replicas that are ready, of which there is at least one.
 
-    It sees everything they have accepted so far, running requests included. A class of one's own may take keyword
+    It sees everything that they have accepted so far, running requests included. A user's own class may take keyword
     arguments: the `settings` of `fleet.router`.
     """
 
@@ -33,6 +33,6 @@ class Router(Protocol):
 
 
 def find_router(name: str, **settings: int | float | str | bool) -> Router:
-    """A new router called `name`, or of the class at `package.module:Class`. Raises UserError if it cannot be made."""
+    """Return a new router called `name`, or of `package.module:Class`. Raises UserError if it cannot be made."""
     router: Router = make("router", name, find("router", name, ROUTERS, ("choose",)), **settings)
     return router if name in ROUTERS else OwnRouter(name, router)

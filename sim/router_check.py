@@ -1,7 +1,7 @@
-"""Does a router keep its rules, and what else can be said of it? Scripted workloads on fleets of every kind.
+"""A check whether a router keeps its rules, by scripted workloads on fleets of every kind.
 
-Each runs twice, and both must go the same way. How evenly requests are spread, and whether a choice costs more in a
-large fleet, is said besides; routers may choose either.
+Each workload runs twice, and both runs must go the same way. The check also says how evenly requests are spread, and
+whether a choice costs more in a large fleet; routers may choose either.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Settings = dict[str, int | float | str | bool]
 
 @dataclass(frozen=True)
 class RouterCheck:
-    """What was found of `router`: of each rule how it was broken, empty where it holds.
+    """The findings about `router`: how each rule was broken, empty if it holds.
 
     spread  how requests were spread over four replicas
     grows   by how much a choice costs more in a large fleet; None if it does not
@@ -72,7 +72,7 @@ def check_router(name: str, settings: Settings, limit_s: float = 60.0) -> Router
 
     Raises UserError if there is no such router, or it cannot be made with these settings.
     """
-    place = ROUTERS.get(name, name)  # by its class, even a built-in one is held to all rules
+    place = ROUTERS.get(name, name)  # the class, so that even a built-in router is held to all rules
     find_router(place, **settings)
     broken = dict.fromkeys(RULES, "")
     spread, grows = "not looked at: a rule is broken", None
@@ -93,7 +93,7 @@ def check_router(name: str, settings: Settings, limit_s: float = 60.0) -> Router
 
 
 def _broken(router: str, settings: Settings, script: _Script) -> tuple[str, str]:
-    """The rule that `script` shows to be broken, and how; two empty texts if none is."""
+    """Return the rule that `script` shows to be broken, and how; two empty texts if none is."""
     try:
         once, again = (_run(router, settings, script) for _ in range(2))
     except RouterBreach as breach:
@@ -135,7 +135,7 @@ def _scripts() -> Iterator[_Script]:
 
 
 def _spread(router: str, settings: Settings) -> str:
-    """Over four replicas that are alike."""
+    """Return how requests were spread over four replicas that are alike."""
     script = next(script for script in _scripts() if script.name == "four alike")
     by_replica = Counter(row["replica"] for row in _run(router, settings, script))
     counts = ", ".join(str(by_replica[index]) for index in range(4))
@@ -148,7 +148,7 @@ def _growing(router: str, settings: Settings) -> str | None:
 
 
 def _calls(router: str, settings: Settings, replicas: int) -> int:
-    """Python calls of 16 choices, after as many."""
+    """Return the Python calls of 16 choices, after as many."""
     members, chooser = ReplicaSet(), find_router(router, **settings)
     for replica in Cluster(Deployment(scheduler=_ENGINE), _COST, TableSink(), replicas=replicas).replicas:
         members.join(replica)

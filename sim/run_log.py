@@ -1,7 +1,7 @@
-"""Turns what happens in a simulation into rows of a recording.
+"""A log that turns the events of a simulation into rows of a recording.
 
-Rows go to a sink in column blocks, so memory is bounded by what is in flight: a `RecordingWriter` streams them to
-disk, a `TableSink` keeps them as Arrow tables.
+Rows go to a sink in column blocks, so memory is bounded by the requests and steps in flight: a `RecordingWriter`
+streams them to disk, a `TableSink` keeps them as Arrow tables.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from sim.step_log import StepLog
 from sim.token_times import Sampled, TokenTimes
 from traces.schema import REQUESTS, arrow_schema
 
-BLOCK = 16_384  # rows handed to the sink at once, if not told otherwise
+BLOCK = 16_384  # rows handed to the sink at once, if not stated otherwise
 _AT_ONCE = 256  # rows that become columns while a processor's cache holds them
-_TOKENS_WIDE = 8  # a request whose token times are kept is so many rows: fresh memory takes longer than what fills it
+_TOKENS_WIDE = 8  # rows that a request with token times counts as: fresh memory takes longer than filling it
 _NOWHERE = -1  # the replica of a request that is on none
 _FINISHED = Status.FINISHED.value
 
-# Whether it finished, its output tokens, and in nanoseconds its arrival, its first token (None: none) and its end
+# (whether it finished, its output tokens, and in nanoseconds its arrival, its first token (None: none) and its end)
 Observer = Callable[[bool, int, int, int | None, int], None]
 
-# A replica, a step of it, the requests that this has sampled for, and in nanoseconds when it ended
+# (a replica, a step of it, the requests that the step has sampled for, and in nanoseconds when it ended)
 TokenObserver = Callable[[int, StepPlan, list[Request], int], None]
 
 
 class RunSink(Protocol):
-    """Takes blocks of columns of the datasets `requests` and `steps`."""
+    """A sink that takes blocks of columns of the datasets `requests` and `steps`."""
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None: ...
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None: ...
 
 
 class TableSink:
-    """Keeps everything in memory, as Arrow tables with the schema of a recording."""
+    """A sink that keeps everything in memory, as Arrow tables with the schema of a recording."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, list[pa.Table]] = {"requests": [], "steps": []}
@@ -79,7 +79,7 @@ class TableSink:
 
 @dataclass(slots=True)
 class _Life:
-    """When things happened to one attempt of a request; None is never. Without tiers it hits and swaps nothing."""
+    """The times of one attempt at a request; None is never. Without tiers it hits and swaps nothing."""
 
     replica: int
     arrival_ns: int
@@ -93,7 +93,7 @@ class _Life:
     first_token_ns: int | None = None
     preempted_at_ns: int | None = None
     preempted_ns: int = 0
-    prefilled: Request | None = None  # what a prefill replica did of it, and which
+    prefilled: Request | None = None  # the request on the prefill replica, and that replica
     prefill_replica: int | None = None
     sampled_before: int = 0  # tokens that `prefilled` sampled and its user got
     transfer_since_ns: int = 0
@@ -109,7 +109,7 @@ _TOKEN_TIMES = _REQUEST_COLUMNS.index("token_times_ns")
 
 
 class RunLog:
-    """Collects one simulated run.
+    """The log of one simulated run.
 
     steps      also write a row for every step that ended
     tokens     also write when each output token came, and with `steps` each step's rows
@@ -118,8 +118,8 @@ class RunLog:
     observers  called as each request ends
     counted_from_ns  requests that arrive earlier get no row, because the run was still warming up
     on_tokens  if given, called as each step ends; needs `steps`
-    leaps      whether decodes may be leapt over though steps are kept, if nobody is told of each as it ends. The cost
-               model must then price a run as it prices its steps, whatever it was asked before
+    leaps      whether decodes may be leapt over though steps are kept, without `on_tokens`. The cost model must then
+               price a run as it prices its steps, whatever it was asked before
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class RunLog:
         self._tiered: set[int] = set()
         self.step_log = StepLog(sink.add_steps, block, tokens, self.leaps)
         self._on_tokens = on_tokens
-        self._samples: dict[int, deque[list[Request]]] = {}  # for whom those sample, if anybody wants to know
+        self._samples: dict[int, deque[list[Request]]] = {}  # requests for which steps sample, kept for `on_tokens`
         self._request_rows: list[tuple[Any, ...]] = []
 
     # Replicas
@@ -162,18 +162,18 @@ class RunLog:
         self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
-        """It has KV tiers."""
+        """Note that a replica has KV tiers."""
         self._tiered.add(replica)
 
     def crashed(self, replica: int) -> None:
-        """Its steps in flight never end."""
+        """Drop the steps of a replica in flight, which never end."""
         self.step_log.crashed(replica)
         self._samples[replica].clear()
 
     # Steps
 
     def preempted(self, replica: int, requests: Iterable[Request], now_ns: int) -> None:
-        """They lost their places in a plan, which may be for nothing else."""
+        """Queue `requests` again, which lost their places in a plan, which may be for nothing else."""
         for request in requests:
             life = self._lives[request.id]
             life.preempted_at_ns = now_ns
@@ -229,10 +229,10 @@ class RunLog:
                 self._samples[replica].append([row.request for row in plan.rows() if row.samples])
 
     def committed(self, replica: int, plan: StepPlan, now_ns: int) -> None:
-        """A step has ended. First tokens: only rows outside the decode set can have one."""
+        """End a step. Only rows outside the decode set can have a first token."""
         self.steps += 1
         for request, _, _, samples, _ in plan.listed:
-            first = request.outputs == 1 or plan.accepted_tokens  # with drafts, the first may come with others
+            first = request.outputs == 1 or plan.accepted_tokens  # with drafts, the first may be one of several
             if samples and first and request.status is not Status.ABORTED:
                 life = self._lives.get(request.id)
                 if life is not None and life.first_token_ns is None:
@@ -243,7 +243,7 @@ class RunLog:
                 self._on_tokens(replica, plan, self._samples[replica].popleft(), now_ns)
 
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int) -> None:
-        """The first `steps` steps of `leap` have ended all at once; the scheduler is about to take them."""
+        """End the first `steps` steps of `leap` all at once; the scheduler is about to take them."""
         self.steps += steps
         if self.keeps_steps:
             self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica])
@@ -260,11 +260,11 @@ class RunLog:
             self._queue(life)
 
     def handed_on(self, request: Request, now_ns: int) -> None:
-        """A prefill replica is done with it."""
+        """Unqueue a request that a prefill replica has finished with."""
         self._unqueue(self._lives[request.id], now_ns)
 
     def taken_over(self, replica: int, prefilled: Request, request: Request) -> None:
-        """A decode replica goes on with `request`, of which a prefill replica did `prefilled`."""
+        """Queue `request` at a decode replica; a prefill replica ran `prefilled`."""
         life = self._lives[request.id]
         life.prefilled, life.prefill_replica, life.replica = prefilled, life.replica, replica
         life.sampled_before = request.outputs
@@ -275,18 +275,18 @@ class RunLog:
             self._queue(life)
 
     def transfer_begins(self, request: Request, now_ns: int) -> None:
-        """It has its blocks on the decode replica, and its KV is on its way there."""
+        """Begin the transfer of the KV of a request that has its blocks on the decode replica."""
         life = self._lives[request.id]
         self._has_blocks(life)
         life.transfer_since_ns = now_ns
 
     def transferred(self, request: Request, now_ns: int) -> None:
-        """Its KV is there."""
+        """End the transfer of the KV of a request."""
         life = self._lives[request.id]
         life.transfer_ns = now_ns - life.transfer_since_ns
 
     def loads(self, request: Request, tier: str, tokens: int) -> None:
-        """It has its blocks, and loads `tokens` tokens from a KV tier."""
+        """Record that a request with its blocks loads `tokens` tokens from a KV tier."""
         life = self._lives[request.id]
         self._has_blocks(life)
         assert life.tier_hits is not None and life.swapped_in_tokens is not None
@@ -296,16 +296,16 @@ class RunLog:
             life.tier_hits.append((tier, tokens))
 
     def withdrawn(self, request: Request, now_ns: int) -> None:
-        """This attempt has come to nothing."""
+        """Drop an attempt that has failed."""
         self._unqueue(self._lives.pop(request.id), now_ns)
 
     def refused(self, arrived: WorkloadRequest, arrival_ns: int, now_ns: int, status: str, reason: str, n: int) -> None:
-        """It left after `n` attempts, and is on no replica."""
+        """Write the row of a request that left after `n` attempts and is on no replica."""
         nowhere = _Life(_NOWHERE, arrival_ns, None, 0, n, None, None)
         self._add_request(Request(arrived), nowhere, now_ns, status, reason)
 
     def ended(self, request: Request, now_ns: int, status: str = "", reason: str = "") -> None:
-        """It left its replica for good: finished or rejected, unless `status` says otherwise."""
+        """Write the row of a request that left its replica: finished or rejected, unless `status` says otherwise."""
         life = self._lives.pop(request.id)
         self._unqueue(life, now_ns)
         self._add_request(request, life, now_ns, status or request.status.value, reason or request.reason)
@@ -375,7 +375,7 @@ class RunLog:
         self._waiting_blocks[life.replica] += life.demand
 
     def _has_blocks(self, life: _Life) -> None:
-        """It still waits, but not for blocks."""
+        """Count no demand for a request that still waits, but not for blocks."""
         self._waiting_blocks[life.replica] -= life.demand
         life.demand = 0
 

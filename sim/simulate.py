@@ -1,4 +1,4 @@
-"""From a workload and a deployment to a recording on disk, on the virtual clock."""
+"""A simulation of a workload and a deployment on the virtual clock, written to a recording on disk."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def simulate_to(
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
-    See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`; the deployment that is recorded has the
-    fleet, whichever said it, so that the run can be made again. Prices are by pool, None where there is none. Raises
+    See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`. The recorded deployment has the fleet,
+    whichever argument gave it, so that the run can be made again. Prices are by pool, None if there is none. Raises
     UserError if `out` exists and `overwrite` is not set.
     """
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
@@ -75,5 +75,5 @@ def simulate_to(
 
 
 def _common(values: list[int]) -> int | None:
-    """The value that all pools have; None where they differ."""
+    """Return the value that all pools have; None if they differ."""
     return values[0] if len(set(values)) == 1 else None

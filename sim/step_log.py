@@ -1,7 +1,7 @@
-"""What is kept of every step, until it is written in the order in which steps ended on all replicas.
+"""The record of every step, kept until it is written in the order in which steps ended on all replicas.
 
-A run of steady steps is one record until its rows are due: see `sim.step_rows`. A replica that leaps tells of its
-steps when it lands, so what has ended since the earliest of the leaps under way began is held back.
+A run of steady steps is one record until its rows are due: see `sim.step_rows`. A replica that leaps reports its steps
+when it lands, so steps that have ended since the earliest of the leaps under way began are held back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _END_NS = COLUMNS.index("end_ns")
 
 
 class StepLog:
-    """Gives rows to `add`, `block` at once.
+    """A log that gives rows to `add`, `block` at once.
 
     lists  whether the requests of each step are kept
     leaps  whether any replica may leap; if not, each row is a tuple of Python's own until it is given
@@ -36,7 +36,7 @@ class StepLog:
         self._leaps = leaps
         self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
         self._next: dict[int, int] = {}  # number of the next step of each replica
-        self._leaping: dict[int, int] = {}  # when each leap under way began
+        self._leaping: dict[int, int] = {}  # begin of each leap under way
         self._singles: list[tuple[Any, ...]] = []  # rows of steps that have ended, without leaps
         self._rows = StepRows(add, block, lists)
         self._rest: list[tuple[Any, ...]] = [_NOTHING]
@@ -44,7 +44,7 @@ class StepLog:
         self._begin()
 
     def _begin(self) -> None:
-        """No records. See `Records`: times are in pieces here, and tokens a place and a number where it is not 1."""
+        """Begin without records. See `Records`; times are in pieces here, and tokens other than 1 follow a place."""
         self._numbers: list[int] = []
         self._turns: list[int] = []
         self._ends: list[int] = []
@@ -84,14 +84,14 @@ class StepLog:
         self._numbers += (now_ns, 1, 0, 0, 0, requests, place)
 
     def leaps(self, replica: int, now_ns: int) -> None:
-        """From now on its steps are known when it lands."""
+        """Hold rows back from now on: the replica's steps are known when it lands."""
         self._leaping[replica] = now_ns
 
     def lands(self, replica: int) -> None:
         self._leaping.pop(replica, None)
 
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int, waiting_blocks: int) -> None:
-        """`scheduler` is about to take the first `steps` steps of `leap`; the last may be in flight then.
+        """Log the first `steps` steps of `leap`, which `scheduler` is about to take; the last may be in flight then.
 
         Requests that wait would need `waiting_blocks`.
         """
@@ -101,7 +101,7 @@ class StepLog:
         self._next[replica] = step + steps
         used = pool.total - pool.free
         running, waiting = len(scheduler.running), len(scheduler.waiting)
-        if overlaps:  # nothing is written before the steps after it are there, too
+        if overlaps:  # rows are not written before the steps after them are there, too
             self._commit(replica, leap.turn_ns(0))
             steps -= 1
             times = leap.plan_ns(steps), leap.start_ns(steps), leap.end_ns(steps)
@@ -111,7 +111,7 @@ class StepLog:
             self._under_way[replica].append((*last, waiting_blocks, 0, 1, *lists, *_NOTHING))
         if not steps:
             return
-        assert isinstance(pool, BlockPool)  # else no replica leaps where steps are kept
+        assert isinstance(pool, BlockPool)  # else no replica leaps if steps are kept
         crossings = pool.ahead_by_tick(decodes, steps + 1)
         self._numbers += (replica, step, 0, leap.cpu_ns, 0, 0, 0, 0, 0, rows, decodes.context, rows, running, waiting)
         self._numbers += (
@@ -136,7 +136,7 @@ class StepLog:
         self._write_if_due()
 
     def crashed(self, replica: int) -> None:
-        """Its steps in flight never end."""
+        """Drop the steps of a replica in flight, which never end."""
         self._under_way.pop(replica, None)
         self._leaping.pop(replica, None)
 
@@ -153,7 +153,7 @@ class StepLog:
             self._write(min(self._leaping.values(), default=_NEVER), self._block)
 
     def _write(self, before_ns: int, whole: int) -> None:
-        """Hand over the rows of steps that ended before then, a multiple of `whole`."""
+        """Hand over the rows of steps that ended before `before_ns`, a multiple of `whole`."""
         if not self._pending:
             return
         if not self._leaps:
@@ -164,7 +164,7 @@ class StepLog:
             return
         times = listed(self._turns), listed(self._ends)
         lists = self._ids, mostly_ones(len(self._ids), self._tokens), self._preempted
-        self._rows.take(Records(self._numbers, *times, self._crossings, *lists))  # with no turns of single steps
+        self._rows.take(Records(self._numbers, *times, self._crossings, *lists))  # no turns of single steps
         self._begin()
         self._rest = self._rows.give(before_ns, whole, self._rest)
         self._pending = self._held_back = self._rows.pending

@@ -19,7 +19,7 @@ _MEASURED_ONLY = (
 )  # fmt: skip
 COLUMNS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY]
 NUMBERS = COLUMNS.index("row_ids")  # the columns before are numbers, and all others mostly null
-LISTS = 4  # so many columns of lists are next
+LISTS = 4  # number of columns of lists, which come next
 RECORD = NUMBERS + 7
 """Numbers of a record: the columns at its first step, then when that step was taken in, the record's steps, how many
 steps were in flight in a leap, whether its ends are told, its block size, how many requests it lists, and where the
@@ -37,7 +37,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def listed(pieces: Sequence[int]) -> Numbers:
-    """Times in pieces `(base_ns, first_ps, growth_ps, count)`, one number behind the other.
+    """Return times in pieces `(base_ns, first_ps, growth_ps, count)`, one number behind the other.
 
     Time i of a piece is `(first_ps + i * growth_ps) // 1000` nanoseconds after the one before, or after `base_ns`.
     """
@@ -53,7 +53,7 @@ def listed(pieces: Sequence[int]) -> Numbers:
 
 
 def mostly_ones(count: int, others: Sequence[int]) -> Numbers:
-    """So many numbers: 1, but for `others`, each after its place."""
+    """Return `count` numbers: 1, but for `others`, each of which follows its place."""
     ones = np.ones(count, np.int64)
     places, numbers = np.array(others, np.int64).reshape(-1, 2).T
     ones[places] = numbers
@@ -62,14 +62,14 @@ def mostly_ones(count: int, others: Sequence[int]) -> Numbers:
 
 @dataclass
 class Records:
-    """So many records: their numbers, one behind the other, and what is not as long in each.
+    """Several records: their numbers, one behind the other, and their parts that differ in length.
 
     turns      when the first step was planned, and when each was taken in and the next was planned
-    ends       when each step ended, if that is told: else it is when it was taken in
-    crossings  of a leap: members that cross into a new block at each tick, over the size of a block
-    ids        requests in each step, and
-    tokens     how many tokens of each, if that is kept
-    preempted  requests preempted, likewise
+    ends       when each step ended, in records that list ends; in others that is when it was taken in
+    crossings  for a leap, members that cross into a new block at each tick, over the size of a block
+    ids        requests in each step, if they are kept
+    tokens     how many tokens of each request, if they are kept
+    preempted  requests preempted, if they are kept
     """
 
     numbers: Sequence[int] | Numbers
@@ -82,7 +82,7 @@ class Records:
 
 
 class StepRows:
-    """Gives rows to `add`, `block` at once, in the order in which steps were taken in, and of replicas.
+    """The rows given to `add`, `block` at once, in the order in which steps were taken in, and of replicas.
 
     listed   whether the requests of each step are kept
     pending  rows not given yet
@@ -94,10 +94,10 @@ class StepRows:
         self._block = block
         self._listed = listed
         self._held: list[Records] = []
-        self._begun = np.zeros(0, np.int64)  # rows of each record held that were given
+        self._begun = np.zeros(0, np.int64)  # rows given so far of each held record
 
     def take(self, records: Records) -> None:
-        """More records, with turns of leaps only. Those of one replica come in the order of their steps."""
+        """Take more records, with turns of leaps only; records of one replica come in the order of their steps."""
         arrays = [np.asarray(getattr(records, field.name), np.int64) for field in fields(Records)]
         numbers = arrays[0].reshape(-1, RECORD).T
         lengths, single = numbers[_STEPS] + numbers[_BEHIND] + 1, numbers[_BLOCK_SIZE] == 0
@@ -110,7 +110,7 @@ class StepRows:
         self._begun = np.concatenate((self._begun, np.zeros(len(single), np.int64)))
 
     def give(self, before_ns: int, whole: int, rest: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Rows of steps taken in before then, a multiple of `whole`; what is still needed of `rest`."""
+        """Give rows of steps taken in before `before_ns`, a multiple of `whole`; return the needed part of `rest`."""
         held = Records(*(np.concatenate([getattr(part, f.name) for part in self._held]) for f in fields(Records)))
         numbers = held.numbers = np.reshape(held.numbers, (-1, RECORD)).T.copy()
         counts = numbers[_STEPS] - self._begun
@@ -131,7 +131,7 @@ class StepRows:
         return self._keep(held, rest)
 
     def _columns(self, held: Records, record: Numbers, step: Numbers, rest: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """The columns of a step of each `record`, `step` steps after its first."""
+        """Return the columns of a step of each `record`, `step` steps after its first."""
         numbers = np.asarray(held.numbers)
         turns = np.asarray(held.turns)
         columns: dict[str, Any] = {name: numbers[_AT[name]].astype(kind).take(record) for name, kind in _AS_IS.items()}
@@ -173,7 +173,7 @@ class StepRows:
         return columns
 
     def _keep(self, held: Records, rest: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Drop the records of which all rows were given."""
+        """Drop the records whose rows were all given; return the needed part of `rest`."""
         numbers = np.asarray(held.numbers)
         keep = self._begun < numbers[_STEPS]
         steps, behind, listed = numbers[_STEPS], numbers[_BEHIND], numbers[_LISTED] * self._listed
@@ -188,19 +188,19 @@ class StepRows:
         left = {name: np.asarray(getattr(held, name))[np.repeat(keep, counts)] for name, counts in lengths.items()}
         numbers, self._begun = numbers[:, keep], self._begun[keep]
         used, numbers[_REST] = np.unique(numbers[_REST], return_inverse=True)
-        if len(used) and used[0]:  # 0 stays nothing
+        if len(used) and used[0]:  # place 0 stays that of the empty rest
             numbers[_REST] += 1
         self._held = [Records(numbers.T.ravel(), **left)]
         return [rest[0], *(rest[at] for at in used.tolist() if at)]
 
 
 def _begins(lengths: Numbers) -> Numbers:
-    """Where each of several pieces of these lengths begins, one behind the other."""
+    """Return the begin of each of several pieces of these lengths, one behind the other."""
     return np.cumsum(lengths) - lengths
 
 
 def _lists(lengths: Numbers, record: Numbers, *values: Sequence[int] | Numbers) -> list[pa.ListArray]:
-    """For each `record` its piece of each of `values`, which are pieces of these lengths."""
+    """Return the piece of each `record` in each of `values`, which are pieces of these lengths."""
     counts = lengths.take(record)
     ends = np.cumsum(counts)
     places = np.repeat(_begins(lengths).take(record) - ends + counts, counts)

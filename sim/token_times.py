@@ -1,4 +1,4 @@
-"""When each output token came: the ends of steps by replica, told to requests when their rows are written."""
+"""The time of each output token: the ends of steps by replica, given to requests when their rows are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.step_rows import listed
 
 
 class Sampled(NamedTuple):
-    """A request that finished: the replica that it was on last, and of those before what its user got, and when."""
+    """A request that finished: its last replica, the tokens that its user got on an earlier one, and their time."""
 
     request: Request
     replica: int
@@ -25,7 +25,7 @@ class Sampled(NamedTuple):
 class TokenTimes:
     """The ends of all steps, eight bytes each.
 
-    pieces  by replica, when its next steps end, as `sim.step_rows.listed` takes it
+    pieces  by replica, when its next steps end, in the form that `sim.step_rows.listed` takes
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TokenTimes:
         self._ends: dict[int, array[int]] = {}
 
     def of(self, requests: Iterable[Sampled | None]) -> pa.ListArray:
-        """Nanoseconds for each request, null for None."""
+        """Return nanoseconds for each request, null for None."""
         for replica, pieces in self.pieces.items():
             self._ends.setdefault(replica, array("q")).frombytes(listed(pieces).tobytes())
             pieces.clear()

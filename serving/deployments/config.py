@@ -1,7 +1,7 @@
-"""How one engine is set up: scheduler settings and the deployment they belong to.
+"""The setup of one engine: scheduler settings and the deployment they belong to.
 
-Read once at the edge from YAML, validated, then passed on frozen; nothing below reads a file. Names and
-defaults are vLLM's where vLLM has the setting. The same file describes a run for both clocks.
+The edge reads it once from YAML and validates it; it is then passed on frozen, and no code below reads a file. Names
+and defaults are vLLM's if vLLM has the setting. The same file describes a run for both clocks.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class SchedulerConfig(TerseSettings):
 
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
-        """Without chunks a step has room for the longest prompt, as in vLLM, unless it is stated to have less."""
+        """Make room for the longest prompt in a step without chunked prefill, as vLLM does, unless less is stated."""
         if not self.enable_chunked_prefill and "max_num_batched_tokens" not in self.model_fields_set:
             object.__setattr__(self, "max_num_batched_tokens", max(self.max_num_batched_tokens, self.max_model_len))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
@@ -198,19 +198,19 @@ class SchedulerConfig(TerseSettings):
         return self
 
     def full_length(self, prompt_len: int, output_len: int) -> int:
-        """Tokens of a request at its end, if it has so many of its prompt and wants so many of output."""
+        """Return the tokens at its end of a request with so many prompt tokens that wants so many output tokens."""
         if self.cut_at_max_model_len and prompt_len < self.max_model_len:
             return min(prompt_len + output_len, self.max_model_len)
         return prompt_len + output_len
 
     @property
     def most_running(self) -> int:
-        """Most requests that run at once."""
+        """The most requests that run at once."""
         return self.max_num_active_seqs or self.max_num_seqs
 
     @property
     def most_step_tokens(self) -> int:
-        """Most tokens scheduled in one step."""
+        """The most tokens scheduled in one step."""
         return min(self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
 
@@ -343,7 +343,7 @@ class Deployment(TerseSettings):
         return self
 
     def check_nodes(self) -> None:
-        """Raises UserError for tensor-parallel groups that nodes cut unevenly."""
+        """Raise UserError for tensor-parallel groups that nodes cut unevenly."""
         tp, node = self.tensor_parallel_size, self.inter_node or InterNodeConfig()
         if self.gpus > node.gpus_per_node and node.gpus_per_node % tp and tp % node.gpus_per_node:
             remedy = (
@@ -364,37 +364,40 @@ class Deployment(TerseSettings):
 
     @property
     def engine_name(self) -> EngineName:
-        """The engine that measured runs are asked about."""
+        """The engine whose measured runs price the steps."""
         return EngineName.read(self.engine or self.policy)
 
     @property
     def gpus(self) -> int:
-        """Devices of one engine."""
+        """The number of devices of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def expert_parallel_size(self) -> int:
-        """Devices over which a mixture's experts are spread, whole."""
+        """The number of devices over which a mixture's experts are spread, whole."""
         return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
 
     @property
     def decode_stagger(self) -> int:
-        """Plans from a decode of a request to its next, as vLLM's V2 model runner needs them."""
+        """The number of plans from a decode of a request to its next, as vLLM's V2 model runner needs them."""
         return self.pipeline_parallel_size if self.scheduler.async_scheduling else 1
 
     @property
     def staged_settings(self) -> SchedulerConfig:
-        """The scheduler's settings with what follows from the pipeline stages."""
+        """The scheduler's settings with the decode stagger of the pipeline stages."""
         if self.scheduler.decode_stagger == self.decode_stagger:
             return self.scheduler
         return self.scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
 
     def rescheduled(self, **changes: Any) -> Deployment:
-        """With other settings of the scheduler, which are not checked again."""
+        """Return the deployment with other settings of the scheduler, which are not checked again."""
         return self.model_copy(update={"scheduler": self.scheduler.model_copy(update=changes)})
 
     def timing(self) -> Deployment:
-        """What step times depend on, the rest as by default: limits and policies shape steps, not their price."""
+        """Return the settings that step times depend on, the rest as by default.
+
+        Limits and policies shape steps, not the price of a step.
+        """
         kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
         speculative = self.scheduler.speculative
         return self.model_copy(
@@ -409,13 +412,13 @@ class Deployment(TerseSettings):
 
 
 def load_deployment(path: str | Path) -> Deployment:
-    """A deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
+    """Return a deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
     stated = read_mapping(path, "deployment", "docs/engine.md")
     return with_stated_blocks(parse(Deployment, stated, where=str(path), typed=True))
 
 
 def with_stated_blocks(deployment: Deployment) -> Deployment:
-    """`deployment` as somebody wrote it: a stated num_blocks overrides gpu_memory_utilization, as vLLM's does."""
+    """Return `deployment` as its author meant it: a stated num_blocks overrides gpu_memory_utilization, as in vLLM."""
     if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
         return deployment
     return deployment.model_copy(update={"gpu_memory_utilization": None})
@@ -424,7 +427,7 @@ def with_stated_blocks(deployment: Deployment) -> Deployment:
 def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> Model:
     """Make a `model` of `data`, or raise UserError with the first field that is wrong.
 
-    Data that is `typed`, as YAML is, has no text where a number is meant; text of a command line or a form has.
+    Data that is `typed`, like YAML, must have no text in place of a number; text of a command line or a form may.
     """
     check_text(data, where)
     try:
@@ -446,7 +449,7 @@ def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> 
 
 
 def _way_in(data: Any, way: Sequence[int | str]) -> Iterator[str]:
-    """The names and numbers in `data` on `way`, on which pydantic also names the member of a union that it tried."""
+    """Yield the names and numbers in `data` along `way`, without the union members that pydantic names there, too."""
     node = data
     for part in way:
         if isinstance(part, int) or not isinstance(node, int | float | str | list | tuple):
@@ -459,7 +462,7 @@ def _way_in(data: Any, way: Sequence[int | str]) -> Iterator[str]:
 
 
 def _refuse_other_types(data: Any, made: Any, where: str, typed: bool) -> None:
-    """Raise UserError for a truth that pydantic has made a number, and for `typed` text that it has made either."""
+    """Raise UserError for a truth value that pydantic made a number, and for `typed` text that it made either."""
     if isinstance(data, bool) and not isinstance(made, bool) and isinstance(made, int | float):
         raise UserError(where, str(data).lower(), "must be a number")
     if typed and isinstance(data, str) and isinstance(made, int | float):
@@ -474,7 +477,7 @@ def _refuse_other_types(data: Any, made: Any, where: str, typed: bool) -> None:
 
 
 def check_text(data: Any, where: str) -> None:
-    """Raises UserError for what no file can say: text that is not UTF-8 or has a NUL, bytes, and sets."""
+    """Raise UserError for data that no file can hold: text that is not UTF-8 or has a NUL, bytes, and sets."""
     if isinstance(data, str) and ("\0" in data or _NO_TEXT.search(data)):
         raise UserError(where, repr(data), "must be UTF-8 text without a NUL")
     if isinstance(data, bytes | bytearray):
@@ -493,7 +496,7 @@ def check_text(data: Any, where: str) -> None:
 
 
 def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:
-    """The names of the settings at the end of `way`, which begins in `model`; of a union's members, all of them."""
+    """Return the names of the settings at the end of `way`, which begins in `model`; of all members of a union."""
     models = [model]
     for part in way:
         fields = [kind.model_fields[part] for kind in models if isinstance(part, str) and part in kind.model_fields]

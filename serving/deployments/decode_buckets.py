@@ -12,10 +12,13 @@ TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9)
 
 
 def padded(rows: int) -> int:
-    """The smallest bucket that holds `rows` decode rows; 0 for none."""
+    """Return the smallest bucket that holds `rows` decode rows; 0 for no rows."""
     return DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, rows)] if 0 < rows <= DECODE_BUCKETS[-1] else rows
 
 
 def padded_tokens(tokens: int) -> int:
-    """Tokens of the graph that holds a mixed step of so many; of larger steps as many, because they run eagerly."""
+    """Return the tokens of the CUDA graph that holds a mixed step of `tokens` tokens.
+
+    Larger steps keep their size, because they run eagerly.
+    """
     return TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, tokens)] if tokens <= TOKEN_BUCKETS[-1] else tokens

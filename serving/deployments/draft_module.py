@@ -1,7 +1,7 @@
 """A model's module for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2), as a model of one layer.
 
-It takes the target's last hidden states and the embeddings of the tokens after them, joins the two in one projection,
-and goes through a layer like the target's last one. Embedding and head are the target's.
+The module takes the target's last hidden states and the embeddings of the tokens after them, joins the two in one
+projection, and goes through a layer like the target's last one. Embedding and head are the target's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from serving.errors import UserError
 
 
 def draft_module(model: ModelSpec) -> ModelSpec:
-    """The module of `model`. Raises UserError where it has none.
+    """Return the module of `model`. Raises UserError if it has none.
 
-    Editions in NVFP4 keep it in 16 bits. A module of more layers than one drafts with the first again and again.
+    Editions in NVFP4 keep the module in 16 bits. A module of several layers drafts with the first again and again.
     """
     if not model.draft_layers:
         remedy = f"cannot draft for {model.name}, which has no layers for multi-token prediction; use another method"
@@ -40,6 +40,6 @@ def draft_module(model: ModelSpec) -> ModelSpec:
 
 
 def module_deployment(deployment: Deployment) -> Deployment:
-    """How an engine of `deployment` runs the module: as the rest, without drafts, and in 16 bits beside NVFP4."""
+    """Return the deployment of the module beside `deployment`: without drafts, and in 16 bits beside NVFP4."""
     alone = deployment.rescheduled(speculative=None)
     return alone.model_copy(update={"quantization": "none"}) if deployment.quantization == "nvfp4" else alone

@@ -7,8 +7,8 @@ DTYPE_BYTES = {
     "bfloat16": 2.0,
     "float16": 2.0,
     "fp8": 1.0,
-    "fp8_block": 1.0,  # one 4-byte scale for 128 x 128 weights is left out: 0.02 %
-    "int8": 1.0,  # scales and zero points of groups are `weight_types.weight_width`'s
+    "fp8_block": 1.0,  # without the 4-byte scale for 128 x 128 weights: 0.02 %
+    "int8": 1.0,  # `weight_types.weight_width` adds scales and zero points of groups
     "int4": 0.5,
     "mxfp4": 17 / 32,  # 4 bits, and one shared 8-bit scale for 32 of them (OCP Microscaling Formats 1.0)
     "nvfp4": 9 / 16,  # 4 bits, and one 8-bit scale for 16 of them

@@ -1,9 +1,10 @@
-"""What an engine's server does where its command line does not say: limits of a step and the loop, by engine and GPU.
+"""Defaults of an engine's server for settings that its command line leaves out: limits of a step and the loop.
 
-vLLM's are those of its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33): larger
-GPUs get larger steps and more requests at once, except the A100, whose throughput larger steps lower. SGLang sizes its
-chunks of prompts by memory (`ServerArgs`), and TensorRT-LLM has one budget (`max_num_tokens`). Neither bounds requests
-by less than 2,048; they have vLLM's bound here, because sampling for more would take memory from KV.
+They depend on engine and GPU. vLLM's are those of its API server (`EngineArgs.get_batch_defaults`,
+`VllmConfig.__post_init__` of release 0.33): larger GPUs get larger steps and more requests at once, except the A100,
+whose throughput larger steps lower. SGLang sizes its chunks of prompts by memory (`ServerArgs`), and TensorRT-LLM has
+one budget (`max_num_tokens`). Neither bounds requests by less than 2,048; they have vLLM's bound here, because sampling
+for more would take memory from KV.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from typing import Any
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
 
-UTILIZATION = 0.92  # of the memory of a GPU, in vLLM 0.33; 0.9 in versions before
+UTILIZATION = 0.92  # share of the memory of a GPU in vLLM 0.33; 0.9 in versions before
 BLOCK_SIZE = 16
-_VLLM = "0.33"  # the release meant where none is stated
+_VLLM = "0.33"  # the release that is meant if no release is stated
 _GIB = 1024**3
-_OVERLAPS_SINCE = (0, 14)  # release of vLLM whose loop is overlapped by default
+_OVERLAPS_SINCE = (0, 14)  # first release of vLLM whose loop is overlapped by default
 _LARGEST_SINCE = (0, 28)  # the first release seen to have more tokens for GPUs of 160 GiB
-_DEEPEP_TOKENS = 256  # of a rank whose experts are reached by low-latency DeepEP
-_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # GiB of memory below which a chunk has so many tokens
+_DEEPEP_TOKENS = 256  # tokens of a rank whose experts are reached by low-latency DeepEP
+_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # (GiB of memory, tokens of a chunk on GPUs with less memory)
 _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
 
 
 def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
-    """`deployment` on `gpu`, with its engine's defaults for the scheduler settings that it does not state."""
+    """Return `deployment` on `gpu` with its engine's defaults for the scheduler settings that it does not state."""
     stated = deployment.scheduler.model_fields_set
     settings = engine_defaults(deployment, gpu)
     return deployment.rescheduled(**{name: value for name, value in settings.items() if name not in stated})
 
 
 def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
-    """Which settings `deployment` leaves to its engine on `gpu`, and what they are; empty if there are none."""
+    """Return the settings that `deployment` leaves to its engine on `gpu`, with their values; empty if none."""
     stated = deployment.scheduler.model_fields_set
     settings = engine_defaults(deployment, gpu)
     left = [f"{name} {_shown(value)}" for name, value in settings.items() if name not in stated]
@@ -43,7 +44,7 @@ def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
 
 
 def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
-    """The settings by name, given those that `deployment` states."""
+    """Return the default settings by name, given the settings that `deployment` states."""
     scheduler, engine = deployment.scheduler, deployment.engine_name
     stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
     release = tuple(int(part) for part in engine.version.split(" ")[-1].split(".")[:2]) if engine.version else None

@@ -1,4 +1,4 @@
-"""Which serving engine a deployment is of, and of which release: what measured runs teach differs by both."""
+"""The serving engine of a deployment and its release: measured runs of different ones teach different times."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ _RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 
 
 class EngineName(NamedTuple):
-    """One of `ENGINES`, and its release with its name, e.g. `sglang 0.5.6`; empty where none is stated."""
+    """The name of an engine, and its release with that name, e.g. `sglang 0.5.6`; empty if no release is stated."""
 
     name: str
     version: str = ""
 
     @classmethod
     def read(cls, told: str) -> EngineName:
-        """Of `vLLM 0.19.0`, as people write it: any other name is taken for vLLM, a nightly build for no release."""
+        """Read a name such as `vLLM 0.19.0`, as people write it.
+
+        Any unknown name is taken for vLLM, and a nightly build has no release.
+        """
         name = told.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
         engine = name if name in ENGINES else "vllm"
         release = None if "nightly" in told else _RELEASE.search(told)
@@ -29,7 +32,7 @@ class EngineName(NamedTuple):
 
 
 def check_engine(stated: str | None) -> str | None:
-    """`stated`, if it is a name of `ENGINES`, with or without a release. Raises ValueError for anything else."""
+    """Return `stated` if it is a name of `ENGINES`, with or without a release. Raises ValueError for other text."""
     if stated is not None and not _STATED.fullmatch(stated):
         raise ValueError(f"must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, with or without a release: sglang 0.5.6")
     return stated

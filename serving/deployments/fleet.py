@@ -1,9 +1,9 @@
-"""How a fleet is set up: pools of engines behind a router, what is admitted, what fails, and how it scales.
+"""The setup of a fleet: pools of engines behind a router, what is admitted, what fails, and how it scales.
 
-The section `fleet` of a deployment's YAML file. Real engines run one pool and a router, the simulator all of it. Every
-random draw below has a seed of its own and depends on nothing but that seed and what it is drawn for (a request; or a
-replica's place in its pool and how many had it before), so that two fleets offered the same requests meet the same
-users and the same accidents.
+It is the section `fleet` of a deployment's YAML file. Real engines run one pool and a router, the simulator all of it.
+Every random draw below has a seed of its own. It depends on nothing but that seed and its subject (a request; or a
+replica's place in its pool and the number of replicas that had the place before), so that two fleets offered the same
+requests meet the same users and the same accidents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Settings(TerseSettings, allow_inf_nan=False):
 
 
 class PoolConfig(_Settings):
-    """Replicas that are alike."""
+    """A pool of replicas that are alike."""
 
     name: str = Field("pool", min_length=1, description="name of the pool, unique in the fleet")
     role: Literal["serve", "prefill", "decode"] = Field(
@@ -38,7 +38,7 @@ class PoolConfig(_Settings):
 
 
 class RouterConfig(_Settings):
-    """A router and what its constructor takes. In YAML a name alone will do."""
+    """A router and the arguments of its constructor. In YAML a name alone will do."""
 
     name: str = Field("round-robin", description="a router's name, path/to/file.py:Class or package.module:Class")
     settings: dict[str, int | float | str | bool] = Field({}, description="keyword arguments of the router's class")
@@ -50,7 +50,7 @@ class RouterConfig(_Settings):
 
 
 class LinksConfig(_Settings):
-    """What carries KV from prefill to decode replicas. GB are 10^9 bytes."""
+    """The links that carry KV from prefill to decode replicas. GB are 10^9 bytes."""
 
     seldom_set = ("shares_inter_node",)
 
@@ -70,7 +70,7 @@ class LinksConfig(_Settings):
 
 
 class Patience(_Settings):
-    """How long a user waits before cancelling, from the arrival on."""
+    """The time that a user waits before cancelling, from the arrival on."""
 
     mean_s: float = Field(gt=0, le=1e9, description="mean seconds that users wait")
     distribution: Literal["exponential", "constant"] = Field("exponential", description="how waits vary")
@@ -79,7 +79,7 @@ class Patience(_Settings):
 
 
 class Retry(_Settings):
-    """What a client does that was refused or timed out: attempt k + 1 comes backoff_s * factor^(k-1) later."""
+    """The retries of a client that was refused or timed out: attempt k + 1 comes backoff_s * factor^(k-1) later."""
 
     max_attempts: int = Field(1, ge=1, le=1000, description="number of attempts, with the first; 1: never retry")
     backoff_s: float = Field(1.0, gt=0, le=1e6, description="seconds before the second attempt")
@@ -90,7 +90,7 @@ class Retry(_Settings):
 
 
 class AdmissionConfig(_Settings):
-    """Who is let in, and who gives up. By default everybody, and nobody."""
+    """The limits of admission and of patience. By default all requests are admitted and no user gives up."""
 
     max_queued_per_replica: int | None = Field(None, ge=1, description="most that wait at one replica; null: no limit")
     max_queued: int | None = Field(None, ge=1, description="most that wait in the whole fleet; null: no limit")
@@ -121,7 +121,7 @@ class Slowdown(_Settings):
 
 
 class LinkLoss(_Settings):
-    """Nothing goes into or out of one replica for a while."""
+    """A loss of the links of one replica for a while: no KV goes into or out of it."""
 
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
@@ -130,7 +130,7 @@ class LinkLoss(_Settings):
 
 
 class FailuresConfig(_Settings):
-    """Accidents, given or drawn."""
+    """The accidents of a fleet, given or drawn."""
 
     crashes: tuple[Crash, ...] = Field((), description="crashes at given times")
     link_losses: tuple[LinkLoss, ...] = Field((), description="lost links at given times")
@@ -146,12 +146,12 @@ class FailuresConfig(_Settings):
 
 
 class AutoscalerConfig(_Settings):
-    """How many replicas one pool has. Looks every `interval_s`.
+    """The number of replicas of one pool, which the autoscaler reviews every `interval_s`.
 
     `queue` is waiting requests per ready replica and `kv` the mean share of KV blocks in use: when above `target`, the
     pool is brought to ceil(replicas * value / target); when below `scale_in_below * target`, to one replica fewer.
-    `attainment` is the share of the requests ended since it last looked that finished within `slo_ms`: when below
-    `target`, the pool gets one replica more; when `scale_in_at` or above, one fewer.
+    `attainment` is the share of requests that finished within `slo_ms`, of all that ended since the last review: when
+    below `target`, the pool gets one replica more; when `scale_in_at` or above, one fewer.
     """
 
     metric: Literal["queue", "kv", "attainment"] = Field("queue", description="what the autoscaler looks at")
@@ -180,7 +180,7 @@ class AutoscalerConfig(_Settings):
 
 
 class FleetConfig(_Settings):
-    """All of it. By default one pool of one replica."""
+    """A whole fleet. By default it is one pool of one replica."""
 
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="the pools of replicas")
     router: RouterConfig = RouterConfig()
@@ -253,9 +253,9 @@ class FleetConfig(_Settings):
 
     @property
     def prefills_apart(self) -> bool:
-        """Whether some pools only prefill and others only decode."""
+        """True if some pools only prefill and others only decode."""
         return any(pool.role == "prefill" for pool in self.pools)
 
     def pool_number(self, name: str | None) -> int:
-        """Where the pool called `name` stands in `pools`; the first for None."""
+        """Return the index in `pools` of the pool called `name`; 0 for None."""
         return 0 if name is None else [pool.name for pool in self.pools].index(name)

@@ -1,6 +1,7 @@
 """GPUs by their datasheets: a small catalogue, and files of a user's own.
 
-Datasheet numbers are ceilings, not what a kernel reaches: calibration measures that. Prices are dated defaults.
+Datasheet numbers are ceilings that kernels do not reach; calibration measures what they reach. Prices are dated
+defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
 
 class GpuSpec(Settings):
-    """One GPU: memory, its bandwidth, dense tensor rates, links and price. What each means stands in `gpus.yaml`."""
+    """One GPU: memory, its bandwidth, dense tensor rates, links and price. `gpus.yaml` explains each number."""
 
     name: str
     generation: str = Field("", description="architecture, as others of it are named; empty: like no other")
@@ -39,15 +40,15 @@ class GpuSpec(Settings):
     source: str = Field(description="where the other numbers are from")
 
     def flop_per_s(self, dtype: str) -> float:
-        """Peak rate of GEMMs by the type of their weights, as `Deployment` names it.
+        """Return the peak rate of GEMMs by the type of their weights, as `Deployment` names it.
 
-        A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or
-        fp8 activations, those in nvfp4 activations in nvfp4; where there is an fp4 unit its rate is the ceiling.
+        A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or fp8
+        activations, weights in nvfp4 meet activations in nvfp4; if there is an fp4 unit, its rate is the ceiling.
         """
         return self._own_rates.get(dtype) or self.bf16_flop_per_s
 
     def has_unit_for(self, dtype: str) -> bool:
-        """Whether GEMMs with weights of `dtype`, of fewer than 16 bits, have a rate of their own."""
+        """Return whether GEMMs with weights of `dtype`, of fewer than 16 bits, have a peak rate for that type."""
         return self._own_rates.get(dtype) is not None
 
     @property
@@ -59,7 +60,7 @@ class GpuSpec(Settings):
 
 
 def find_gpu(name_or_path: str) -> GpuSpec:
-    """The catalogued GPU of that name, in any case, or the one that a YAML file describes."""
+    """Return the catalogued GPU of that name, in any case, or the one that a YAML file describes."""
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
         entries = _specs(read_yaml(path, "gpu"), path)
@@ -75,7 +76,7 @@ def find_gpu(name_or_path: str) -> GpuSpec:
 
 @cache
 def gpus() -> dict[str, GpuSpec]:
-    """The catalogue, by name."""
+    """Return the catalogue of GPUs, by name."""
     return _specs(bundled(_CATALOGUE), _CATALOGUE)
 
 

@@ -1,7 +1,7 @@
-"""Hugging Face's `config.json`, of transformers 4 and 5, read into a `ModelSpec`.
+"""The reader of Hugging Face's `config.json`, of transformers 4 and 5, which makes it a `ModelSpec`.
 
-Only fields that shape a model or its numbers are read. An architecture is listed here when its cost follows from the
-spec; state spaces are not, and are refused by name: nearly right is wrong.
+It reads only fields that shape a model or its numbers. `FAMILIES` lists an architecture if its cost follows from the
+spec. State spaces are not in it, and are refused by name: nearly right is wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _INDEX_SIZES = ("index_n_heads", "index_head_dim", "index_topk")
 _COMPRESSED_SIZES = ("head_dim", "qk_rope_head_dim", "q_lora_rank", "sliding_window", "o_groups", "o_lora_rank")
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
 _HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-_TEXT_OF = {  # architectures with other towers, of which the text model is read from `text_config`
+_TEXT_OF = {  # architectures with other towers, whose text model is read from `text_config`
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
@@ -70,7 +70,7 @@ _SLIDES_WHEN_IT_CAN = ("mistral", "mixtral", "phi3")  # Qwen asks for its window
 
 
 class _Rope(BaseModel, allow_inf_nan=False):
-    """`rope_parameters` of transformers 5 or `rope_scaling` of 4, whose `rope_type` was once called `type`."""
+    """The `rope_parameters` of transformers 5 or `rope_scaling` of 4, whose `rope_type` was once called `type`."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -100,7 +100,7 @@ class _Rope(BaseModel, allow_inf_nan=False):
 class _HfConfig(BaseModel, allow_inf_nan=False):
     """The part of a `config.json` that shapes a decoder, under Hugging Face's names.
 
-    Bounds are far beyond any model there is: they tell a slip from a size.
+    Bounds are far beyond any model there is, so that they catch slips only.
     """
 
     vocab_size: int = Field(ge=1, le=100_000_000)
@@ -173,7 +173,7 @@ class _HfConfig(BaseModel, allow_inf_nan=False):
 
 
 def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
-    """The spec called `name` of a `config.json`, as transformers 4 or 5 writes it.
+    """Return the spec called `name` of a `config.json`, as transformers 4 or 5 writes it.
 
     Raises UserError for a field that is missing, wrong or cannot be priced.
     """
@@ -194,7 +194,7 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
         remedy = f"is not modelled; if your model is built like one that is ({', '.join(near)}, ...), name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
     required = [key for key, field in _HfConfig.model_fields.items() if field.is_required()]
-    if not config.get("moe_intermediate_size"):  # of a mixture without dense layers it would mean nothing
+    if not config.get("moe_intermediate_size"):  # a mixture without dense layers needs no intermediate_size
         required.insert(4, "intermediate_size")
     for key in required:
         if config.get(key) is None:
@@ -269,7 +269,10 @@ def _latent(config: _HfConfig, name: str, family: str) -> LatentAttention:
 
 
 def _compressed(config: _HfConfig, name: str) -> CompressedAttention:
-    """Of a config.json as published, with `compress_ratios`, or as transformers 5 writes it, with `layer_types`."""
+    """Return the attention of a DeepSeek-V4 `config.json`.
+
+    The published files have `compress_ratios`; the files that transformers 5 writes have `layer_types`.
+    """
     if config.qk_rope_head_dim is None and config.head_dim and config.partial_rotary_factor:
         config = config.model_copy(update={"qk_rope_head_dim": int(config.head_dim * config.partial_rotary_factor)})
     sizes = _sizes(config, name, "deepseek_v4", (*_COMPRESSED_SIZES, *_INDEX_SIZES))
@@ -283,7 +286,7 @@ def _compressed(config: _HfConfig, name: str) -> CompressedAttention:
 
 
 def _sizes(config: _HfConfig, name: str, family: str, needed: Sequence[str]) -> dict[str, Any]:
-    """Those sizes. Raises UserError where one is missing."""
+    """Return the sizes `needed`. Raises UserError if one is missing."""
     for size in needed:
         if getattr(config, size) is None:
             remedy = f"is missing; add it to config.json, because a {family} model needs it"
@@ -301,7 +304,7 @@ def _linear(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
 
 
 def _linear_at(config: _HfConfig, family: str) -> list[int]:
-    """The layers that have a constant state."""
+    """Return the layers that have a constant state."""
     layers, interval = range(config.num_hidden_layers if family in _HYBRID else 0), config.full_attention_interval
     if config.layer_types is not None:
         return [layer for layer, kind in zip(layers, config.layer_types, strict=False) if kind == _LINEAR]
@@ -339,7 +342,7 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
 
 
 def _dense_at(config: _HfConfig) -> tuple[int, ...]:
-    """As Qwen's, DeepSeek's and GLM's config.json say it; what one does not say leaves every layer sparse."""
+    """Return the dense layers that a config.json of Qwen, DeepSeek or GLM states; all others are sparse."""
     layers = range(config.num_hidden_layers)
     if config.mlp_layer_types is not None:
         return tuple(layer for layer, kind in zip(layers, config.mlp_layer_types, strict=False) if kind == "dense")
@@ -351,10 +354,10 @@ def _dense_at(config: _HfConfig) -> tuple[int, ...]:
 
 
 def _window(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
-    """The window and which layers have it; none where it is no narrower than the positions are."""
+    """Return the window and the layers that have it; empty if it is no narrower than the positions."""
     window = config.sliding_window
     if family == "mistral" and "sliding_window" not in config.model_fields_set:
-        window = 4096  # what transformers takes when config.json is silent
+        window = 4096  # transformers' default where config.json is silent
     sliding = _sliding_layers(config, name, family)
     if not window or window >= config.max_position_embeddings or not sliding:  # transformers writes 0 for none
         return {}

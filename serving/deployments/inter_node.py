@@ -1,7 +1,7 @@
-"""Links between nodes.
+"""The links between nodes.
 
-Bandwidths of the named links are the line rates of their standards; how much of one a collective gets is the business
-of `calibration/kernels/inter_node.py`.
+Bandwidths of the named links are the line rates of their standards; `calibration/kernels/inter_node.py` decides how
+much of one a collective gets.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _GBIT_S: dict[str, int] = {"infiniband-xdr": 800, "infiniband-ndr": 400, "infini
 
 
 class NodeLink(NamedTuple):
-    """What one device has to other nodes while all of its node send: bytes a second in one direction, and nanoseconds
-    beyond those of NCCL's own protocols."""
+    """The link of one device to other nodes while all devices of its node send.
+
+    It has bytes a second in one direction, and nanoseconds beyond those of NCCL's own protocols.
+    """
 
     bytes_per_s: float
     latency_ns: float
 
 
 class InterNodeConfig(Settings):
-    """Nodes that are alike, and what joins them. GB are 10^9 bytes."""
+    """Nodes that are alike, and the links that join them. GB are 10^9 bytes."""
 
     link: LinkName = Field("infiniband-ndr", description="kind of link between nodes")
     gpus_per_node: int = Field(8, ge=1, le=1024, description="devices that share a node's own links")
@@ -62,12 +64,12 @@ class InterNodeConfig(Settings):
 
     @property
     def rdma(self) -> bool:
-        """Whether adapters reach GPU memory by themselves."""
+        """True if adapters reach GPU memory by themselves."""
         return not self.link.startswith("ethernet")
 
     @property
     def of_a_device(self) -> NodeLink:
-        """Its share of the node's adapters."""
+        """The share of a device in the node's adapters."""
         gbit_s = _GBIT_S.get(self.link) or int(self.link.rpartition("-")[2])
         adapter = 1e9 * (gbit_s / 8 if self.bandwidth_gb_s is None else self.bandwidth_gb_s)
         share = (self.nics_per_node or self.gpus_per_node) / self.gpus_per_node

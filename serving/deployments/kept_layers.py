@@ -1,10 +1,10 @@
-"""Which linear layers a quantised checkpoint keeps in 16 bits: from the names that it lists to projections and layers.
+"""The linear layers that a quantised checkpoint keeps in 16 bits: projections and layers by the names that it lists.
 
-A name stands for a module and all within it, from any part of its path on (`self_attn`, `layers.0.mlp.down_proj`), `*`
-in it for anything (modelopt); one that begins with `re:` is a regular expression of the path from its beginning
-(compressed-tensors). Projections that engines multiply at once must be stored alike, as vLLM and the real engine
-demand; so must all that leads into a latent attention. Embeddings, norms, routers, the head, other towers and layers
-for drafting are in 16 bits in any case.
+A name stands for a module and all within it, from any part of its path on (`self_attn`, `layers.0.mlp.down_proj`). `*`
+in a name stands for anything (modelopt). A name that begins with `re:` is a regular expression of the path from its
+beginning (compressed-tensors). Projections that engines multiply at once must be stored alike, as vLLM and the real
+engine demand; so must all projections that lead into a latent attention. Embeddings, norms, routers, the head, other
+towers and layers for drafting are in 16 bits in any case.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def kept_layers(
     latent: bool,
     linear: Collection[int] = (),
 ) -> Kept:
-    """Of each projection, by its name in a step, the layers (from 0) that keep it in 16 bits; others are left out.
+    """Return the layers (from 0) that keep each projection, by its name in a step, in 16 bits.
 
-    dense   those of the `layers` that are; all, where there are no `experts`
+    dense   the dense ones of the `layers`; all, if there are no `experts`
     shared  whether a mixture has an expert for all tokens
-    linear  those of the `layers` that have attention with a constant state
+    linear  layers that have attention with a constant state
 
-    Raises UserError where only some of what must be stored alike is kept, and for a name of nothing that is known.
-    `name` is the model's.
+    Projections that no layer keeps are left out. Raises UserError if a checkpoint keeps only some of the weights that
+    must be stored alike, and for a name of unknown weights. `name` is the model's.
     """
     field = f"{name}.quantization_config"
     listed = [_Pattern(pattern, field) for pattern in patterns]
@@ -70,14 +70,17 @@ def kept_layers(
 
 
 class _Pattern:
-    """layer  the only one that it may stand for; None: any
-    used   whether it has stood for anything"""
+    """A name in the list of a checkpoint.
+
+    layer  the only layer that it may stand for; None: any
+    used   whether it has stood for a module
+    """
 
     def __init__(self, said: str, field: str) -> None:
         self.said, self.used = said, False
         numbered = re.search(r"layers[.](\d+)", said)
         self.layer = int(numbered[1]) if numbered and not said.startswith("re:") else None
-        at = max(said.find("layers."), 0)  # what comes before it is another wrapper's
+        at = max(said.find("layers."), 0)  # another wrapper's path may stand before "layers."
         path = said[3:] if said.startswith("re:") else rf".*\b{translate(said[at:])[:-2]}([.].*)?\Z"
         try:
             self._expression = re.compile(path)
@@ -85,7 +88,7 @@ class _Pattern:
             raise UserError(field, said[:80], f"is no regular expression ({error}); correct it") from None
 
     def names(self, module: str) -> bool:
-        """Whether it stands for the module of that path."""
+        """Return whether the pattern stands for the module of that path."""
         names = bool(self._expression.match(module))
         self.used |= names
         return names
@@ -94,7 +97,7 @@ class _Pattern:
 def _projections(
     dense: bool, experts: int, shared: bool, attention: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """Names in a step of a layer's projections, and the modules behind each, in every way they are spelled."""
+    """Yield a layer's projections by their names in a step, with the modules of each in every spelling."""
     if attention is _LINEAR:
         yield "linear in", _within("linear_attn", _LINEAR)
         yield "linear out", _within("linear_attn", (("out_proj",),))

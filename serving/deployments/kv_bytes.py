@@ -1,4 +1,4 @@
-"""How many bytes the KV of one token takes, over all layers and devices of an engine."""
+"""The bytes that the KV of one token takes, over all layers and devices of an engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from serving.errors import UserError
 
 
 def kv_dtype(deployment: Deployment) -> str:
-    """What keys and values are kept in."""
+    """Return the data type of keys and values."""
     return deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
 
 
 def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) -> int:
-    """As `given`, else by the shapes of the model and of its draft model. Raises UserError that names `setting` where
-    those are not known."""
+    """Return `given`, or the bytes by the shapes of the model and of its draft model.
+
+    Raises UserError that names `setting` if the shapes are not known.
+    """
     if given is not None:
         return given
     drafts, each = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])

@@ -1,8 +1,8 @@
-"""How many KV blocks an engine will have, before it has run: vLLM's arithmetic with its measurements estimated.
+"""The KV blocks that an engine will have, before it has run: vLLM's arithmetic with its measurements estimated.
 
 vLLM measures what loading and one largest step leave of its share of the memory. Here weights are exact, and the
-activations of that step follow from the shapes, so the answer comes with an interval. The terms are those of
-`realengine.kv_budget`, which is what to trust once the engine is there.
+activations of that step follow from the shapes, so the answer comes with an interval. The terms are the same as in
+`realengine.kv_budget`; trust that module once the engine is there.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from serving.errors import UserError
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
 _GIB = 1024**3
-_SAMPLER_BYTES = 38.6  # a logit: float32 logits, sorted with 64-bit indices, softmax, cumulative sum, mask; measured
+_SAMPLER_BYTES = 38.6  # a logit: float32 logits, sort with 64-bit indices, softmax, cumulative sum, mask; measured
 _NON_TORCH = 0.15 * _GIB  # kernels loaded and workspaces: 0.05 to 0.26 GiB are logged for one device
 _OVER_PCIE = 0.10 * _GIB  # buffers of collectives: 0.20 to 0.30 GiB are logged in all (RTX 4090, L40S)
 _OVER_NVLINK = 1.0 * _GIB  # 0.95 to 1.38 GiB are logged in all (H200, GB200)
-_MEMORY_SPREAD = 0.003  # of the memory that boards of one name report
-_RUNTIME_SPREAD = 0.3  # of activations and what is not torch's
-_SHARE_DIGITS = 6  # of a GPU of 200 GiB, less than a block of 16 tokens
+_MEMORY_SPREAD = 0.003  # share of memory by which boards of one name differ
+_RUNTIME_SPREAD = 0.3  # share of activations and of memory that is not torch's
+_SHARE_DIGITS = 6  # the last digit of a GPU of 200 GiB is less than a block of 16 tokens
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of experts in mxfp4
 
 
 class KvCapacity(NamedTuple):
-    """Bytes of the fullest device of a deployment.
+    """The memory of the fullest device of a deployment, in bytes.
 
     total         memory of the device
     utilization   the share of it that may be used
     weights       with the table of rotary embeddings
     forward       activations of the largest step: `max_num_batched_tokens` through a layer
-    sampler       sampling for `max_num_seqs` rows; the larger of the two is what a profile run sees
+    sampler       sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
     non_torch     libraries, workspaces, communication
-    graphs        what is set aside for CUDA graphs
+    graphs        memory set aside for CUDA graphs
     block         one KV block, over the layers that share it
-    pages         blocks that are one in the scheduler's eyes: 1, unless groups of layers are kept as one
+    pages         blocks that the scheduler counts as one: 1, unless groups of layers are kept as one
     """
 
     total: int
@@ -64,18 +64,18 @@ class KvCapacity(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Bytes for KV; may be negative."""
+        """The bytes for KV; may be negative."""
         budget = int(self.total * self.utilization)
         return budget - self.weights - self.activations - self.non_torch - self.graphs
 
     @property
     def num_blocks(self) -> int:
-        """Blocks, the null block among them, as `SchedulerConfig.num_blocks` counts."""
+        """The number of blocks, the null block among them, as `SchedulerConfig.num_blocks` counts."""
         return self._blocks(self.left)
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Blocks at the least and at the most, by the spread of boards and of what engines log."""
+        """The least and the most blocks, by the spread of boards and of what engines log."""
         spread = int(_MEMORY_SPREAD * self.total + _RUNTIME_SPREAD * (self.activations + self.non_torch))
         return self._blocks(self.left - spread), self._blocks(self.left + spread)
 
@@ -83,7 +83,7 @@ class KvCapacity(NamedTuple):
         return max(left, 0) // (self.block * self.pages)
 
     def explain(self) -> list[tuple[str, float]]:
-        """The arithmetic: what each term is, and its GiB; what is taken away is negative."""
+        """Return the terms of the arithmetic with their GiB; a term that takes memory away is negative."""
         parts = [
             (f"memory x {self.utilization:g}", self.total * self.utilization),
             ("weights", -self.weights),
@@ -99,7 +99,7 @@ class KvCapacity(NamedTuple):
         config = deployment.scheduler
         need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
-            # At no room at all that would only just let the longest request in, one at a time.
+            # If there is no room at all, a smaller sampler would only let the longest requests in one at a time.
             frugal = self.num_blocks > 0 and self._blocks(self.left + self.activations - self.forward) >= need
             remedy = "lower max_num_seqs, or " if frugal else ""
             raise UserError(
@@ -111,7 +111,10 @@ class KvCapacity(NamedTuple):
             )
 
     def share_for(self, blocks: int) -> float:
-        """The share of the memory that leaves room for just so many blocks, in as few digits as say so; 1 at most."""
+        """Return the share of the memory that leaves room for exactly `blocks` blocks, at most 1.
+
+        It has as few digits as possible.
+        """
         beside = self.weights + self.activations + self.non_torch + self.graphs
         needed = (beside + blocks * self.block * self.pages) / self.total
         for digits in range(1, _SHARE_DIGITS + 1):
@@ -121,7 +124,7 @@ class KvCapacity(NamedTuple):
         return share
 
     def check_stated(self, blocks: int) -> None:
-        """Raise UserError where so many blocks, stated by whoever asks, exceed the memory that weights leave."""
+        """Raise UserError if `blocks`, which the user stated, exceed the memory that weights leave."""
         page = self.block * self.pages
         most = max(self.total - self.weights, 0) // page
         if blocks > most:
@@ -135,11 +138,10 @@ class KvCapacity(NamedTuple):
 
 
 def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_bytes: int = 0) -> KvCapacity:
-    """What a device of `deployment` has for KV. With pipeline stages, it is the stage that has the fewest blocks.
+    """Return the memory of a device of `deployment`, with pipeline stages that of the stage with the fewest blocks.
 
-    Blocks are counted as `with_kv_groups` has them held.
-    `graph_bytes` is for vLLM from 0.21 on, which sets its estimate of CUDA graphs aside; before, they came on top.
-    Raises UserError where heads or layers cannot be split.
+    Blocks are counted as `with_kv_groups` has them held. `graph_bytes` is for vLLM from 0.21 on, which sets its
+    estimate of CUDA graphs aside; before, they came on top. Raises UserError if heads or layers cannot be split.
     """
     tp = deployment.tensor_parallel_size
     check_heads(model, tp)
@@ -158,7 +160,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
         draft = draft_module(model)
         joining = DTYPE_BYTES[deployment.dtype] * draft.join_parameters
         weights[-1] += int(_layer_bytes(draft, module_deployment(deployment)) + joining)
-    if draft is not None:  # its KV lies in the same blocks, after the target's
+    if draft is not None:  # the draft's KV lies in the same blocks, after the target's
         layouts[-1]["block"] += page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("pages", 1)
     forward, last = _forward_bytes(model, deployment), len(layers) - 1
     received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
@@ -179,15 +181,15 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
 
 
 def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """Weights on one device, the fullest stage's; see `stage_weight_bytes`."""
+    """Return the bytes of weights on one device of the fullest stage; see `stage_weight_bytes`."""
     return max(stage_weight_bytes(model, deployment))
 
 
 def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
-    """Weights on one device of each pipeline stage, with the table of rotary embeddings.
+    """Return the bytes of weights on one device of each pipeline stage, with the table of rotary embeddings.
 
-    The embedding is on the first stage, the last norm and the head on the last, which has a copy of the embedding where
-    the two are tied; both stay in `dtype`.
+    The embedding is on the first stage, the last norm and the head on the last. If embedding and head are tied, the
+    last stage has a copy of the embedding. Embedding and head stay in `dtype`.
     """
     stages = stage_models(model, deployment.pipeline_parallel_size)
     tp, plain = deployment.tensor_parallel_size, DTYPE_BYTES[deployment.dtype]
@@ -202,10 +204,10 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
 
 
 def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
-    """Weights of all layers, on one device.
+    """Return the bytes of the weights of all layers, on one device.
 
-    Norms and routers stay in `dtype`. KV projections are repeated where there are fewer KV heads than devices; experts
-    are spread over the whole data-parallel group.
+    Norms and routers stay in `dtype`. KV projections are repeated if there are fewer KV heads than devices; experts are
+    spread over the whole data-parallel group.
     """
     tp, hidden = deployment.tensor_parallel_size, model.hidden_size
     plain, sparse = DTYPE_BYTES[deployment.dtype], model.moe_layers
@@ -223,7 +225,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     repeated = max(tp // model.num_kv_heads, 1) - 1
     keys_and_values = 2 * hidden * model.num_kv_heads * model.head_dim
     own, shared, expanding = model.attention_parameters + repeated * keys_and_values, 0, 0.0
-    if model.latent is not None:  # decode multiplies the expansion in 16 bits: a copy where weights are quantised
+    if model.latent is not None:  # decode multiplies the expansion in 16 bits: a copy if weights are quantised
         own, shared = model.attention_parameters, model.latent.shared_parameters(hidden)
         quantised = [part for part in stored(model, deployment, "qkv", model.num_layers) if part.width != plain]
         copies = sum(part.layers for part in quantised)
@@ -249,11 +251,11 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
 
 
 def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """The widest moment of a layer, for every token of the largest step.
+    """Return the bytes of the widest moment of a layer, for every token of the largest step.
 
-    Four hidden states live through it (residual, input, normed, output), two of them with all residual streams. In a
-    dense MLP gate and up and their product are held beside them, in a mixture a row for each expert of a token, around
-    attention Q, K, V and its output.
+    Four hidden states live through it (residual, input, normed, output), two of them with all residual streams. A dense
+    MLP holds gate, up and their product beside them, a mixture a row for each expert of a token, and attention Q, K, V
+    and its output.
     """
     tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
     ranks = deployment.data_parallel_size
@@ -286,7 +288,7 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
 
 
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
-    """Bytes of a block over the layers of `model` that share it, and how many the scheduler takes for one."""
+    """Return the bytes of a block over the layers of `model` that share it, and the blocks that count as one."""
     page = page_bytes(model, deployment)
     full = model.full_layers
     if model.linear is not None:

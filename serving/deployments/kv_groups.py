@@ -1,8 +1,8 @@
-"""Which layers of a model share a block table, and how many KV blocks a request then holds: vLLM's hybrid allocator.
+"""Groups of layers that share a block table, and the KV blocks that a request then holds: vLLM's hybrid allocator.
 
 Groups have equally many layers, so that one pool of blocks serves them all. A group of layers with full attention takes
-a block for every `block_size` tokens; one with a sliding window gives back what its window has passed; one with a
-constant state has a single block, and blocks are long enough for it.
+a block for every `block_size` tokens. A group with a sliding window gives back blocks that its window has passed. A
+group with a constant state has a single block, and blocks are long enough for that state.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ _NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers vLLM pads the 
 
 
 def layers_of_a_group(model: ModelSpec) -> int:
-    """Layers of each group, padded to that many."""
+    """Return the layers of each group; the last group is padded to that many."""
     few, many = sorted((model.full_layers, model.sliding_layers + model.linear_layers))
     return many if many < few * _NEARLY_EVEN or not few else few
 
 
 def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """KV of one block in one layer, on average. Latent vectors are the same for all heads, so every device has all."""
+    """Return the bytes of KV of one block in one layer, on average.
+
+    Latent vectors are the same for all heads, so every device has all.
+    """
     if model.latent is not None:
         kept = model.latent.cache_bytes(DTYPE_BYTES[kv_dtype(deployment)], model.num_layers)
         return int(kept / model.num_layers * deployment.scheduler.block_size)
@@ -35,8 +38,11 @@ def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
 
 
 def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
-    """What a request keeps of one layer with a constant state, on one device; with drafts, as many times as it may go
-    back to (vLLM keeps one state for each token of a step). Of compressed attention the window is that, too."""
+    """Return the bytes that a request keeps of one layer with a constant state, on one device.
+
+    With drafts vLLM keeps one state for each token of a step, since a request may go back to it. The window of
+    compressed attention is a constant state, too.
+    """
     if isinstance(model.latent, CompressedAttention):
         return model.latent.request_bytes(DTYPE_BYTES[kv_dtype(deployment)]) / model.num_layers
     if model.linear is None:
@@ -48,9 +54,9 @@ def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
 
 
 def states_bytes(deployment: Deployment) -> int:
-    """What a request keeps of all layers with a constant state, on all devices; 0 for models of unknown shapes.
+    """Return the bytes that a request keeps of all layers with a constant state, on all devices.
 
-    Latent vectors are the same on all devices, and count once.
+    Latent vectors are the same on all devices, and count once. Models of unknown shapes have 0.
     """
     try:
         model = find_model(deployment.model)
@@ -61,11 +67,11 @@ def states_bytes(deployment: Deployment) -> int:
 
 
 def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
-    """`deployment` as vLLM starts a model with constant states; any other as it is.
+    """Return `deployment` as vLLM starts a model with constant states; the deployment of any other model as it is.
 
-    A block has so many tokens, a multiple of the `block_size` asked for, that their KV takes no less memory than a
-    layer's states of one request. There is no prefix caching. With compressed attention blocks have a multiple of 256
-    tokens, and a request holds as many more as its constant part takes. Raises UserError where KV tiers are asked for.
+    A block has so many tokens, a multiple of the stated `block_size`, that their KV takes no less memory than a layer's
+    states of one request. There is no prefix caching. With compressed attention blocks have a multiple of 256 tokens,
+    and a request holds as many more as its constant part takes. Raises UserError if the deployment has KV tiers.
     """
     config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
     if config.state_blocks or not (model.linear or compressed):
@@ -85,9 +91,9 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
 
 
 def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
-    """`SchedulerConfig.kv_groups` for `model`; empty if no layer slides, or if KV is kept as though none did.
+    """Return `SchedulerConfig.kv_groups` for `model`; empty if no layer slides, or if KV is kept as if none did.
 
-    That is so where blocks are also moved, or hold the KV of a draft model, or belong to pipeline stages.
+    KV is kept like that if blocks are also moved, or hold the KV of a draft model, or belong to pipeline stages.
     """
     speculative = deployment.scheduler.speculative
     drafted = speculative is not None and speculative.method in ("draft_model", "mtp")
@@ -99,7 +105,7 @@ def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
 
 
 def with_kv_groups(deployment: Deployment) -> Deployment:
-    """`deployment` with the groups of its model, where that is known. Raises UserError if it states others."""
+    """Return `deployment` with the groups of its model, if that is known. Raises UserError if it states others."""
     model = _known(deployment)
     if model is None:
         return deployment
@@ -107,7 +113,7 @@ def with_kv_groups(deployment: Deployment) -> Deployment:
 
 
 def with_known_states(deployment: Deployment) -> Deployment:
-    """`with_states` of its model, where that is known."""
+    """Return `with_states` of the deployment's model, if that is known."""
     model = _known(deployment)
     return deployment if model is None else with_states(model, deployment)
 
@@ -115,12 +121,12 @@ def with_known_states(deployment: Deployment) -> Deployment:
 def _known(deployment: Deployment) -> ModelSpec | None:
     try:
         return find_model(deployment.model)
-    except UserError:  # no shapes: a cost model of one's own may price it all the same
+    except UserError:  # no shapes: a user's own cost model may price it all the same
         return None
 
 
 def stating_kv_groups(deployment: Deployment, groups: tuple[int, ...]) -> Deployment:
-    """`deployment` with `groups`. Raises UserError if it states others."""
+    """Return `deployment` with `groups`. Raises UserError if it states others."""
     stated = deployment.scheduler.kv_groups
     if stated and stated != groups:
         raise UserError("scheduler.kv_groups", list(stated), f"is {list(groups)} for {deployment.model}; leave it out")
@@ -128,10 +134,10 @@ def stating_kv_groups(deployment: Deployment, groups: tuple[int, ...]) -> Deploy
 
 
 def most_sliding_tokens(config: SchedulerConfig) -> int:
-    """Tokens of the blocks that a sliding layer holds of a request at most.
+    """Return the most tokens in the blocks that a sliding layer holds of a request.
 
-    What its window sees of the past and what is in flight (vLLM's `max_admission_blocks_per_request`); a block more,
-    because the window can begin in the middle of one.
+    They are the past that its window sees and the tokens in flight (vLLM's `max_admission_blocks_per_request`), and a
+    block more, because the window can begin in the middle of one.
     """
     in_flight = config.max_num_batched_tokens * (2 if config.async_scheduling else 1)
     seen = min(max(config.kv_groups) - 1 + in_flight, config.max_model_len)
@@ -139,7 +145,7 @@ def most_sliding_tokens(config: SchedulerConfig) -> int:
 
 
 def most_held(config: SchedulerConfig, tokens: int) -> int:
-    """The most blocks that a request of `tokens` computed tokens ever holds at once."""
+    """Return the most blocks that a request of `tokens` computed tokens ever holds at once."""
     if not config.kv_groups:
         return blocks_for(tokens, config.block_size) + config.state_blocks
     sliding = min(tokens, most_sliding_tokens(config))
@@ -147,7 +153,7 @@ def most_held(config: SchedulerConfig, tokens: int) -> int:
 
 
 def kv_tokens(config: SchedulerConfig) -> int:
-    """Tokens that fit into the blocks, of requests that are as long as they may be."""
+    """Return the tokens that fit into the blocks, if requests are as long as they may be."""
     if not config.kv_groups and not config.state_blocks:
         return (config.num_blocks - 1) * config.block_size
     longest = config.max_model_len

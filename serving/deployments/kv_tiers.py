@@ -10,7 +10,7 @@ from serving.settings import Settings
 
 
 class KvTier(Settings):
-    """One kind of memory of a replica, all its devices together, and the way to it. GB are 10^9 bytes."""
+    """One kind of memory of a replica, for all its devices together, and the way to it. GB are 10^9 bytes."""
 
     name: str = Field(min_length=1, description="name of the tier; each has its own")
     capacity_gib: float = Field(gt=0, le=1e9, description="capacity in GiB")
@@ -20,7 +20,7 @@ class KvTier(Settings):
 
 
 class KvTiersConfig(Settings):
-    """Tiers, the fastest first. A full block is written to the first; what does not fit moves down."""
+    """Tiers, the fastest first. A full block is written to the first; blocks that do not fit move down."""
 
     tiers: tuple[KvTier, ...] = Field(min_length=1, description="the tiers, fastest first")
     preemption: Literal["swap", "recompute"] = Field(

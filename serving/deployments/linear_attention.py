@@ -1,7 +1,7 @@
 """Gated delta networks (Yang et al., arXiv:2412.06464), as in Qwen3-Next and Qwen3.5: attention with a constant state.
 
-A short convolution over queries, keys and values, then one matrix for each value head that every token decays and
-corrects. What a request keeps of its past does not grow: the last inputs of the convolution, and those matrices.
+A short convolution runs over queries, keys and values, then one matrix for each value head, which every token decays
+and corrects. A request keeps the last inputs of the convolution and those matrices, which do not grow with its past.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serving.settings import Settings
 
 
 class LinearAttention(Settings):
-    """Sizes, in elements, by the names that Hugging Face gives them."""
+    """The sizes of a linear attention, in elements, by the names that Hugging Face gives them."""
 
     linear_num_key_heads: int = Field(ge=1, description="of queries, and of keys")
     linear_num_value_heads: int = Field(ge=1, description="a multiple of the key heads; each has a state")
@@ -27,31 +27,34 @@ class LinearAttention(Settings):
 
     @property
     def key_dim(self) -> int:
-        """Of all heads' keys."""
+        """The elements of all heads' keys."""
         return self.linear_num_key_heads * self.linear_key_head_dim
 
     @property
     def value_dim(self) -> int:
-        """Of all heads' values."""
+        """The elements of all heads' values."""
         return self.linear_num_value_heads * self.linear_value_head_dim
 
     @property
     def conv_dim(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """The channels of the convolution: queries, keys and values."""
         return 2 * self.key_dim + self.value_dim
 
     @property
     def conv_state(self) -> int:
-        """What the convolution keeps of a request."""
+        """The elements that the convolution keeps of a request."""
         return (self.linear_conv_kernel_dim - 1) * self.conv_dim
 
     @property
     def state(self) -> int:
-        """The matrices of a request."""
+        """The elements of a request's matrices."""
         return self.linear_key_head_dim * self.value_dim
 
     def parameters(self, hidden_size: int) -> int:
-        """Weights of one layer's attention: into it, the convolution, decay and bias of each head, the norm, out."""
+        """Return the weights of one layer's attention.
+
+        They are the projection in, the convolution, decay and bias of each head, the norm, and the projection out.
+        """
         into = hidden_size * (self.conv_dim + self.value_dim + 2 * self.linear_num_value_heads)
         own = self.linear_conv_kernel_dim * self.conv_dim + 2 * self.linear_num_value_heads
         return into + own + self.linear_value_head_dim + self.value_dim * hidden_size

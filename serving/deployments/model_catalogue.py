@@ -1,4 +1,4 @@
-"""Models by name: a catalogue of well-known ones, or any `config.json`."""
+"""The models by name: a catalogue of well-known ones, or any `config.json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serving.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
 _NEAREST = 3  # names that are suggested for an unknown one
-_LONGEST_NAME = 80  # which is compared with others
+_LONGEST_NAME = 80  # longest name that is compared with others
 _EDITION = re.compile(
     r"-(instruct|chat|base|it|hf|thinking|fp8|nvfp4|fp4-v2|fp4|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
 )
@@ -31,12 +31,12 @@ _PACKED = {  # editions in integers: bits, inputs that share a scale, whether th
 
 
 def find_model(name_or_path: str) -> ModelSpec:
-    """The model of a catalogued name, or of the `config.json` (or its folder) at that path.
+    """Return the model of a catalogued name, or of the `config.json` (or its folder) at that path.
 
     A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
     Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8, `-NVFP4` or `-FP4` in NVFP4; `-AWQ`,
     `-GPTQ-Int4`, `-GPTQ-Int8`, `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError that
-    suggests names like it.
+    suggests similar names.
     """
     path = Path(name_or_path).expanduser()
     is_folder = _is_folder(path)
@@ -71,26 +71,26 @@ def find_model(name_or_path: str) -> ModelSpec:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that is too long for one
+    except OSError:  # the name is too long for a path
         return False
 
 
 def _near(name: str) -> str:
-    """What a name that nobody knows may have been meant for, as a clause; empty where nothing is like it."""
+    """Return a clause with known names that an unknown name may stand for; empty if no name is like it."""
     lowered = {known.lower(): known for known in models()}
     near = [lowered[one] for one in get_close_matches(name[:_LONGEST_NAME], lowered, _NEAREST, cutoff=0.4)]
     return f", but {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))} is" if near else ""
 
 
 def hub_id(name: str) -> str:
-    """The Hugging Face id of a name of the catalogue, for whom the catalogue means nothing; any other name as it is."""
+    """Return the Hugging Face id of a name of the catalogue; any other name as it is."""
     entry = _entries().get(name)
     return entry["id"] if entry else name
 
 
 @cache
 def models() -> dict[str, ModelSpec]:
-    """The catalogue, by name."""
+    """Return the catalogue of models, by name."""
     return {name: _spec(name) for name in _entries()}
 
 
@@ -107,14 +107,14 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @cache
 def _by_key() -> dict[str, str]:
-    """The catalogue's name of every name that a model goes by."""
+    """Return the catalogue's name of every name that a model goes by."""
     return {
         _key(known): name for name, entry in _entries().items() for known in (name, entry["id"], *entry.get("also", ()))
     }
 
 
 def _key(name: str) -> str:
-    """What two editions of a model have in common in their names."""
+    """Return the part of a name that all editions of a model share."""
     return _EDITION.sub("", name.rsplit("/", 1)[-1].lower()).removeprefix("meta-")
 
 

@@ -1,7 +1,7 @@
 """A decoder as a Hugging Face `config.json` describes it: dense or a mixture of experts, with or without windows.
 
-It states what a model *is*. What an engine runs of that is the engine's business: the simulator prices every spec, the
-real engine refuses by name what it would compute wrongly.
+A spec states what a model *is*; each engine decides what it can run: the simulator prices every spec, and the real
+engine refuses by name what it would compute wrongly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RopeScaling(Settings):
 
 
 class ModelSpec(Settings):
-    """Shapes and constants of a decoder. Sizes are elements, not bytes.
+    """The shapes and constants of a decoder. Sizes are elements, not bytes.
 
     A layer is attention and either a dense MLP of `intermediate_size` or, in a mixture, a router, `num_experts` MLPs of
     `moe_intermediate_size` and one shared MLP of `shared_intermediate_size`. Every MLP has a gate, an up and a down
@@ -130,22 +130,22 @@ class ModelSpec(Settings):
 
     @property
     def full_layers(self) -> int:
-        """Layers that attend to all of the past."""
+        """The number of layers that attend to all of the past."""
         return self.num_layers - self.sliding_layers - self.linear_layers
 
     @property
     def kv_layers(self) -> int:
-        """Layers with a KV cache."""
+        """The number of layers with a KV cache."""
         return self.num_layers - self.linear_layers
 
     @property
     def moe_layers(self) -> int:
-        """Layers with routed experts."""
+        """The number of layers with routed experts."""
         return self.num_layers - len(self.dense_at) if self.num_experts else 0
 
     @property
     def attention_parameters(self) -> int:
-        """Weights of one layer's attention with its norms."""
+        """The weights of one layer's attention with its norms."""
         if self.latent is not None:
             return self.latent.parameters(self.hidden_size, self.num_heads)
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -160,67 +160,75 @@ class ModelSpec(Settings):
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the attention of one layer with a constant state."""
+        """The weights of the attention of one layer with a constant state."""
         return self.linear.parameters(self.hidden_size) if self.linear is not None else 0
 
     @property
     def attention_out_parameters(self) -> int:
-        """Of these, the matrix that brings heads back to the hidden state."""
+        """The weights of a layer's matrix that brings heads back to the hidden state, part of its attention."""
         if self.latent is not None:
             return self.latent.out_parameters(self.hidden_size, self.num_heads)
         return self.num_heads * self.head_dim * self.hidden_size
 
     @property
     def plain_parameters(self) -> int:
-        """Weights of all layers, without norms and routers, that every device has in 16 bits or more: those of
-        compressors, and those that mix streams before attention and MLPs (arXiv:2409.19606)."""
+        """The weights of all layers, without norms and routers, that every device has in 16 bits or more.
+
+        They are the weights of compressors, and weights that mix streams before attention and MLPs (arXiv:2409.19606).
+        """
         streams = self.residual_streams
         mixing = 2 * self.num_layers * (2 + streams) * streams**2 * self.hidden_size if streams > 1 else 0
         return mixing + (self.latent.plain_parameters(self.hidden_size) if self.latent is not None else 0)
 
     @property
     def expert_parameters(self) -> int:
-        """Weights of one routed expert."""
+        """The weights of one routed expert."""
         return self.mlp_parameters(self.moe_intermediate_size)
 
     @property
     def router_parameters(self) -> int:
-        """Weights that choose a layer's experts, or weigh its shared expert's answer."""
+        """The weights that choose a layer's experts, or weigh its shared expert's answer."""
         chosen = self.num_experts * (self.hidden_size + (1 if self.mlp_bias or self.router_bias else 0))
         return chosen + (self.hidden_size if self.shared_gate else 0)
 
     @property
     def join_parameters(self) -> int:
-        """Weights that join hidden states of another model with embeddings, and the norms of both."""
+        """The weights that join hidden states of another model with embeddings, and the norms of both."""
         return 2 * self.hidden_size**2 + 2 * self.hidden_size
 
     @property
     def embedding_parameters(self) -> int:
-        """Weights of the embedding and the head; one matrix where they are tied."""
+        """The weights of the embedding and the head; one matrix if they are tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
 
     @property
     def parameters(self) -> int:
-        """Weights of the whole model. Exact for the families that the real engine runs; elsewhere attention sinks,
-        further norms and the like are left out, less than 0.01 %."""
+        """The weights of the whole model.
+
+        They are exact for the families that the real engine runs; for others attention sinks, further norms and the
+        like are left out, less than 0.01 %.
+        """
         return self._parameters(self.num_experts)
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token meets, the embedding included; all of them in a dense model."""
+        """The weights that one token meets, the embedding included; all weights of a dense model."""
         return self._parameters(self.experts_per_token)
 
     def mlp_parameters(self, intermediate_size: int) -> int:
-        """Weights of a gated MLP: gate, up and down."""
+        """Return the weights of a gated MLP: gate, up and down."""
         biases = 2 * intermediate_size + self.hidden_size if self.mlp_bias else 0
         return 3 * self.hidden_size * intermediate_size + biases
 
     def weight_bytes(self, dtype_bytes: int) -> int:
-        """Memory of the weights, all in one type."""
+        """Return the memory of the weights, all in one type."""
         return self.parameters * dtype_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """KV cache of one token over all layers: keys and values, or latent vectors, which every device has whole."""
+        """Return the KV cache of one token over all layers.
+
+        It has keys and values, or latent vectors, which every device has whole.
+        """
         if self.latent is not None:
             return round(self.latent.cache_bytes(dtype_bytes, self.num_layers))
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * dtype_bytes
@@ -244,7 +252,7 @@ class ModelSpec(Settings):
 
 
 def check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
-    """Raise UserError unless the two models speak of the same tokens."""
+    """Raise UserError unless the two models have the same tokens."""
     if draft.vocab_size != target.vocab_size:
         remedy = f"has {draft.vocab_size} tokens, but {target.name} has {target.vocab_size}; choose one of its family"
         raise UserError("scheduler.speculative.model", draft.name, remedy)

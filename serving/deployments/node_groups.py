@@ -1,4 +1,4 @@
-"""Which devices of an engine are on which node, and what joins those that exchange data.
+"""The devices of an engine on each node, and the links between devices that exchange data.
 
 Ranks are numbered as vLLM numbers them: tensor-parallel devices next to each other, then pipeline stages, then
 data-parallel ranks. They fill one node after another.
@@ -13,7 +13,7 @@ from serving.deployments.inter_node import InterNodeConfig, NodeLink
 
 
 class Group(NamedTuple):
-    """Devices that exchange data: how many there are, on how many nodes, and over which link; none within a node."""
+    """Devices that exchange data: their number, the number of their nodes, and the link; no link within a node."""
 
     gpus: int
     nodes: int
@@ -21,34 +21,34 @@ class Group(NamedTuple):
 
 
 def inter_node(deployment: Deployment) -> InterNodeConfig:
-    """What joins the nodes of `deployment`; where nothing is stated, the defaults."""
+    """Return the links between the nodes of `deployment`; the defaults if it states none."""
     return deployment.inter_node or InterNodeConfig()
 
 
 def nodes_of(deployment: Deployment) -> int:
-    """Nodes that one engine is on."""
+    """Return the number of nodes of one engine."""
     return -(-deployment.gpus // inter_node(deployment).gpus_per_node)
 
 
 def tensor_group(deployment: Deployment) -> Group:
-    """The devices that share a layer."""
+    """Return the devices that share a layer."""
     return _group(deployment, deployment.tensor_parallel_size, 1)
 
 
 def data_group(deployment: Deployment) -> Group:
-    """One device of every data-parallel rank."""
+    """Return one device of every data-parallel rank."""
     stride = deployment.tensor_parallel_size * deployment.pipeline_parallel_size
     return _group(deployment, deployment.data_parallel_size, stride)
 
 
 def expert_group(deployment: Deployment) -> Group:
-    """All devices of a pipeline stage."""
+    """Return all devices of a pipeline stage."""
     alone = of_stage(deployment)
     return _group(alone, alone.gpus, 1)
 
 
 def hops_between_nodes(deployment: Deployment) -> list[bool]:
-    """Of each way from one pipeline stage to the next, whether it leaves the node on any data-parallel rank."""
+    """Return, for each hop between pipeline stages, whether it leaves the node on any data-parallel rank."""
     tp, stages = deployment.tensor_parallel_size, deployment.pipeline_parallel_size
     per_node = inter_node(deployment).gpus_per_node
     firsts = range(0, deployment.gpus, tp * stages)
@@ -60,7 +60,7 @@ def hops_between_nodes(deployment: Deployment) -> list[bool]:
 
 
 def of_stage(deployment: Deployment) -> Deployment:
-    """One pipeline stage alone: its devices are on nodes as they were, which have fewer of them."""
+    """Return one pipeline stage alone, whose devices are on nodes as before, with fewer of them on each."""
     alone: dict[str, object] = {"pipeline_parallel_size": 1}
     if nodes_of(deployment) > 1:
         config, tp = inter_node(deployment), deployment.tensor_parallel_size
@@ -71,7 +71,7 @@ def of_stage(deployment: Deployment) -> Deployment:
 
 
 def _group(deployment: Deployment, size: int, stride: int) -> Group:
-    """`size` devices, `stride` ranks apart, where they are on most nodes."""
+    """Return `size` devices, `stride` ranks apart, at the place where they are on most nodes."""
     config = inter_node(deployment)
     per_node = config.gpus_per_node
     if nodes_of(deployment) == 1 or size == 1:

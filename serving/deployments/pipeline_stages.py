@@ -1,8 +1,8 @@
-"""How pipeline parallelism splits a model: consecutive layers for each stage, as vLLM shares them out.
+"""The stages of pipeline parallelism: consecutive layers of a model, as vLLM shares them out.
 
-A stage is itself a `ModelSpec`, of fewer layers: what prices and what sizes a model does so for a stage. The embedding
-is on the first stage, the last norm, the head and the sampler on the last; a spec does not say that, whoever needs it
-knows which stage it asks about.
+A stage is itself a `ModelSpec`, of fewer layers, so that code that prices or sizes a model does so for a stage. The
+embedding is on the first stage, the last norm, the head and the sampler on the last. A spec does not say that; code
+that needs it knows which stage it asks about.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from serving.errors import UserError
 
 
 def layers_of_stages(num_layers: int, stages: int) -> list[int]:
-    """Layers of each stage, in order: equal shares, and what is left over one by one from the last stage but one on
-    forwards (vLLM's `get_pp_indices`): the first stage has the embedding, the last the head.
+    """Return the layers of each stage, in order.
 
-    Raises UserError where a stage would be without layers.
+    Stages get equal shares. Layers left over go one by one to the stages from the last but one on forwards (vLLM's
+    `get_pp_indices`): the first stage has the embedding, the last the head. Raises UserError if a stage would be
+    without layers.
     """
     if stages > num_layers:
         remedy = f"must be at most {num_layers}, the number of the model's layers"
@@ -27,9 +28,9 @@ def layers_of_stages(num_layers: int, stages: int) -> list[int]:
 
 
 def stage_models(model: ModelSpec, stages: int) -> list[ModelSpec]:
-    """The layers of each stage as a model; `[model]` for one stage.
+    """Return the layers of each stage as a model; `[model]` for one stage.
 
-    Layers with a window or a constant state are spread evenly over the model. Raises UserError where a stage would be
+    Layers with a window or a constant state are spread evenly over the model. Raises UserError if a stage would be
     without layers.
     """
     bounds = list(accumulate(layers_of_stages(model.num_layers, stages), initial=0))

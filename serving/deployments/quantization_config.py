@@ -1,6 +1,6 @@
-"""How a checkpoint's weights are stored, from the `quantization_config` of its config.json.
+"""The way a checkpoint's weights are stored, from the `quantization_config` of its config.json.
 
-What is not known is refused by name: a format that is nearly read is read wrongly.
+Unknown formats are refused by name: a format that is nearly read is read wrongly.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from serving.errors import UserError
 
-_KEPT = ("modules_to_not_convert", "ignored_layers", "ignore")  # what the formats call layers left in 16 bits
+_KEPT = ("modules_to_not_convert", "ignored_layers", "ignore")  # names of the formats for layers left in 16 bits
 KNOWN = "fp8, mxfp4, NVFP4, GPTQ, AWQ, compressed-tensors and unquantised weights"
 
 
 def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
-    """The fields of `ModelSpec` that say how the weights of the model called `name` are stored.
+    """Return the fields of `ModelSpec` that say how the weights of the model called `name` are stored.
 
-    Raises UserError for what cannot be priced.
+    Raises UserError for weights that cannot be priced.
     """
     if not config:
         return {}
@@ -26,7 +26,7 @@ def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, 
         return _grouped(config, name)
     if method == "compressed-tensors":
         return _compressed(config, name)
-    if method == "mxfp4":  # experts only, whatever is listed
+    if method == "mxfp4":  # mxfp4 stores experts only, whatever modules are listed
         return {"checkpoint_quantization": "mxfp4"}
     if method == "fp8":
         stored = "fp8_block" if config.get("weight_block_size") else "fp8"
@@ -39,7 +39,7 @@ def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, 
 
 
 def _grouped(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """GPTQ and AWQ, whose early checkpoints call their fields w_bit and q_group_size."""
+    """Return the fields of GPTQ or AWQ, whose early checkpoints call their settings w_bit and q_group_size."""
     method = config["quant_method"]
     if config.get("dynamic"):
         remedy = "sets bits for single layers, which is not supported; use a checkpoint without it"
@@ -92,8 +92,8 @@ def _integers(name: str, bits: Any, group: Any, zeros: bool) -> dict[str, Any]:
 
 
 def kept_modules(config: Mapping[str, Any] | None, name: str) -> list[str]:
-    """Names of modules that stay in 16 bits. Raises UserError for what is no list of names."""
-    if not config or config.get("quant_method") == "mxfp4":  # experts only, whatever is listed
+    """Return the names of modules that stay in 16 bits. Raises UserError for anything but a list of names."""
+    if not config or config.get("quant_method") == "mxfp4":  # mxfp4 stores experts only, whatever modules are listed
         return []
     named: list[str] = []
     for key in _KEPT:

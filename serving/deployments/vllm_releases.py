@@ -1,15 +1,15 @@
-"""What releases of vLLM's scheduler do otherwise than the newest that we know, as settings of a scheduler of ours."""
+"""The rules of vLLM's older schedulers that differ from the newest that we know, as settings of our scheduler."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Before 0.33 a request that preempts itself ends the step, and `prefill_schedule_interval` spaces the prompts of
+# vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` spaces the prompts of
 # data-parallel ranks alone.
 _BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1}
 
 
 def release_settings(version: str) -> dict[str, Any]:
-    """Those of vLLM `version` (0.32.0, 0.32.0+cpu). Raises ValueError for what is no version."""
+    """Return the settings of vLLM `version` (0.32.0, 0.32.0+cpu). Raises ValueError for a text that is no version."""
     major, minor, *_ = version.split(".")
     return dict(_BEFORE_0_33) if (int(major), int(minor)) < (0, 33) else {}

@@ -1,4 +1,4 @@
-"""What the weights of GEMMs are kept in, and how many bytes one takes: what both memory and times are counted from."""
+"""The types that weights of GEMMs are kept in, and the bytes of a weight: the basis of both memory and times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
-GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale where 16-bit weights are quantised; 0: all of them
+GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale if 16-bit weights are quantised; 0: all
 ATTENTION = ("qkv", "attention out", "linear in", "linear out")  # projections, by their names in a step
 _SCALE_BYTES = 2.0
 
@@ -17,7 +17,7 @@ _SCALE_BYTES = 2.0
 class Stored(NamedTuple):
     """A projection of so many `layers`: `width` bytes a weight, its share of scales included, for GEMMs in `dtype`.
 
-    suffix  for the names of its operations, where other layers store it otherwise
+    suffix  added to the names of its operations, if other layers store it otherwise
     """
 
     layers: int
@@ -27,8 +27,10 @@ class Stored(NamedTuple):
 
 
 def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """What weights are kept in: as the deployment says, else as they are published, else `dtype`; some are in 16 bits
-    all the same, see `stored`."""
+    """Return the type that weights are kept in: the deployment's, else the published one, else `dtype`.
+
+    Some weights are in 16 bits all the same; see `stored`.
+    """
     if deployment.quantization != "none":
         return deployment.quantization
     published = model.checkpoint_quantization
@@ -36,13 +38,16 @@ def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
 
 
 def narrowest_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """What a mixture's experts are kept in, which may be of fewer bits than the rest; else what all weights are."""
+    """Return the type of a mixture's experts, which may be of fewer bits than the rest, else of all weights."""
     return stored(model, deployment, "experts", 1)[0].dtype if model.num_experts else weights_dtype(model, deployment)
 
 
 def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> list[Stored]:
-    """How `layers` layers keep a projection, named as in a step: first those in the model's usual type, then those in
-    16 bits beside them; either is left out where there are none."""
+    """Return how `layers` layers keep a projection, named as in a step.
+
+    First come layers that keep it in the model's usual type, then layers that keep it in 16 bits. An entry without
+    layers is left out.
+    """
     dtype, kept = weights_dtype(model, deployment), _kept(model, deployment, projection, layers)
     if projection == "experts" and dtype == model.checkpoint_quantization:
         dtype = model.checkpoint_experts or dtype
@@ -55,9 +60,9 @@ def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: in
 
 
 def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> int:
-    """Of `layers` layers, those that keep a projection in 16 bits: as published, else as makers do.
+    """Return how many of `layers` layers keep a projection in 16 bits: as published, else as makers do.
 
-    mxfp4 is for experts only; of mixtures in nvfp4 NVIDIA's editions keep attention in 16 bits.
+    mxfp4 is for experts only; NVIDIA's editions of mixtures in nvfp4 keep attention in 16 bits.
     """
     dtype = weights_dtype(model, deployment)
     if dtype == "mxfp4":
@@ -68,21 +73,21 @@ def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int
 
 
 def check_experts(model: ModelSpec, deployment: Deployment) -> None:
-    """Raise UserError for mxfp4 where there are no experts to store in it."""
+    """Raise UserError for mxfp4 if there are no experts to store in it."""
     if deployment.quantization == "mxfp4" and not model.num_experts:
         remedy = f"is for a mixture's experts, and {model.name} has none; use int4 or fp8"
         raise UserError("quantization", "mxfp4", remedy)
 
 
 def check_heads(model: ModelSpec, tp: int) -> None:
-    """Raise UserError where heads cannot be split over `tp` devices; KV heads may be repeated."""
+    """Raise UserError if heads cannot be split over `tp` devices; KV heads may be repeated."""
     if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
         remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
 
 
 def check_linear_heads(model: ModelSpec, tp: int) -> None:
-    """Raise UserError where heads with a constant state cannot be split over `tp` devices."""
+    """Raise UserError if heads with a constant state cannot be split over `tp` devices."""
     heads = model.linear.linear_num_key_heads if model.linear is not None else tp
     if heads % tp:
         remedy = f"must divide the {heads} key heads of {model.name}'s layers with a constant state"
@@ -90,10 +95,10 @@ def check_linear_heads(model: ModelSpec, tp: int) -> None:
 
 
 def weight_width(dtype: str, model: ModelSpec, deployment: Deployment) -> float:
-    """Bytes of a weight of `dtype`, with its share of the 16-bit scale and the zero point of its group.
+    """Return the bytes of a weight of `dtype`, with its share of the 16-bit scale and the zero point of its group.
 
-    Groups are those of the checkpoint, or `GROUP_SIZE` where weights are quantised on loading. A scale for all of an
-    output's inputs is shared out among as many as the hidden size.
+    The checkpoint gives the groups, or `GROUP_SIZE` if weights are quantised on loading. A scale for all of an output's
+    inputs is shared out among as many weights as the hidden size.
     """
     if dtype not in GROUP_SIZE:
         return DTYPE_BYTES[dtype]

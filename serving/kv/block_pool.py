@@ -1,9 +1,10 @@
 """KV blocks as runs: references, the LRU free queue, and the prefixes that can be found.
 
-Every block stands where it would in vLLM's free queue, but a request costs its segments and not its blocks. Blocks
-without content stand before all others and are alike, so they are a number. Where blocks have identities each step
-registers what it fills. Without, decodes only take blocks, and what they have filled is registered when it is looked
-for. Where nothing is shared, a request can find its own blocks alone, after a preemption.
+Every block has the place that it would have in vLLM's free queue, but the cost of a request grows with its segments and
+not with its blocks. Blocks without content stand before all others and are alike, so they are a number. If blocks have
+identities, each step registers the blocks that it fills. If not, decodes only take blocks, and the blocks that they
+have filled are registered when a prefix is looked for. If nothing is shared, a request can find only its own blocks,
+after a preemption.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
 
-_NO_IDS: list[int] = []  # of blocks that have none
+_NO_IDS: list[int] = []  # ids of blocks that have none
 
 
 class BlockPool:
-    """`config.num_blocks` blocks, of which block 0 is the null block and never handed out.
+    """The `config.num_blocks` blocks of one engine; block 0 is the null block and never handed out.
 
-    `content` is None where nothing is shared; `named` gives blocks identities. Raises ValueError if more blocks are
-    taken than there are.
+    `content` is None if nothing is shared; `named` gives blocks identities. Raises ValueError if more blocks are taken
+    than there are.
     """
 
     def __init__(self, config: SchedulerConfig, content: Content | None = None, *, named: bool = False) -> None:
@@ -39,10 +40,10 @@ class BlockPool:
         self.caches = content is not None and config.enable_prefix_caching
         self._caching = config.enable_prefix_caching
         self._tree = PrefixTree(config.block_size, content or OwnContent())
-        self._trees = [self._tree]  # one for each group of layers
+        self._trees = [self._tree]  # a tree for each group of layers
         self._queue = FreeQueue()
-        self._blank = self.total  # free blocks without content, and
-        self._blank_ids: list[int] = []  # theirs, the next to be taken last
+        self._blank = self.total  # number of free blocks without content, and
+        self._blank_ids: list[int] = []  # ids of these blocks, the next to be taken last
         self._named = False
         self._drops_last = False
         if named:
@@ -53,8 +54,11 @@ class BlockPool:
         self._blank_ids = list(range(self.total, 0, -1))
 
     def drop_last_found(self) -> None:
-        """Find blocks by their own tokens alone, and then do without the last, as vLLM does beside a KV connector: the
-        head of `eagle` computed its KV there from a token that may differ. Nothing can be found yet."""
+        """Find blocks by their own tokens alone, and then leave out the last, as vLLM does beside a KV connector.
+
+        The head of `eagle` computed its KV in that block from a token that may differ. Call this while nothing can be
+        found yet.
+        """
         if not self.counts_only:
             self._tree = PrefixTree(self.block_size, SegmentContent(self.block_size))
             self._trees = [self._tree]
@@ -65,7 +69,7 @@ class BlockPool:
         return not self._named
 
     def observe(self, observer: CacheObserver) -> None:
-        """Tell `observer` what can be found from now on; nothing can be found yet."""
+        """Tell `observer` which blocks can be found from now on; nothing can be found yet."""
         self._name()
         self._tree.observer = observer
 
@@ -77,7 +81,7 @@ class BlockPool:
 
     @property
     def observed(self) -> bool:
-        """Whether somebody is told of every block."""
+        """True if an observer hears of every block."""
         return self._tree.observer is not None
 
     def settled(self, request: Request) -> bool:
@@ -102,7 +106,7 @@ class BlockPool:
             self.version += 1
 
     def _share(self, table: BlockTable, tree: PrefixTree, found: list[tuple[Run, int]], first: int = 0) -> None:
-        """Reference what was `found` from block `first` on."""
+        """Take a reference to the blocks `found`, from block `first` on."""
         for run, end in found:
             if end > first:
                 if end < run.last:
@@ -125,7 +129,7 @@ class BlockPool:
             request.held += need
 
     def _take(self, count: int) -> list[int]:
-        """The ids of `count` blocks from the head of the queue; their content is evicted."""
+        """Return the ids of `count` blocks from the head of the queue, and evict their content."""
         self.free -= count
         if self._blank >= count and not self._named:  # nearly always
             self._blank -= count
@@ -199,7 +203,7 @@ class BlockPool:
         return decodes.crossings(steps)
 
     def ahead_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
-        """By how much `free` will shrink at each of `steps` ticks or more; after the last it begins anew."""
+        """Return by how much `free` shrinks at each of `steps` ticks or more; after the last the numbers repeat."""
         return decodes.crossing_by_tick()
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
@@ -246,7 +250,7 @@ class BlockPool:
             self._blank_ids += reversed(ids)
 
     def _append_unfound(self, count: int) -> None:
-        """Blocks that nobody will ask for are free, to be taken after all that are free now."""
+        """Free blocks that no request will look for; they are taken after all blocks that are free now."""
         self.free += count
         tail = self._queue.tail
         if tail is not None and tail.node is None:
@@ -267,7 +271,7 @@ class BlockPool:
         self._check_free(used, references)
 
     def _check_table(self, table: BlockTable, first: int, length: int, references: Counter[Run]) -> int:
-        """Count the references of a table that holds blocks from `first` to `length`; how many are not registered."""
+        """Count the references of a table of blocks from `first` to `length`; return how many are not registered."""
         held = table.held_runs()
         ends = [run.last for run in held]
         assert [run.first for run in held] == [first, *ends][: len(held)]
@@ -280,7 +284,7 @@ class BlockPool:
         return length - table.registered
 
     def _check_free(self, used: int, references: Counter[Run]) -> None:
-        """`used` blocks are held beside those of `references`."""
+        """Check that `used` blocks are held beside the blocks of `references`."""
         assert all(run.references == count for run, count in references.items())
         free = self._queue.runs()
         assert not any(run.references for run in free)

@@ -1,12 +1,12 @@
-"""Runs of KV blocks that follow on each other in a sequence, where they are found, and the queue of the free ones.
+"""Runs of consecutive KV blocks of a sequence, the nodes where they are found, and the queue of the free runs.
 
-A node is what one sequence had that no sequence before it had: all that follows its first token that was new. Others
-follow it until they part from it, at the end of a segment or within one, and have nodes of their own from there. A
-block belongs to the node of its last token.
+A node is the part of one sequence that no sequence before it had: all that follows its first new token. Other sequences
+follow it until they part from it, at the end of a segment or within one, and have their own nodes from there. A block
+belongs to the node of its last token.
 
 The order of the queue decides what survives, and follows vLLM, block by block: a freed request's blocks go to the end
 in reverse, and blocks are taken from the head. So a run stands in the queue with its last block foremost, and is
-evicted from its end: what is left of it is always the beginning of a prefix.
+evicted from its end: the rest of it is always the beginning of a prefix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from serving.workload import Name, Span
 
-# Where a sequence parts from its parent node: that, the token, and the name and the begin of the span it goes on with
+# The place of a parting: the parent node, the token, and the name and the begin of the span that goes on there
 Branch = tuple["Node | None", int, Name, int]
 
 _NO_END = 1 << 62
@@ -26,9 +26,9 @@ class Node:
 
     group     the number of the group of layers whose blocks these are
     children  nodes that part from this one
-    lost      whether it has been forgotten, since nothing was found here or further on
-    runs      blocks that are found here, by their first; and
-    spares    those with the same content as these, which were registered later, in order of registration
+    lost      whether it has been forgotten, since no block was found here or further on
+    runs      blocks that are found here, by their first
+    spares    runs with the same content as `runs`, which were registered later, in order of registration
     """
 
     __slots__ = ("branch", "children", "group", "lost", "parent", "runs", "spans", "spares")
@@ -45,7 +45,10 @@ class Node:
         self.spares: list[Run] = []
 
     def follow(self, spans: Sequence[Span], at: int) -> tuple[int, int]:
-        """A sequence goes on here with its span number `at`: the token at which it parts, and with which span then."""
+        """Follow a sequence that goes on here with its span number `at`.
+
+        Returns the token at which it parts from the node, and the number of its span there.
+        """
         for own, begin, until in self.spans:
             name, _, end = spans[at]
             if name != own:
@@ -59,12 +62,12 @@ class Node:
 
 
 class Run:
-    """Blocks `first` up to but not including `last` of the sequences through `node`; whoever holds one holds all.
+    """Blocks `first` up to but not including `last` of the sequences through `node`, which are held all together.
 
-    ids            their physical ids, or nothing where blocks have none
-    node           None where the run cannot be found
-    references     requests that hold it; and
-    rest           the run that was last split off its end, which they hold as well if they held that
+    ids            their physical ids, empty if blocks have none
+    node           None if the run cannot be found
+    references     requests that hold it
+    rest           the run that was last split off its end; requests that held this run then hold that one, too
     before, after  its neighbours in the queue; None while it is not there
     """
 
@@ -81,7 +84,7 @@ class Run:
         self.after: Run | None = None
 
     def split(self, at: int) -> Run:
-        """Cut the run before block `at`, and return what comes after: its end, which is foremost in the queue."""
+        """Cut the run before block `at`, and return the part after the cut, which is foremost in the queue."""
         upper = Run(self.node, at, self.last, self.ids[at - self.first :])
         upper.references = self.references
         del self.ids[at - self.first :]
@@ -103,11 +106,11 @@ class Run:
 
 
 class BlockTable:
-    """Blocks that a request holds in one group of layers.
+    """The blocks that a request holds in one group of layers.
 
-    blocks      their physical ids, where the pool keeps identities; 0 before a sliding window
-    registered  how many of them the pool has registered, or given back, from the first on; and
-    runs        those it has registered, and what was split off them since
+    blocks      their physical ids, if the pool keeps identities; 0 before a sliding window
+    registered  how many of `blocks` the pool has registered, or given back, from the first on
+    runs        runs that it has registered, and the parts that were split off them since
     """
 
     __slots__ = ("blocks", "registered", "runs")
@@ -118,7 +121,7 @@ class BlockTable:
         self.runs: list[Run] = []
 
     def held_runs(self) -> list[Run]:
-        """The runs that hold the registered blocks, in order."""
+        """Return the runs that hold the registered blocks, in order."""
         found: list[Run] = []
         ends = [run.first for run in self.runs[1:]]
         for run, end in zip(self.runs, [*ends, self.registered], strict=False):
@@ -131,7 +134,7 @@ class BlockTable:
 
 
 class FreeQueue:
-    """Runs in the order in which they are evicted."""
+    """The free runs in the order in which they are evicted."""
 
     def __init__(self) -> None:
         self._ring = ring = Run(None, 0, 0, [])
@@ -139,13 +142,13 @@ class FreeQueue:
 
     @property
     def head(self) -> Run:
-        """The run that is evicted first. There is one."""
+        """The run that is evicted first. The queue is not empty."""
         assert self._ring.after is not None and self._ring.after is not self._ring
         return self._ring.after
 
     @property
     def tail(self) -> Run | None:
-        """The run that is evicted last, if there is any."""
+        """The run that is evicted last; None if the queue is empty."""
         return None if self._ring.before is self._ring else self._ring.before
 
     def append(self, run: Run) -> None:
@@ -161,7 +164,7 @@ class FreeQueue:
         run.before = run.after = None
 
     def runs(self) -> list[Run]:
-        """All of them, in order."""
+        """Return all free runs, in order."""
         found, run = [], self._ring.after
         while run is not None and run is not self._ring:
             found.append(run)

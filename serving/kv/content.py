@@ -1,4 +1,4 @@
-"""What sequences hold, so that equal ones can be found: as spans of named tokens, or as a key for each KV block.
+"""The content of sequences, by which equal ones are found: spans of named tokens, or a key for each KV block.
 
 Key of block i = H(key of block i-1, its content), so a key names a whole prefix; only full blocks have one.
 """
@@ -17,16 +17,16 @@ ROOT = b""
 
 
 class Spans(Protocol):
-    """Where the names of tokens come from.
+    """A source of the names of tokens.
 
-    ahead  tokens after a block that its content takes in, beside those in the names of spans
+    ahead  tokens after a block that its content takes in, beside the tokens in the names of spans
     """
 
     @property
     def ahead(self) -> int: ...
 
     def spans(self, request: Request) -> Sequence[Span]:
-        """`(name, begin, end)` over the sequence, or its full blocks; none is empty.
+        """Return `(name, begin, end)` over the sequence, or its full blocks; no span is empty.
 
         Token j of a span equals token j of any span with the same name, and no other.
         """
@@ -34,15 +34,15 @@ class Spans(Protocol):
 
 
 class Content(Spans, Protocol):
-    """Where contents come from: segments in the simulator, token ids in a real engine."""
+    """A source of contents: segments in the simulator, token ids in a real engine."""
 
     def blocks(self, request: Request, first: int, last: int) -> Iterable[bytes]:
-        """A canonical form of the tokens of each full block from `first` to `last`, inclusive."""
+        """Return a canonical form of the tokens of each full block from `first` to `last`, inclusive."""
         ...
 
 
 def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
-    """The chained keys of (at least) the first `count` blocks, kept on the request once computed."""
+    """Return the chained keys of (at least) the first `count` blocks, kept on the request once computed."""
     keys = request.keys
     if len(keys) < count:
         parent = keys[-1] if keys else ROOT
@@ -53,7 +53,7 @@ def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
 
 
 class SegmentContent:
-    """Contents from the prompt's segments; the output of request r is segment `out:r`."""
+    """The contents of a request by its prompt's segments; the output of request r is segment `out:r`."""
 
     ahead = 0
 
@@ -82,8 +82,10 @@ class SegmentContent:
 
 
 class ContentAhead(SegmentContent):
-    """Contents that take in the token after each block, as vLLM's do under `eagle`, whose head computes the KV of a
-    token from the one that follows it (`num_hash_lookahead_tokens`, here 1)."""
+    """Contents that take in the token after each block, as vLLM's do under `eagle`.
+
+    The head of `eagle` computes the KV of a token from the token that follows it (`num_hash_lookahead_tokens`, here 1).
+    """
 
     ahead = 1
 
@@ -95,7 +97,7 @@ class ContentAhead(SegmentContent):
 
 
 class OwnContent:
-    """Spans by which a request finds nothing but its own blocks."""
+    """Spans by which a request finds only its own blocks."""
 
     ahead = 0
 
@@ -104,14 +106,14 @@ class OwnContent:
 
 
 def segment_content(config: SchedulerConfig) -> SegmentContent:
-    """The contents that a simulated engine finds prefixes by."""
+    """Return the contents by which a simulated engine finds prefixes."""
     if config.speculative is not None and config.speculative.num_hash_lookahead_tokens:
         return ContentAhead(config.block_size)
     return SegmentContent(config.block_size)
 
 
 def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
-    """`(segment, begin, end)` over the sequence; private segments get a name nobody else can have."""
+    """Yield `(segment, begin, end)` over the sequence; private segments get a name that no other request can have."""
     begin = 0
     for number, (name, tokens) in enumerate(request.arrived.prompt):
         yield (name if name != PRIVATE else f"\0{request.id}.{number}"), begin, begin + tokens

@@ -1,8 +1,8 @@
 """KV memory as it was before paging: each request reserves one run of blocks at admission, for all it may ever need.
 
 The run is the first that is long enough, from the lowest block on (Knuth, "The Art of Computer Programming", 2.5, first
-fit). What a request reserves and never fills is internal fragmentation; free blocks in runs too short for the next
-request are external fragmentation (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+fit). Blocks that a request reserves and never fills are internal fragmentation; free blocks in runs too short for the
+next request are external fragmentation (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", SOSP 2023, whose baselines these are).
 """
 
@@ -15,9 +15,9 @@ from serving.request import Request
 
 
 class ContiguousPool:
-    """`config.num_blocks - 1` blocks, given out in runs by `config.kv_reservation`. Nothing is shared or grows.
+    """A pool of `config.num_blocks - 1` blocks, given out in runs by `config.kv_reservation`.
 
-    With `names` a request gets the ids of its blocks, as an engine needs them.
+    Nothing is shared or grows. With `names` a request gets the ids of its blocks, as an engine needs them.
     """
 
     counts_only = defers = True
@@ -30,11 +30,11 @@ class ContiguousPool:
         self._whole = config.kv_reservation == "max_model_len"
         self._max_tokens = config.kv_reserved_max_tokens
         self._names = names
-        self._runs = [(1, self.total)]  # free ones: first block and how many, in order
-        self._held: dict[int, tuple[int, int]] = {}  # by request, the same
+        self._runs = [(1, self.total)]  # free runs in order: first block and number of blocks
+        self._held: dict[int, tuple[int, int]] = {}  # the run of each request, by its id
 
     def reserved(self, request: Request) -> int:
-        """Blocks that `request` takes at its admission."""
+        """Return how many blocks `request` takes at its admission."""
         tokens = self._most_tokens
         if not self._whole:
             tokens = min(tokens, max(request.max_len, request.prompt_len + self._max_tokens))
@@ -42,7 +42,7 @@ class ContiguousPool:
 
     @property
     def longest(self) -> int:
-        """Blocks of the longest free run."""
+        """The number of blocks of the longest free run."""
         return max((blocks for _, blocks in self._runs), default=0)
 
     def settled(self, request: Request) -> bool:
@@ -62,10 +62,10 @@ class ContiguousPool:
             request.blocks.extend(range(first, first + need))
 
     def extend(self, request: Request, tokens: int) -> None:
-        """It has them already."""
+        """Do nothing: the request has its blocks already."""
 
     def register(self, request: Request, tokens: int) -> None:
-        """Nothing is found again."""
+        """Do nothing: no block is found again."""
 
     forget = register
 
@@ -97,5 +97,5 @@ class ContiguousPool:
 
 
 def longest_free(pool: KvBlocks) -> int | None:
-    """Blocks of the longest free run of `pool`; None where requests need no runs."""
+    """Return the blocks of the longest free run of `pool`; None if requests need no runs."""
     return pool.longest if isinstance(pool, ContiguousPool) else None

@@ -1,8 +1,8 @@
 """KV that lies outside an engine's own blocks: in slower memory, or in another engine.
 
-A scheduler asks how much of a waiting request could be loaded instead of computed. If anything, the request gets blocks
-for it and waits, loading, while others pass it; when the data are there it goes first. The rules are those of vLLM's
-KV connectors. What a transfer costs, and when it ends, is the implementation's affair.
+A scheduler asks how much KV of a waiting request could be loaded instead of computed. If there is any, the request gets
+blocks for it and waits, loading, while others pass it; when the data are there it goes first. The rules are those of
+vLLM's KV connectors. The implementation decides what a transfer costs, and when it ends.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from serving.workload import WorkloadRequest
 
 
 class ExternalKv(Protocol):
-    """What a scheduler asks of KV outside its engine, and tells it."""
+    """The KV outside an engine, as its scheduler uses it."""
 
     @property
     def synchronous(self) -> bool:
-        """Whether the step that admits a request loads its KV, instead of a transfer that others pass."""
+        """True if the step that admits a request loads its KV, instead of a transfer that other requests pass."""
         ...
 
     def matched(self, request: Request, found: int) -> int:
-        """Tokens after the first `found` that can be loaded; with `found` at most `known`, or `known - 1` where loads
-        are synchronous.
+        """Return how many tokens after the first `found` can be loaded.
 
-        Called whenever a waiting request is considered, so it must change nothing.
+        With `found` they are at most `known` tokens, or `known - 1` if loads are synchronous. The scheduler calls this
+        whenever it considers a waiting request, so it must change nothing.
         """
         ...
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         """Begin to load `tokens` tokens from `start` on; the request has blocks for them, and is loading.
 
-        To be answered, once and not before this call returns, by the scheduler's `loaded` or `load_failed`: also when
-        the request has been aborted meanwhile, since its blocks are free only then. Where loads are synchronous, the
-        request runs, and nothing is to be answered.
+        Answer once, and not before this call returns, by the scheduler's `loaded` or `load_failed`. Answer also if the
+        request has been aborted meanwhile, since its blocks are free only then. If loads are synchronous, the request
+        runs, and needs no answer.
         """
         ...
 
     def admitted(self, request: Request) -> None:
-        """`request` runs now, with whatever was found or loaded."""
+        """Record that `request` runs now, with its cached or loaded tokens."""
         ...
 
     def keeps(self, request: Request) -> bool:
-        """Whether the blocks of `request`, which has its last token, are still needed, until `release`."""
+        """Return whether the blocks of `request`, which has its last token, are still needed, until `release`."""
         ...
 
 
 class ExternalScheduler(Scheduler, Protocol):
-    """A policy that can load KV, and keep it for somebody else."""
+    """A policy that can load KV, and keep it for another engine."""
 
     def connect(self, external: ExternalKv) -> None:
         """Ask `external` from now on."""
         ...
 
     def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
-        """Queue a request, of which another engine has sampled the first `outputs` tokens."""
+        """Queue a request whose first `outputs` tokens another engine has sampled."""
         ...
 
     def loaded(self, request: Request) -> None:
-        """The KV that `ExternalKv.load` loads is there: the request can run."""
+        """Let the request run: the KV that `ExternalKv.load` loads is there."""
         ...
 
     def load_failed(self, request: Request) -> None:
-        """It never will be there: the request waits again, with nothing."""
+        """Let the request wait again, without KV: the load has failed."""
         ...
 
     def release(self, request: Request) -> None:
-        """The blocks that `ExternalKv.keeps` kept are needed no more."""
+        """Free the blocks that `ExternalKv.keeps` kept."""
         ...
 
 

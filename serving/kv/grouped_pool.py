@@ -1,8 +1,8 @@
 """KV blocks of models with sliding windows: a block table for each group of layers, all from one pool.
 
-Follows vLLM 0.33's hybrid allocator. Groups have equally many layers, so that a block of one is as large as a block of
-another. A block that lies wholly before the window of every query to come is freed while its request runs, and the null
-block takes its place in the table; queries of steps in flight count as queries to come.
+The pool follows vLLM 0.33's hybrid allocator. Groups have equally many layers, so that a block of one is as large as a
+block of another. A block that lies wholly before the window of every query to come is freed while its request runs, and
+the null block takes its place in the table; queries of steps in flight count as queries to come.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Found = list[tuple[Run, int]]  # runs, and up to which block each counts
 
 
 class GroupedPool(BlockPool):
-    """`config.kv_groups` says which groups there are. A request's `held` and `hashed` count entries of each table.
+    """A pool for the groups in `config.kv_groups`. A request's `held` and `hashed` count entries of each table.
 
-    groups  how many there are
+    groups  number of groups
     """
 
     def __init__(self, config: SchedulerConfig, content: Content) -> None:
@@ -41,7 +41,7 @@ class GroupedPool(BlockPool):
         self._trees = [PrefixTree(config.block_size, content, group) for group in range(self.groups)]
         self._sliding = [group for group, window in enumerate(windows) if window]
         self._full = [group for group, window in enumerate(windows) if not window]
-        self._shown = self._full[0] if self._full else 0  # the group whose table the request itself is
+        self._shown = self._full[0] if self._full else 0  # the group whose table is the request itself
         self._tree = self._trees[self._shown]
         self._past = max(windows) - 1  # tokens before its own that a query sees
         self._tail = blocks_for(self._past, self.block_size)  # blocks at the end of a hit that must be there
@@ -50,8 +50,8 @@ class GroupedPool(BlockPool):
         self._most_sliding_tokens = most_sliding_tokens(config)
         self._tables: dict[int, list[BlockTable]] = {}
         self._slid: dict[int, int] = {}  # leading entries of sliding tables that are null
-        self._junction: dict[int, int] = {}  # where full attention's cached prefix ends, if the hit ends before
-        self._unsettled: dict[int, Request] = {}  # what was extended by itself, and may have prefill in flight
+        self._junction: dict[int, int] = {}  # end of full attention's cached prefix, if the hit ends before it
+        self._unsettled: dict[int, Request] = {}  # requests extended by themselves, perhaps with prefill in flight
 
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` of the first group with full attention. Raises UserError if there is none."""
@@ -60,15 +60,16 @@ class GroupedPool(BlockPool):
         super().observe(observer)
 
     def tables(self, request: Request) -> list[list[int]]:
-        """Block ids of `request` by group, 0 where the window has passed."""
+        """Return the block ids of `request` by group, 0 for blocks that the window has passed."""
         return [table.blocks for table in self._tables[request.id]]
 
-    # How many blocks
+    # Numbers of blocks
 
     def to_admit(self, tokens: int, hit: Hit, now: int) -> int:
-        """Free blocks that a waiting request needs for its first `tokens` tokens beside those of `hit`.
+        """Return the free blocks that a waiting request needs for its first `tokens` tokens beside the blocks of `hit`.
 
-        The next step computes those up to `now`; of the rest, sliding layers never hold more than they see at once.
+        The next step computes the tokens up to `now`; for the rest, sliding layers never hold more than they see at
+        once.
         """
         sliding = min(tokens, self._most_sliding_tokens)
         return max(self._beside_hit(hit, now, now), self._beside_hit(hit, tokens, sliding))
@@ -78,13 +79,13 @@ class GroupedPool(BlockPool):
         return len(self._full) * more[0] + len(self._sliding) * more[1] + hit.idle
 
     def lacking(self, request: Request, tokens: int) -> int:
-        """Blocks that `extend` would take, without those that it would free."""
+        """Return how many blocks `extend` would take, without the blocks that it would free."""
         more = self.groups * (blocks_for(tokens, self.block_size) - request.held)
         return more - self._leaving([(request, self._before_window(request))])
 
     def ahead(self, decodes: DecodeSet, steps: int) -> int:
         ends = [(member, self._before_window(member, after=steps - 1)) for member in decodes.members.values()]
-        # These ticks both take and leave behind what lies after the blocks that are held now.
+        # The ticks both take and free blocks that lie after the blocks that are held now.
         passed = len(self._sliding) * sum(max(last - member.held, 0) for member, last in ends)
         return self.groups * decodes.crossings(steps) - self._leaving(ends) - passed
 
@@ -103,12 +104,12 @@ class GroupedPool(BlockPool):
         return by_tick
 
     def _runs_before(self, last: int, request: Request) -> list[Run]:
-        """Runs of its sliding tables that begin before block `last`."""
+        """Return the runs of the request's sliding tables that begin before block `last`."""
         tables = self._tables[request.id]
         return [run for group in self._sliding for run in tables[group].held_runs() if run.first < last]
 
     def _leaving(self, ends: Iterable[tuple[Request, int]]) -> int:
-        """Blocks that are free once none of these requests needs what lies before its window, which begins there."""
+        """Return how many blocks are free once the requests of `ends` need no block before the one given there."""
         freed = 0
         shared: dict[Run, list[int]] = {}
         for request, last in ends:
@@ -120,7 +121,7 @@ class GroupedPool(BlockPool):
         return freed + sum(min(counts) for run, counts in shared.items() if len(counts) == run.references)
 
     def _before_window(self, request: Request, after: int = 0) -> int:
-        """Leading entries of a sliding table that no query sees from the tick on that is `after` the next."""
+        """Return the leading entries of a sliding table that no query sees, `after` ticks after the next one."""
         return max(request.computed + after - request.in_flight - self._past, 0) // self.block_size
 
     # Lookup and admission
@@ -146,7 +147,10 @@ class GroupedPool(BlockPool):
         return Hit(end, idle)
 
     def _end_of_tail(self, sliding: Sequence[Found], end: int) -> int:
-        """The longest hit, at most `end`, whose last `_tail` blocks, or all if it is shorter, are in all of these."""
+        """Return the longest hit, at most `end`, whose last `_tail` blocks are in all of `sliding`.
+
+        A shorter hit must be there with all its blocks.
+        """
         last = -1
         while last != end:
             last = end
@@ -155,7 +159,7 @@ class GroupedPool(BlockPool):
         return end
 
     def _first(self, group: int, end: int) -> int:
-        """The first block of a hit of `end` blocks that the next query sees."""
+        """Return the first block of a hit of `end` blocks that the next query sees."""
         return max(end - self._tail, 0) if group in self._sliding else 0
 
     def admit(self, request: Request, hit: Hit) -> None:
@@ -170,10 +174,10 @@ class GroupedPool(BlockPool):
         self._slid[request.id] = max(hit.blocks - self._tail, 0)
         request.held = request.hashed = hit.blocks
 
-    # While it runs
+    # Running requests
 
     def slide(self, request: Request, after: int = 0) -> None:
-        """Free what lies before the window, the last block first."""
+        """Free the blocks before the window, the last block first."""
         first, last = self._slid[request.id], min(self._before_window(request, after), request.held)
         if last <= first:
             return
@@ -183,7 +187,7 @@ class GroupedPool(BlockPool):
         self.version += 1
 
     def _pass(self, table: BlockTable, tree: PrefixTree, first: int, last: int) -> None:
-        """Take the blocks of `table` from `first` to `last` from it."""
+        """Remove the blocks from `first` to `last` from `table`."""
         tree.pass_over(table, last)
         passed: list[Run] = []
         kept: list[Run] = []
@@ -224,9 +228,10 @@ class GroupedPool(BlockPool):
         self.version += 1
 
     def _kept(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
-        """Which blocks from `first` to `last` of a sliding table can be found, by `prefix_cache_retention_interval`.
+        """Return the blocks from `first` to `last` of a sliding table that can be found later, as ranges.
 
-        Always those at the end of its prompt, and of a prefix that full attention had in common with others.
+        `prefix_cache_retention_interval` decides. The end of the prompt is always among them, and so is the end of a
+        prefix that full attention had in common with other requests.
         """
         segment, tail = self._segment, self._tail
         if 0 < segment <= tail:
@@ -246,7 +251,7 @@ class GroupedPool(BlockPool):
         for after in range(steps):
             starts, fills = decodes.crossing(after), decodes.crossing(after + 1 - lag)
             slides = decodes.crossing(after - lag - self._past)
-            if not lag:  # the tick before may have been planned behind one more
+            if not lag:  # the tick before may have had one more step in flight
                 slides = slides | decodes.crossing(after - 1 - self._past)
             if not (starts or fills or slides or self._unsettled):
                 continue
@@ -259,7 +264,7 @@ class GroupedPool(BlockPool):
         decodes.lag = lag
 
     def _settle(self, decodes: DecodeSet, lag: int) -> dict[int, Request]:
-        """Members whose window may have moved further than a tick moves it."""
+        """Return members whose window may have moved further than a tick moves it."""
         members = {id: request for id, request in self._unsettled.items() if id in decodes.members}
         for id, request in members.items():
             if request.in_flight <= lag:
@@ -287,7 +292,7 @@ class GroupedPool(BlockPool):
 
 
 def _before_gap(found: Found, first: int, last: int) -> int:
-    """Where the last gap of `found` begins that reaches between `first` and `last`; `last` if there is none."""
+    """Return the begin of the last gap of `found` that reaches between `first` and `last`; `last` if none does."""
     at = last
     for run, end in reversed(found):
         if at <= first:
@@ -299,5 +304,5 @@ def _before_gap(found: Found, first: int, last: int) -> int:
 
 
 def block_tables(pool: KvBlocks) -> Callable[[Request], Sequence[Sequence[int]]]:
-    """What gives the block tables of a request that runs: one for each group of layers."""
+    """Return a function that gives a running request's block tables: one for each group of layers."""
     return pool.tables if isinstance(pool, GroupedPool) else lambda request: (request.blocks,)

@@ -1,4 +1,4 @@
-"""Which KV memory an engine gets."""
+"""The choice of an engine's KV memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving.kv.state_pool import StatePool
 
 
 def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
-    """Identities where an engine needs them: it brings its own `content`."""
+    """Return the KV memory of an engine; blocks have identities if the engine brings its own `content`."""
     if config.kv_reservation != "paged":
         if config.kv_groups or config.state_blocks:
             remedy = "needs a model with full attention in all layers; set it to paged"

@@ -1,8 +1,8 @@
-"""Finding KV blocks by content, a sequence at a time.
+"""A tree that finds KV blocks by content, a sequence at a time.
 
-A prompt costs what it has in common with others, and not its blocks. A radix tree as in SGLang
-(https://arxiv.org/abs/2312.07104), but blocks with equal content are not merged, as they are not in vLLM: the one
-registered first is found, and the others take its place when it is evicted.
+The cost of a prompt grows with the sequences that it shares with other prompts, and not with its blocks. It is a radix
+tree as in SGLang (https://arxiv.org/abs/2312.07104), but it does not merge blocks with equal content, as vLLM does not:
+the block registered first is found, and the others take its place when it is evicted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from serving.workload import Name, Span
 
 
 class PrefixTree:
-    """Which runs of blocks hold which content in one `group` of layers. Whether they are referenced is the pool's
-    business.
+    """The runs of blocks of one `group` of layers, by their content; the pool knows which are referenced.
 
-    open      requests of which more blocks may be full than are registered, by the name of their output
-    observer  told of what can be found, if anybody
+    open      requests that may have more full blocks than registered ones, by the name of their output
+    observer  hears which blocks can be found, if it is set
     """
 
     def __init__(self, block_size: int, content: Spans, group: int = 0) -> None:
@@ -35,9 +34,9 @@ class PrefixTree:
         self._nodes: dict[Branch, Node] = {}
 
     def find(self, request: Request, most: int, gaps: bool = False) -> list[tuple[Run, int]]:
-        """Runs that hold the leading blocks of `request`, at most `most` blocks, and up to which block each counts.
+        """Return runs that hold the leading blocks of `request`, at most `most`, and up to which block each counts.
 
-        With `gaps` those after blocks that cannot be found, too.
+        With `gaps` runs after blocks that cannot be found count, too.
         """
         found: list[tuple[Run, int]] = []
         spans = self._content.spans(request)
@@ -63,7 +62,7 @@ class PrefixTree:
         return found
 
     def settled(self, request: Request, most: int) -> bool:
-        """Whether what `find` finds grows only by `register`, and not because a request in `open` goes on."""
+        """Return whether the result of `find` grows only by `register`, and not because a request in `open` goes on."""
         found = self.find(request, most)
         at = found[-1][1] if found else 0
         spans = self._content.spans(request)
@@ -72,7 +71,7 @@ class PrefixTree:
         )
 
     def register(self, request: Request, table: BlockTable, full: int) -> None:
-        """The first `full` blocks of `table`, by which `request` holds them, can be found from now on."""
+        """Make the first `full` blocks of `table`, by which `request` holds them, findable from now on."""
         first = table.registered
         if full > first:
             spans = self._content.spans(request)
@@ -82,7 +81,7 @@ class PrefixTree:
                 self.observer.stored(request, first, full)
 
     def pass_over(self, table: BlockTable, until: int) -> None:
-        """The blocks of `table` before `until` that are not registered cannot be found."""
+        """Keep the blocks of `table` before `until` that are not registered from being found."""
         first = table.registered
         if until > first:
             tail = table.runs[-1] if table.runs else None
@@ -94,9 +93,9 @@ class PrefixTree:
             table.registered = until
 
     def _catch_up(self, request: Request, spans: Sequence[Span]) -> None:
-        """What others have filled of a sequence is registered before anything is done for `request`.
+        """Register the blocks of a sequence that other requests have filled, before anything is done for `request`.
 
-        That is their own output: all else is registered as it is filled.
+        They hold the other requests' own output: all other blocks are registered as they are filled.
         """
         opened = self.open
         for name, _, _ in spans if opened else ():
@@ -133,9 +132,9 @@ class PrefixTree:
         return node
 
     def _add(self, table: BlockTable, node: Node, tail: Run | None, first: int, last: int) -> Run | None:
-        """Blocks of `table` hold what those of `node` do; the run that ends with them, `tail` where that could grow."""
+        """Add blocks of `table` with the content of `node`; return the run that ends with them, maybe `tail`."""
         runs, blocks = node.runs, table.blocks
-        while runs and first < last and first < runs[-1].last:  # others hold the same, or what comes after it
+        while runs and first < last and first < runs[-1].last:  # others hold the same, or blocks after it
             end = _found_to(runs, first)
             until = min(end if end > first else next(run.first for run in runs if run.first > first), last)
             tail = Run(node, first, until, blocks[first:until])
@@ -156,7 +155,7 @@ class PrefixTree:
         return tail
 
     def split(self, run: Run, at: int) -> Run:
-        """Cut `run` before block `at`; the end of it."""
+        """Cut `run` before block `at` and return its end."""
         upper, node = run.split(at), run.node
         if node is not None:
             runs = node.spares if run in node.spares else node.runs
@@ -164,14 +163,14 @@ class PrefixTree:
         return upper
 
     def evict(self, run: Run, count: int) -> list[int]:
-        """The last `count` blocks of `run` are about to hold something else; their ids, the last first."""
+        """Evict the last `count` blocks of `run`, and return their ids, the last first."""
         node, end = run.node, run.last
         ids = run.cut(count)
         if node is not None:
             found = not node.spares or run in node.runs
             if run.first == run.last:
                 runs = node.runs if found else node.spares
-                if runs[-1] is run:  # nearly always: what comes after it in a prefix was evicted before it
+                if runs[-1] is run:  # nearly always: blocks after it in a prefix were evicted before it
                     runs.pop()
                 else:
                     runs.remove(run)
@@ -185,7 +184,7 @@ class PrefixTree:
         return ids
 
     def lose(self, run: Run) -> None:
-        """`run` cannot be found any more."""
+        """Keep `run` from being found any more."""
         node = run.node
         if node is not None:
             found = run in node.runs
@@ -199,7 +198,7 @@ class PrefixTree:
                     self.observer.removed(id)
 
     def _promote(self, node: Node, first: int, last: int) -> None:
-        """Of the spares that hold these blocks, those registered first are found from now on."""
+        """Let the spares that were registered first be found in place of the blocks from `first` to `last`."""
         for run in node.spares:
             begin, end = max(first, run.first), min(last, run.last)
             if begin < end:
@@ -215,7 +214,7 @@ class PrefixTree:
                 return
 
     def _prune(self, node: Node | None) -> None:
-        """Forget nodes that hold nothing and lead to nothing."""
+        """Forget nodes that hold no runs and have no children."""
         while node is not None and not (node.runs or node.spares or node.children or node.lost):
             del self._nodes[node.branch]
             node.lost = True
@@ -224,7 +223,7 @@ class PrefixTree:
                 node.children -= 1
 
     def check(self, runs: Iterable[Run]) -> None:
-        """Raise AssertionError unless the tree holds these `runs` and no other, each where it belongs."""
+        """Raise AssertionError unless the tree holds these `runs` and no other, each at its place."""
         nodes = list(self._nodes.values())
         held = [run for node in nodes for run in node.runs + node.spares]
         assert sorted(map(id, held)) == sorted(id(run) for run in runs)
@@ -242,7 +241,7 @@ def _first(run: Run) -> int:
 
 
 def _found_to(runs: Sequence[Run], at: int) -> int:
-    """Up to which block all are in `runs`, which are in order, from block `at` on."""
+    """Return the block up to which all blocks from `at` on are in `runs`, which are in order."""
     for run in runs:
         if run.first <= at < run.last:
             at = run.last

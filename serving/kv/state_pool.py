@@ -1,7 +1,7 @@
-"""KV blocks as counts, for models of which some layers keep a constant state: each request holds blocks for that, too.
+"""KV blocks as counts, for models with layers that keep a constant state, for which each request holds blocks, too.
 
-As in vLLM's hybrid allocator: a state lies in a block of the one pool, one for each group of such layers, from a
-request's admission to its end, and is not found again by another.
+As in vLLM's hybrid allocator, a state lies in a block of the one pool, one for each group of such layers, from a
+request's admission to its end, and no other request finds it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serving.request import Request
 
 
 class StatePool(BlockPool):
-    """`config.state_blocks` of the blocks are a request's while it is admitted. `Request.held` counts the others."""
+    """A pool in which an admitted request holds `config.state_blocks` more blocks. `Request.held` counts the others."""
 
     def __init__(self, config: SchedulerConfig, content: Content | None = None) -> None:
         super().__init__(config, content)

@@ -1,7 +1,7 @@
-"""What becomes of KV blocks in slower memory, on either clock: which are found, written, moved down and lost.
+"""KV blocks in slower memory, on either clock: which are found, written, moved down and lost.
 
-Full blocks are written to the first tier when the step that filled them has ended, as vLLM's offloading connector
-does, and move down as newer ones come. What a transfer is, and how long it takes, is the subclass's affair.
+Full blocks are written to the first tier when the step that filled them has ended, as vLLM's offloading connector does,
+and move down as newer ones come. The subclass decides what a transfer is, and how long it takes.
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ _GIB = 1024**3
 
 
 class Filling(NamedTuple):
-    """What a step uses of the tiers, and fills: requests preempted for it, and blocks of requests `(first, last)`."""
+    """The use of the tiers by a step: requests preempted for it, and spans of blocks that it fills.
+
+    A span is `(request, first, last)`.
+    """
 
     preempted: list[Request]
     spans: list[tuple[Request, int, int]]
 
 
 class TieredBlocks:
-    """Blocks of `block_bytes` in `tiers`, behind a scheduler of `config`. Raises UserError where a tier holds none."""
+    """The blocks of `block_bytes` in `tiers`, behind a scheduler of `config`. Raises UserError if a tier holds none."""
 
     synchronous: ClassVar[bool] = False
 
     def __init__(self, tiers: KvTiersConfig, block_bytes: int, config: SchedulerConfig, content: Content) -> None:
         self.block_size = config.block_size
         drafts = config.speculative
-        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0  # of two steps: see `filling`
+        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0  # two steps: see `filling`
         self.cache = TieredCache(tier_blocks(tiers, block_bytes))
         self._swaps = tiers.preemption == "swap"
         self._content = content
 
     def has(self, key: bytes) -> bool:
-        """Whether a block lies in a tier, or is on its way there."""
+        """Return whether a block lies in a tier, or is on its way there."""
         return self.cache.tier(key) is not None
 
     def matched(self, request: Request, found: int) -> int:
-        """As `serving.kv.external.ExternalKv` says."""
+        """Return the tokens that can be loaded, as `serving.kv.external.ExternalKv` says."""
         if request.preemptions and not self._swaps:
             return 0
         most = (request.known - 1) // self.block_size
@@ -56,18 +59,18 @@ class TieredBlocks:
         return (last - first) * self.block_size
 
     def loaded_keys(self, request: Request, start: int, tokens: int) -> list[bytes]:
-        """The blocks that hold `tokens` tokens from `start` on."""
+        """Return the keys of the blocks that hold `tokens` tokens from `start` on."""
         return request.keys[start // self.block_size : (start + tokens) // self.block_size]
 
     def planned(self, plan: StepPlan, end_ns: int) -> None:
-        """`plan`, the last made, runs until `end_ns`; what it fills is written then."""
+        """Use and write the blocks of `plan`, the last made, which runs until `end_ns`; they are written then."""
         self.fill(self.filling(plan), end_ns)
 
     def filling(self, plan: StepPlan) -> Filling:
-        """What `plan`, the last made, uses and fills.
+        """Return the requests and blocks that `plan`, the last made, uses and fills.
 
-        Drafts may be rejected: then a block is filled when all of its tokens are known, which a step may be planned
-        before. vLLM's connector counts them so.
+        Drafts may be rejected: then a block is filled when all of its tokens are known, before which a step may be
+        planned. vLLM's connector counts blocks in this way.
         """
         size = self.block_size
         if self._drafts_ahead:
@@ -84,16 +87,16 @@ class TieredBlocks:
         return Filling(list(plan.preempted), spans)
 
     def fill(self, filling: Filling, end_ns: int) -> None:
-        """The step of `filling` runs until `end_ns`; what it fills is written then."""
+        """Use the blocks of `filling`, whose step runs until `end_ns`, and write new ones then."""
         for request in filling.preempted:
             self._use([key for key in request.keys if self.has(key)])
         for request, first, last in filling.spans:
             self._store(request, first, last, end_ns)
 
     def _store(self, request: Request, first: int, last: int, ready_ns: int) -> int:
-        """Blocks from `first` up to but not including `last` are used; those in no tier are written to the first.
+        """Use the blocks from `first` to before `last`, and write blocks in no tier to the first tier.
 
-        When all of them have been written, as `_written` has it.
+        Returns when all of them have been written, in the form of `_written`.
         """
         keys = block_keys(request, last, self._content)[first:last]
         missing = [at for at, key in enumerate(keys) if not self.has(key)]
@@ -104,11 +107,11 @@ class TieredBlocks:
         return written
 
     def _store_all(self, request: Request, ready_ns: int) -> int:
-        """The same of all blocks of a request that has ended."""
+        """Use and write all blocks of a request that has ended, as `_store` does."""
         return self._store(request, 0, min(request.computed, request.known) // self.block_size, ready_ns)
 
     def _use(self, keys: Sequence[bytes]) -> None:
-        """Blocks of a prefix are used, the last of them first: it is a prefix's end that is to be lost first."""
+        """Use blocks of a prefix, the last of them first: a prefix's end is to be lost first."""
         pushed: dict[bytes, int] = {}
         for used in reversed(keys):
             pushed.pop(used, None)
@@ -120,16 +123,16 @@ class TieredBlocks:
         raise NotImplementedError
 
     def _written(self, keys: Sequence[bytes]) -> int:
-        """When the last of these blocks, which all lie in tiers, has been or will have been written."""
+        """Return when the last of these blocks, which all lie in tiers, has been or will have been written."""
         raise NotImplementedError
 
     def _moved(self, pushed: dict[bytes, int]) -> None:
-        """Blocks have to move down, each to a tier; past the last they are lost."""
+        """Move blocks down, each to the tier given for it; past the last tier they are lost."""
         raise NotImplementedError
 
 
 def tier_blocks(config: KvTiersConfig, block_bytes: int) -> list[int]:
-    """Blocks that each tier holds. Raises UserError where that is none."""
+    """Return how many blocks each tier holds. Raises UserError if a tier holds none."""
     blocks = [int(tier.capacity_gib * _GIB) // block_bytes for tier in config.tiers]
     for number, tier in enumerate(config.tiers):
         if not blocks[number]:

@@ -1,7 +1,8 @@
-"""Which KV block lies in which tier: one list, the last used first, cut where a tier is full.
+"""The tier of each KV block: one list, the last used first, cut where a tier is full.
 
-A block is in one tier. What is used goes to the head of the first; what is pushed out of a tier goes to the head of
-the next. So what n blocks of capacity hold, more than n hold too (LRU is a stack algorithm: Mattson et al. 1970).
+A block is in one tier. A block that is used goes to the head of the first tier; a block that is pushed out of a tier
+goes to the head of the next. So a larger capacity holds all blocks that a smaller one holds (LRU is a stack algorithm:
+Mattson et al. 1970).
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from collections.abc import Sequence
 
 
 class TieredCache:
-    """Keys of blocks in tiers of `capacities` blocks each."""
+    """The keys of blocks in tiers of `capacities` blocks each."""
 
     def __init__(self, capacities: Sequence[int]) -> None:
         self._capacities = tuple(capacities)
-        self._tiers: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in capacities]  # last used last
+        self._tiers: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in capacities]  # the last used last
 
     def tier(self, key: bytes) -> int | None:
-        """Where `key` lies; None is nowhere."""
+        """Return the number of the tier in which `key` lies; None if it is in none."""
         for number, keys in enumerate(self._tiers):
             if key in keys:
                 return number
         return None
 
     def use(self, key: bytes) -> list[tuple[bytes, int]]:
-        """Put `key` first; the keys that were pushed down for it, each with its new tier (past the last: gone)."""
+        """Put `key` first; return keys that were pushed down for it, each with its new tier (past the last: gone)."""
         first = self._tiers[0]
         if key in first:
             first.move_to_end(key)

@@ -1,4 +1,4 @@
-"""What KV blocks hold, by actual token ids: the prefix-cache identity of an engine that has them, as in vLLM."""
+"""The content of KV blocks by actual token ids: the prefix-cache identity of an engine that has them, as in vLLM."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from serving.workload import Span
 
 
 class Tokens(Protocol):
-    """Prompt and output token ids of one request, as far as they are known."""
+    """The prompt and output token ids of one request, as far as they are known."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
 
 
 class TokenContent:
-    """Contents of a request's blocks from its token ids, in `sequences` by the request's id."""
+    """The contents of a request's blocks from its token ids, in `sequences` by the request's id."""
 
     ahead = 0
 

@@ -1,6 +1,6 @@
 """Draft tokens of speculative decoding, as vLLM's scheduler counts and verifies them.
 
-A decoding request brings its drafts to its next step, which verifies them: what is rejected counts as never computed.
+A decoding request brings its drafts to its next step, which verifies them: rejected drafts count as never computed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Drafts:
     """The drafts of one scheduler.
 
     tokens      draft tokens of one request in a step, at most
-    lookahead   tokens beyond those of its step that a request holds KV blocks for
-    acceptance  what becomes of them; until another is put in its place, coins
+    lookahead   tokens after the tokens of its step that a request holds KV blocks for
+    acceptance  says how many drafts are accepted; coins, until another is put in its place
     """
 
     def __init__(self, config: SpeculativeConfig, max_model_len: int, overlaps: bool) -> None:
@@ -30,25 +30,29 @@ class Drafts:
         self._overlaps = overlaps
 
     @cached_property
-    def acceptance(self) -> Acceptance:  # an engine, which puts its own here, need not state any
+    def acceptance(self) -> Acceptance:  # an engine sets its own and need not state acceptance
         return Coins(self._config, self._overlaps)
 
     def slots(self, end: int) -> int:
-        """Tokens that a request holds KV blocks for in a step that computes its tokens up to `end`."""
+        """Return the tokens that a request holds KV blocks for in a step that computes its tokens up to `end`."""
         return min(end + self.lookahead, self._longest)
 
     def room(self, computed: int) -> int:
-        """Most tokens of a request in a step, `computed` having been computed before: of the longest there can be, the
-        last is never computed."""
+        """Return the most tokens of a request in a step, if `computed` tokens were computed before.
+
+        The last token of the longest request is never computed.
+        """
         return self._longest - 1 - computed
 
     def padded(self, found: int) -> int:
-        """Tokens of a request that decodes in the step of its admission, for which nobody has proposed drafts: vLLM
-        verifies as many anyway, so that all rows are of one size. `found` were computed before."""
+        """Return the tokens of a request that decodes in the step of its admission, for which no drafts were proposed.
+
+        vLLM verifies as many tokens anyway, so that all rows are of one size. `found` were computed before.
+        """
         return 1 + self.tokens if found + self.tokens + 2 <= self._longest else 1
 
     def verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
-        """How many of its `drafts` are accepted by `plan`, which has ended; also of those beyond its output."""
+        """Return how many of its `drafts` are accepted by `plan`, which has ended; also of drafts beyond its output."""
         accepted = self.acceptance.accepted(request, plan.seq, drafts)
         request.drafts += 1
         request.draft_tokens += drafts
@@ -62,7 +66,7 @@ class Drafts:
 
 
 def judge_drafts(scheduler: object, acceptance: Acceptance) -> None:
-    """Make `scheduler` take what `acceptance` says for what becomes of drafts. Raises UserError if it plans none."""
+    """Make `scheduler` ask `acceptance` how many drafts are accepted. Raises UserError if it plans none."""
     drafts = getattr(scheduler, "drafts", None)
     if not isinstance(drafts, Drafts):
         remedy = "plans no drafts; leave scheduler.speculative out, or see docs/policies.md"

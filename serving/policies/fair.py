@@ -18,7 +18,7 @@ from serving.waiting import WaitingQueue
 
 
 class FairScheduler(VllmScheduler):
-    """Admits for the tenant served least so far and preempts the tenant served most; otherwise as `vllm`.
+    """A scheduler that admits for the tenant served least so far and preempts the tenant served most; else as `vllm`.
 
     counters  service of each tenant so far
     """
@@ -27,7 +27,7 @@ class FairScheduler(VllmScheduler):
         self.counters = ServiceCounters(lambda: self.decodes.clock, config.fair_input_weight, config.fair_output_weight)
         super().__init__(config, **engine)
         self.service = self.decodes.listener = self.counters
-        self._served: dict[str, int] = {}  # before the step that is being planned
+        self._served: dict[str, int] = {}  # service of each tenant before the step that is being planned
 
     def new_queue(self) -> WaitingQueue:
         return TenantQueue(self.counters, super().new_queue)
@@ -37,7 +37,7 @@ class FairScheduler(VllmScheduler):
         return super()._serve_one_by_one(plan, budget)
 
     def victim(self) -> Request:
-        """Of the tenant served most before this step, the least urgent or the last to have been admitted.
+        """Return the least urgent request, or the last admitted, of the tenant served most before this step.
 
         If a token of this very step counted, it could cost its request the place, and be withdrawn with it, for ever.
         """

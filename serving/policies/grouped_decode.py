@@ -1,7 +1,7 @@
 """Steady decode of models with sliding windows: a crossing takes a block for each group of layers.
 
-Blocks that the same steps free are not counted on, because a request may have its turn before they are free. What this
-refuses, the rules go through one by one.
+The module does not count on blocks that the same steps free, because a request may have its turn before they are free.
+Steps that it refuses go through the rules one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from serving.request import Request
 
 
 class GroupedDecode(SteadyDecode):
-    """`SteadyDecode` over a `GroupedPool`."""
+    """A `SteadyDecode` over a `GroupedPool`."""
 
     def rows_beside(self, budget: int) -> list[tuple[Request, int]] | None:
         rows = super().rows_beside(budget)

@@ -1,8 +1,8 @@
 """Requests whose KV is loaded from outside instead of computed, under vLLM's rules for asynchronous loads.
 
 While KV is on its way, its request holds the blocks for it and others pass it; once it is there, the request goes
-before all that hold none. A load begins only if it leaves enough blocks for the prompts that are under way already.
-What lies outside, and when a load ends, is `ExternalKv`'s affair.
+before all requests that hold no blocks. A load begins only if it leaves enough blocks for the prompts that are under
+way already. `ExternalKv` decides what lies outside, and when a load ends.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class KvLoading:
         self.external = external
         self.holding = holding
         self.leaving: deque[tuple[int, Request]] = deque()
-        self._prefills: dict[int, Request] = {}  # blocks are reserved for: `holding`, and running with a part computed
+        self._prefills: dict[int, Request] = {}  # with reserved blocks: `holding`, and running with a part computed
         self._pool = pool
         self._block_size = config.block_size
         self._state_blocks = config.state_blocks
-        self._drafting = 0  # tokens beyond those known that a decode step takes blocks for
+        self._drafting = 0  # tokens beyond the known ones that a decode step takes blocks for
         if (drafts := config.speculative) is not None:
             self._drafting = 1 + drafts.num_speculative_tokens + drafts.num_lookahead_tokens
         self.step_blocks = blocks_for(self._drafting, self._block_size)
 
-    # Who is there
+    # Requests that hold blocks
 
     def head(self) -> Request | None:
-        """The first whose load has ended."""
+        """Return the first request whose load has ended."""
         for request in self.holding:
             if request.status is not Status.LOADING:
                 return request
         return None
 
     def admitted(self, request: Request, tokens: int) -> None:
-        """`request` runs now, and computes `tokens` tokens in the step being planned."""
+        """Record that `request` runs now, and computes `tokens` tokens in the step being planned."""
         if request.id in self._prefills:
             self.holding.remove(request)
         elif request.computed + tokens < request.known:
@@ -56,7 +56,7 @@ class KvLoading:
         self.external.admitted(request)
 
     def planned(self, plan: StepPlan) -> None:
-        """`plan` is the next step: what samples in it has computed its prompt."""
+        """Record that `plan` is the next step: requests that sample in it have computed their prompts."""
         for request, _, _, samples, _ in plan.listed:
             if samples:
                 self._prefills.pop(request.id, None)
@@ -65,7 +65,7 @@ class KvLoading:
         self._prefills.pop(request.id, None)
 
     def ended(self, request: Request, status: Status) -> bool:
-        """`request` leaves with `status`; whether its blocks are written to, or still needed elsewhere."""
+        """Let `request` leave with `status`; return whether a load or another engine still needs its blocks."""
         if self._prefills.pop(request.id, None) is not None and request.status is not Status.RUNNING:
             self.holding.remove(request)
         if status is Status.FINISHED:
@@ -74,7 +74,7 @@ class KvLoading:
 
     @property
     def reserved(self) -> int:
-        """Blocks that must stay free when a load begins: those that prompts under way have still to take."""
+        """The blocks that must stay free when a load begins: blocks that prompts under way have still to take."""
         return self.step_blocks + sum(
             max(blocks_for(request.known + self._drafting, self._block_size) - request.held, 0)
             for request in self._prefills.values()
@@ -82,9 +82,9 @@ class KvLoading:
 
     @property
     def deadlocked(self) -> bool:
-        """Whether all blocks that are taken belong to requests whose loads have ended, if there are any.
+        """True if all taken blocks belong to requests whose loads have ended, and there are such requests.
 
-        If nobody runs and none of them can, they wait for one another for ever.
+        If no request runs and none of them can, they wait for one another for ever.
         """
         held = 0
         for request in self.holding:
@@ -94,11 +94,13 @@ class KvLoading:
                 held += request.held + self._state_blocks
         return len(self.holding) > 0 and held == self._pool.total - self._pool.free
 
-    # A load
+    # Loads
 
     def matched(self, request: Request, found: int) -> int:
-        """Tokens after the first `found` to be loaded. None where the drafts beside them would never fit: vLLM would
-        wait for ever."""
+        """Return how many tokens after the first `found` to load.
+
+        It is 0 if the drafts beside them would never fit: vLLM would wait for ever.
+        """
         tokens = self.external.matched(request, found)
         if tokens and self.step_blocks and not self.external.synchronous:
             need = blocks_for(found + tokens, self._block_size) + self._state_blocks + self.step_blocks
@@ -107,7 +109,7 @@ class KvLoading:
         return tokens
 
     def load(self, request: Request, hit: Hit, tokens: int) -> None:
-        """Begin to load `tokens` tokens after those of `hit`, into blocks that are taken for them."""
+        """Begin to load `tokens` tokens after the tokens of `hit`, into blocks that are taken for them."""
         found = hit.blocks * self._block_size
         self._pool.admit(request, hit)
         self._pool.extend(request, found + tokens)
@@ -122,19 +124,19 @@ class KvLoading:
         self.external.load(request, found, tokens)
 
     def loaded(self, request: Request) -> None:
-        """The KV that `load` loads is there. Nobody can find it before its request has had its turn."""
+        """Record that the KV of `load` is there. No request can find it before its request has had its turn."""
         if request.ended:
             self._pool.release(request)
         else:
             request.status = Status.WAITING
 
     def load_failed(self, request: Request) -> None:
-        """It never will be there."""
+        """Let the request wait without KV: the load has failed."""
         request.loading = 0
         self.loaded(request)
 
     def take(self, request: Request) -> None:
-        """It is the turn of `request`, which holds blocks: make what was loaded its own, or let go of them."""
+        """Take the turn of `request`, which holds blocks: make the loaded tokens its own, or release the blocks."""
         if request.loading:
             self._pool.register(request, request.loading)
             request.found(min(request.loading, request.known - 1))  # the last token has to be computed for the next

@@ -1,8 +1,8 @@
 """The `prefill-first` policy: no mixed batches.
 
-While prompts are waiting and fit, steps hold prefill only and decoding requests pause; otherwise they decode. It
-shortens TTFT and stretches inter-token latency, as engines did before chunked prefill. Only a prompt that has begun
-and then lacks KV blocks goes on beside decodes, because that is when `vllm` preempts.
+While prompts are waiting and fit, steps hold prefill only and decoding requests pause; otherwise they decode. The
+policy shortens TTFT and stretches inter-token latency, as engines did before chunked prefill. Only a prompt that has
+begun and then lacks KV blocks goes on beside decodes, because that is when `vllm` preempts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from serving.step_plan import StepPlan, by_admission
 
 
 class PrefillFirstScheduler(VllmScheduler):
-    """Prefill steps before decode steps; otherwise as `vllm`."""
+    """A scheduler with prefill steps before decode steps; otherwise as `vllm`."""
 
     def fill(self, plan: StepPlan, budget: int) -> None:
         self.admit_waiting(plan, self.go_on_with_prompts(plan, budget))
@@ -23,11 +23,13 @@ class PrefillFirstScheduler(VllmScheduler):
             self.serve_running(plan, budget)
 
     def waiting_budget(self) -> int:
-        return self.step_budget()  # they come first
+        return self.step_budget()  # waiting requests come first
 
     def go_on_with_prompts(self, plan: StepPlan, budget: int) -> int:
-        """Go on with what has been admitted and is not decoding: unfinished prompts, resumed requests. What is left of
-        the budget."""
+        """Go on with admitted requests that do not decode: unfinished prompts, resumed requests.
+
+        Returns the rest of the budget.
+        """
         for request in sorted(self.unsteady.values(), key=by_admission):
             tokens = min(self.wanted(request), max(self.room(plan, budget), 0))
             if tokens and not decodes(request) and self.lacking_blocks(request, tokens) <= self.pool.free:
@@ -36,5 +38,5 @@ class PrefillFirstScheduler(VllmScheduler):
 
 
 def decodes(request: Request) -> bool:
-    """Whether all of its prompt is computed, and whatever it lost."""
+    """Return whether all of the prompt is computed, and all tokens that a preemption lost."""
     return request.pending == 1 and request.computed >= request.prompt_len

@@ -1,7 +1,7 @@
 """Policies that are an order of requests: `vllm`, admitting by a rank fixed at arrival and preempting in reverse.
 
-Ranks are strict, so the first of them can never lose its place to another, and what runs always gets on. Running
-requests get their tokens in order of admission, as under `vllm`: a rank decides who runs, never who pauses.
+Ranks are strict, so the first request can never lose its place to another, and running requests always get on. They get
+their tokens in order of admission, as under `vllm`: a rank decides which requests run, never which pause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ Rank = tuple[float, int, int, int]
 
 
 class RankedScheduler(VllmScheduler, ABC):
-    """Smallest `score` first. Equal ones go by `config.policy`: in order of arrival, or of priority and arrival."""
+    """A scheduler that takes the smallest `score` first, and equal scores by `config.policy`.
+
+    That is in order of arrival, or of priority and arrival.
+    """
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)
@@ -28,7 +31,7 @@ class RankedScheduler(VllmScheduler, ABC):
 
     @abstractmethod
     def score(self, request: Request) -> float:
-        """What the policy ranks by; called once, when the request arrives."""
+        """Return the number by which the policy ranks; called once, when the request arrives."""
 
     def _rank(self, request: Request) -> Rank:
         rank = self._ranks.get(request.id)

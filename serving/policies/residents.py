@@ -1,6 +1,6 @@
-"""The requests that a scheduler has, and the KV blocks that each needs, in whichever pool there is.
+"""The requests that a scheduler has, and the KV blocks that each needs, in any kind of pool.
 
-Which requests run, and with how many tokens, is `vllm.py`'s affair.
+`vllm.py` decides which requests run, and with how many tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from serving.workload import WorkloadRequest
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Residents:
-    """Those that have not ended, running and waiting.
+    """The requests that have not ended, running and waiting.
 
-    drafts      what a speculative configuration drafts; None without one
-    kv_loading  KV from outside, if there is any
+    drafts      the drafts of a speculative configuration; None without one
+    kv_loading  KV from outside; None if there is none
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Residents:
         self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
 
     def new_queue(self) -> WaitingQueue:
-        """The order in which waiting requests are admitted."""
+        """Return a queue in the order in which waiting requests are admitted."""
         return OrderedQueue(by_priority) if self.config.policy == "priority" else FcfsQueue()
 
     def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
@@ -74,7 +74,7 @@ class Residents:
         return request
 
     def _reason_to_reject(self, request: Request) -> str:
-        """Why the request could never finish, or an empty string."""
+        """Return why the request could never finish, or an empty string."""
         if request.prompt_len < 1 or request.end_len == request.prompt_len:
             return "a request needs at least one prompt token and one output token"
         if request.max_len > self.config.max_model_len:
@@ -88,7 +88,7 @@ class Residents:
         return ""
 
     def most_held(self, request: Request) -> int:
-        """The most KV blocks that `request` will ever hold at once."""
+        """Return the most KV blocks that `request` will ever hold at once."""
         if self._contiguous is not None:
             return self._contiguous.reserved(request)
         tokens = request.max_len - 1  # the last token is never computed
@@ -97,7 +97,7 @@ class Residents:
         return most_held(self.config, tokens)
 
     def lacking_blocks(self, request: Request, tokens: int) -> int:
-        """Blocks that `request` needs for a step with `tokens` of it, beside those it holds; negative if too many."""
+        """Return how many blocks a step with `tokens` of `request` still needs; negative if it has too many."""
         end = request.computed + tokens
         if self._particular:
             if self._lookahead:
@@ -107,8 +107,10 @@ class Residents:
         return -(-end // self._block_size) - request.held
 
     def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
-        """Whether there are blocks for the first `tokens` tokens, of which the step computes those up to `now`, beside
-        those of `hit`, or those that the request holds, while `reserved` ones stay free."""
+        """Return whether there are blocks for the first `tokens` tokens while `reserved` blocks stay free.
+
+        The step computes the tokens up to `now`. The blocks of `hit` count, or the blocks that the request holds.
+        """
         if self._contiguous is not None:
             need = self._contiguous.reserved(request)
             if need > self._contiguous.longest:

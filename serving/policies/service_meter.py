@@ -1,4 +1,4 @@
-"""Who is told what each request is given: how a policy keeps accounts without taking part in the rules."""
+"""A meter of the service that each request is given: a policy keeps accounts without taking part in the rules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from serving.request import Request
 
 
 class ServiceMeter(Protocol):
-    """Told at the moment it happens; the decode set's `MembershipListener` is told the rest."""
+    """A meter that hears of service at the moment it happens; the decode set's `MembershipListener` hears the rest."""
 
     def admitted(self, request: Request) -> None:
-        """`request` runs for the first time: its whole prompt will be computed, or was found."""
+        """Record that `request` runs for the first time: its whole prompt is cached or will be computed."""
 
     def sampled(self, request: Request, tokens: int) -> None:
-        """`request` gets `tokens` output tokens outside the decode set; negative if they are taken back."""
+        """Record `tokens` output tokens of `request` outside the decode set; negative if they are taken back."""

@@ -1,4 +1,4 @@
-"""The `sglang` policy: what SGLang does by default where vLLM does otherwise, after its `Scheduler` and `PrefillAdder`.
+"""The `sglang` policy: SGLang's defaults that differ from vLLM's, after its `Scheduler` and `PrefillAdder`.
 
 Prompts and decodes never share a step (no `--enable-mixed-chunk`), and prompts come first. New requests are looked for
 after every step with prompts, when nothing runs, and else once in `scheduler_recv_interval` steps of decodes
@@ -18,12 +18,12 @@ from serving.workload import WorkloadRequest
 
 
 class SglangScheduler(PrefillFirstScheduler):
-    """Prefill first, and new requests are seen only now and then."""
+    """A scheduler with prefill first, which sees new requests only now and then."""
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)
         self._unseen: set[int] = set()
-        self._decoded = 0  # steps since requests were last looked for
+        self._decoded = 0  # steps since the policy last looked for requests
 
     def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
         request = super().add(arrived, outputs)

@@ -1,8 +1,8 @@
 """Requests in steady decode, advanced together, and many such steps at once.
 
 When the whole decode set gets its tokens and blocks, the order in which it gets them cannot matter, and `DecodeSet`
-advances it in O(1). When it does not, the set is dissolved and the rules go through requests one by one. Nothing here
-may decide anything that the rules would not.
+advances it in O(1). When it does not, the set is dissolved and the rules go through requests one by one. This module
+may never decide otherwise than the rules would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serving.waiting import WaitingQueue
 
 
 class Rules(Protocol):
-    """What the fast path asks of the scheduler whose rules it follows; `VllmScheduler` says what each means."""
+    """The rules of a scheduler, as the fast path uses them; `VllmScheduler` says what each method means."""
 
     decodes_first: ClassVar[bool]
     draft_slots: int
@@ -62,7 +62,7 @@ class SteadyDecode:
         self._overlaps = config.async_scheduling
         self._most_running = config.most_running
         self._block_size = config.block_size
-        self._reserved = config.kv_reservation != "paged"  # nobody takes blocks after its admission
+        self._reserved = config.kv_reservation != "paged"  # no request takes blocks after its admission
         drafting = config.speculative
         self._joins = drafting is None  # a decode set counts on one token of each request a step
         self._two_budgets = (
@@ -72,12 +72,12 @@ class SteadyDecode:
     # One step
 
     def pipeline(self) -> None:
-        """Steps are planned behind tokens that are not known: nobody decodes in every step from now on."""
+        """Keep all requests out of the decode set from now on: steps are planned behind unknown tokens."""
         self._joins = False
         self.dissolve()
 
     def rows_beside(self, budget: int) -> list[tuple[Request, int]] | None:
-        """Rows outside the decode set if the whole set can be granted too; None if order matters."""
+        """Return rows outside the decode set if the whole set can be granted too; None if order matters."""
         rules, decodes, free = self._rules, self._decodes, self._pool.free
         if self._two_budgets:
             return None
@@ -102,19 +102,19 @@ class SteadyDecode:
                 tokens = left - slots
             left -= tokens + slots
             more = rules.lacking_blocks(request, tokens)
-            if more > 0:  # what was loaded holds its blocks already
+            if more > 0:  # a request that has loaded holds its blocks already
                 need += more
             rows.append((request, tokens))
         return rows if need <= free else None
 
     def _set_comes_first(self, wanting: list[tuple[Request, int]], left: int) -> bool:
-        """Whether every member of the decode set has its turn before `wanting`, or all decodes get theirs anyway."""
+        """Return whether the whole decode set has its turn before `wanting`, or all decodes get their tokens anyway."""
         if self._rules.decodes_first:
             return sum(request.pending == 1 for request, _ in wanting) <= left
         return wanting[0][0].admitted > self._decodes.newest
 
     def tick(self, plan: StepPlan) -> int:
-        """One token for every member; those that got their last leave. The number of rows."""
+        """Plan one token for every member; members that got their last leave. Returns the number of rows."""
         decodes = self._decodes
         rows = len(decodes.members)
         plan.add_decodes(rows, decodes.context, decodes.squares)
@@ -127,7 +127,7 @@ class SteadyDecode:
         return rows
 
     def launch(self, plan: StepPlan) -> None:
-        """The plan is final: what samples in it decodes steadily from the next one on."""
+        """Launch the final `plan`: requests that sample in it decode steadily from the next one on."""
         plan.clock = self._decodes.clock
         self.planned += 1
         self.in_flight.append(plan)
@@ -145,7 +145,7 @@ class SteadyDecode:
         self._leave(request, self.planned - 1)
 
     def _leave(self, request: Request, last: int) -> None:
-        """The same, its last row being in plan `last`."""
+        """Take `request` out of the set; its last row is in plan `last`."""
         joined, ticks = request.joined, self._decodes.clock - request.joined
         self._decodes.leave(request)
         self._unsteady[request.id] = request
@@ -156,14 +156,14 @@ class SteadyDecode:
             request.sampled_in.append((last - ticks + 1, ticks))
 
     def dissolve(self) -> None:
-        """Take everyone out."""
+        """Take all members out of the set."""
         for request in sorted(self._decodes.members.values(), key=by_admission):
             self._leave(request, self.planned - 1)
 
     # Many steps at once
 
     def steps(self) -> int:
-        """See `Scheduler.steady_steps`."""
+        """Return the number of steady steps to come; see `Scheduler.steady_steps`."""
         rules, decodes, in_flight, pool = self._rules, self._decodes, self.in_flight, self._pool
         if self._unsteady or len(in_flight) != self._overlaps or not decodes.members:
             return 0
@@ -172,7 +172,7 @@ class SteadyDecode:
         if in_flight and in_flight[0].rows_outside_decodes():
             return 0
         loading = rules.kv_loading
-        if loading is not None and (loading.leaving or not pool.counts_only):  # it is told of every block that fills
+        if loading is not None and (loading.leaving or not pool.counts_only):  # loading hears of full blocks
             return 0
         steps = decodes.steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:
@@ -183,9 +183,9 @@ class SteadyDecode:
         return steps
 
     def _steps_without_admission(self, steps: int) -> int:
-        """How many of `steps` pure decode steps would leave the queue as it is, though there is a seat.
+        """Return how many of `steps` pure decode steps would leave the queue as it is, though there is a seat.
 
-        Where decodes register what they fill, each block may be one that the head could share.
+        If decodes register the blocks that they fill, each may be one that the head could share.
         """
         rules = self._rules
         budget, head = rules.waiting_budget(), rules.head()
@@ -196,7 +196,7 @@ class SteadyDecode:
         return rules.waiting.steps_at_head(head, steps)
 
     def skip(self, steps: int) -> StepPlan | None:
-        """Take `steps` such steps; the last is returned to be committed if it is somebody's last."""
+        """Take `steps` such steps; return the last, to be committed, if it is the last of some member."""
         decodes = self._decodes
         last = steps == decodes.steps_to_exit()
         quiet = steps - last

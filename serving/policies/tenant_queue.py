@@ -1,8 +1,8 @@
-"""Who has had how much service, and the waiting requests in the order that evens it out.
+"""The service of each tenant, and the waiting requests in the order that evens it out.
 
-The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2: a
-tenant's counter grows with the tokens it is served; the next request is the first one of the tenant with the smallest
-counter. A tenant that comes back after idling is lifted to those it competes with, so idling saves up nothing.
+The virtual token counter is that of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2.
+A tenant's counter grows with the tokens it is served; the next request is the first one of the tenant with the smallest
+counter. A tenant that comes back after idling is lifted to the level of its competitors, so idling saves up nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serving.waiting import WaitingQueue
 
 
 class ServiceCounters:
-    """One counter a tenant, in weighted tokens.
+    """The counters of all tenants, in weighted tokens.
 
     A member of the decode set is served one output token at every tick of its clock: the counter of its tenant is a
     line over that clock, so that a tick costs nothing here.
@@ -24,16 +24,16 @@ class ServiceCounters:
     def __init__(self, clock: Callable[[], int], per_prompt_token: int, per_output_token: int) -> None:
         self._clock = clock
         self._per_prompt_token = per_prompt_token
-        self._per_output_token = per_output_token  # which is also what one member gets in one tick
+        self._per_output_token = per_output_token  # also the service of one member in one tick
         self._base: dict[str, int] = {}
         self._members: dict[str, int] = {}
 
     def of(self, tenant: str) -> int:
-        """Service so far."""
+        """Return the service so far."""
         return self._base.get(tenant, 0) + self.slope(tenant) * self._clock()
 
     def slope(self, tenant: str) -> int:
-        """What a tick adds."""
+        """Return the service that a tick adds."""
         return self._per_output_token * self._members.get(tenant, 0)
 
     def charge(self, tenant: str, service: int) -> None:
@@ -42,7 +42,7 @@ class ServiceCounters:
     def lift(self, tenant: str, to: int) -> None:
         self.charge(tenant, max(to - self.of(tenant), 0))
 
-    # What a scheduler tells
+    # Calls of a scheduler
 
     def admitted(self, request: Request) -> None:
         self.charge(request.arrived.tenant, self._per_prompt_token * request.prompt_len)
@@ -62,12 +62,12 @@ class ServiceCounters:
 
 
 class TenantQueue:
-    """Tenants with the smallest counter first, ties by name; `queue` makes the order within a tenant."""
+    """A queue with the tenants of the smallest counter first, ties by name; `queue` orders requests within a tenant."""
 
     def __init__(self, counters: ServiceCounters, queue: Callable[[], WaitingQueue]) -> None:
         self._counters = counters
         self._new_queue = queue
-        self._queues: dict[str, WaitingQueue] = {}  # of tenants with somebody waiting
+        self._queues: dict[str, WaitingQueue] = {}  # queues of tenants with waiting requests
         self._length = 0
         self._last_left: str | None = None
 
@@ -97,10 +97,10 @@ class TenantQueue:
             self._last_left = tenant
 
     def steps_at_head(self, head: Request, steps: int) -> int:
-        """Until another tenant's counter is the smaller, or its name comes first among equal ones."""
+        """Return the steps until the first tenant is another, by counter and, among equal counters, by name."""
         counters = self._counters
         service, first = min((counters.of(tenant), tenant) for tenant in self._queues)
-        if head.arrived.tenant != first:  # what this tenant has waiting is being loaded
+        if head.arrived.tenant != first:  # the waiting requests of this tenant are being loaded
             return 0
         for tenant in self._queues:
             closing = counters.slope(first) - counters.slope(tenant)
@@ -109,7 +109,7 @@ class TenantQueue:
         return steps
 
     def _of(self, tenant: str) -> WaitingQueue:
-        """The queue of `tenant`; one that had nobody waiting is lifted first."""
+        """Return the queue of `tenant`; a tenant without waiting requests is lifted first."""
         if tenant not in self._queues:
             if self._queues:
                 self._counters.lift(tenant, min(map(self._counters.of, self._queues)))

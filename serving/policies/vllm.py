@@ -1,11 +1,11 @@
 """The `vllm` policy: decides exactly as vLLM 0.33's scheduler does, plain or overlapped.
 
-There are no phases: each step brings every request's computed tokens towards its known tokens. Running requests
-come first, in order of admission; then, if nothing had to be preempted, waiting ones, strictly in order. The
-recordings of vLLM's own scheduler in tests/data/oracle are the judge (`tokentwin conformance`).
+There are no phases: each step brings every request's computed tokens towards its known tokens. Running requests come
+first, in order of admission; then, if no request had to be preempted, waiting ones, strictly in order. The recordings
+of vLLM's own scheduler in tests/data/oracle are the judge (`tokentwin conformance`).
 
-The rules are here. Who is there, and what KV blocks each needs, is in `residents.py`; what makes the rules fast in
-`steady_decode.py`; draft tokens in `drafts.py`. Other policies change the rules only where these classes say so
+The rules are here. `residents.py` has the requests and the KV blocks that each needs, `steady_decode.py` makes the
+rules fast, and `drafts.py` has draft tokens. Other policies change the rules only in the methods that are marked here
 (docs/policies.md).
 """
 
@@ -30,8 +30,8 @@ from serving.policies.steady_decode import SteadyDecode
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
 
-# vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, each
-# starting over before it has sampled a token. This many preemptions without a token in between are taken for that.
+# vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, and start over
+# before they have sampled a token. So many preemptions without a token in between count as a livelock.
 _LIVELOCK_PREEMPTIONS = 1000
 
 
@@ -41,10 +41,10 @@ class VllmScheduler(Residents):
 
     decodes_first  whether decoding requests get their tokens before unfinished prompts; else all by admission
     unsteady       running requests outside the decode set
-    draft_slots    what a row takes of the token budget beside its tokens
-    service        who is told what requests are given, if anybody
+    draft_slots    tokens of the budget that a row takes beside its own
+    service        hears what requests are given, if it is set
 
-    `schedule` raises UserError when requests keep preempting one another without any of them getting on.
+    `schedule` raises UserError when requests keep preempting one another and none of them gets on.
     """
 
     decodes_first: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class VllmScheduler(Residents):
         # A pydantic attribute costs three plain ones.
         self._overlaps = self._steps_overlap = config.async_scheduling
         self._stagger = config.decode_stagger
-        self._plans = 0  # made, those that run nothing included
+        self._plans = 0  # plans made, with plans that run nothing
         self._most_running = config.most_running
         self._long_prefill = config.long_prefill_token_threshold
         self._reserves_all = config.scheduler_reserve_full_isl
@@ -77,23 +77,23 @@ class VllmScheduler(Residents):
         self._ends_at_own_preemption = config.self_preemption_ends_step
         self._adaptive = config.long_prefill_token_threshold_adaptive
         self._interval = PrefillInterval(steps) if (steps := config.prefill_schedule_interval) > 1 else None
-        self._holds_prompts = False  # whether the step being planned leaves prompts alone
+        self._holds_prompts = False  # True if the step being planned leaves prompts alone
         self._prefills = 0  # rows of the step being planned whose requests had no token sampled in the step before
-        self._pads = self._serves = False  # whether a decode may be admitted with drafts, and beside others
+        self._pads = self._serves = False  # a decode may be admitted with drafts; and beside others
         self._most_of_one = self._budget  # tokens of one request in the step being planned
-        # Only where vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
+        # Only if vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
 
-    # What other policies do differently, as they do with `new_queue`
+    # Methods that other policies change, besides `new_queue`
 
     def victim(self) -> Request:
-        """The running request that loses its place when blocks are lacking."""
+        """Return the running request that loses its place when blocks are lacking."""
         if self.config.policy == "fcfs":
             return self.running[next(reversed(self.running))]
         return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
 
     def step_budget(self) -> int:
-        """Most tokens of the step about to be planned. Only who runs and who waits decide it."""
+        """Return the most tokens of the next step, which depend on running and waiting requests alone."""
         return self._budget
 
     def fill(self, plan: StepPlan, budget: int) -> None:
@@ -102,7 +102,7 @@ class VllmScheduler(Residents):
         if self.waiting and not plan.preempted:
             self.admit_waiting(plan, left)
 
-    # Who leaves
+    # Requests leave
 
     def abort(self, id: int) -> Request | None:
         request = self.requests.get(id)
@@ -111,7 +111,7 @@ class VllmScheduler(Residents):
         return request
 
     def end(self, request: Request, status: Status) -> None:
-        """`request` leaves for good, with `status`: finished or aborted."""
+        """Let `request` leave for good, with `status`: finished or aborted."""
         loading = self.kv_loading
         if request.decodes is not None:
             self._steady.leave(request)
@@ -157,28 +157,28 @@ class VllmScheduler(Residents):
         return plan
 
     def _stagger_decodes(self, plan: StepPlan) -> None:
-        """Whom `plan` samples for decodes again when its token has passed all pipeline stages."""
+        """Let requests that `plan` samples for decode again when their tokens have passed all pipeline stages."""
         for request, _, _, samples, _ in plan.listed:
             if samples:
                 request.eligible = self._plans + self._stagger
 
     def most_of_one(self) -> int:
-        """Most tokens of one request in a step. Alone, a request is not held back."""
+        """Return the most tokens of one request in a step. Alone, a request is not held back."""
         requests = len(self.running) + len(self.waiting)
         if not self._long_prefill or requests <= 1:
             return self._budget
         return max(self._long_prefill, self.config.max_num_batched_tokens // requests if self._adaptive else 0)
 
     def room(self, plan: StepPlan, budget: int) -> int:
-        """Most tokens of one more row of `plan`, `budget` being left."""
+        """Return the most tokens of one more row of `plan`, with `budget` left."""
         if not self.draft_slots:
             return budget
         return min(budget - self.draft_slots, self._most_scheduled - plan.tokens)
 
-    # Its parts: running requests
+    # Parts of a step: running requests
 
     def serve_running(self, plan: StepPlan, budget: int) -> int:
-        """Tokens for the running requests, preempting where blocks are lacking; what is left of the budget."""
+        """Give tokens to running requests, preempting if blocks are lacking; return the rest of the budget."""
         rows = self._steady.rows_beside(budget)
         if rows is None:
             self._steady.dissolve()
@@ -216,34 +216,34 @@ class VllmScheduler(Residents):
 
     @staticmethod
     def _is_in_flight(request: Request, plan: StepPlan) -> bool:
-        """Whether a step before `plan` that has not returned writes to its blocks, as a load into them would then."""
+        """Return whether a step before `plan` in flight writes to the blocks of `request`, like a load into them."""
         return request.in_flight > sum(row.tokens for row in plan.listed if row.request is request)
 
     def turns(self, requests: Iterable[Request]) -> list[Request]:
-        """Running requests that may get tokens, in the order in which they do."""
+        """Return the running requests that may get tokens, in the order in which they do."""
         if self._stagger > 1:
             requests = [request for request in requests if request.eligible <= self._plans]
         return sorted(requests, key=by_decodes_first if self.decodes_first else by_admission)
 
     def wanted(self, request: Request) -> int:
-        """Tokens this running request could use in a step, drafts among them."""
+        """Return the tokens that this running request could use in a step, drafts among them."""
         if request.placeholders and (not self._overlaps or self._last_is_under_way(request)):
-            return 0  # its token is under way: the last one, or one that must be known first
+            return 0  # the token is under way: the last one, or one that must be known first
         if self._holds_prompts and not request.decoding:
             return 0
         if request.eligible > self._plans:
-            return 0  # its token is still in an earlier pipeline stage
+            return 0  # the token is still in an earlier pipeline stage
         wanted = request.pending
         if request.proposed:
             wanted = min(wanted + request.proposed, self.drafts.room(request.computed))  # type: ignore[union-attr]
         return wanted if wanted < self._most_of_one else self._most_of_one
 
     def _last_is_under_way(self, request: Request) -> bool:
-        """Whether a step in flight samples the last token of `request`, should all of its drafts be rejected."""
+        """Return whether a step in flight samples the last token of `request`, even if all its drafts are rejected."""
         return request.computed + 2 - request.placeholders >= request.max_len
 
     def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
-        """Give `request`, which runs and lacks no block, its `tokens` in this step; what that takes of the budget."""
+        """Give `request`, which runs and lacks no block, its `tokens` in this step; return their cost to the budget."""
         start = request.computed
         end = start + tokens
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
@@ -263,7 +263,7 @@ class VllmScheduler(Residents):
         return tokens + self.draft_slots
 
     def _preempt(self, plan: StepPlan, request: Request) -> int:
-        """Back to waiting with nothing computed; the tokens it had been given in this step return."""
+        """Put `request` back to waiting with nothing computed; return its tokens of this step to the budget."""
         row = plan.withdraw(request)
         if row:
             request.withdraw(row.tokens, row.samples, row.drafts)
@@ -284,7 +284,7 @@ class VllmScheduler(Residents):
         plan.preempted += (request,)
         return row.tokens + self.draft_slots if row else 0
 
-    # Its parts: waiting requests
+    # Parts of a step: waiting requests
 
     def admit_waiting(self, plan: StepPlan, budget: int) -> None:
         """Admit waiting requests, in order, until one does not fit."""
@@ -304,7 +304,7 @@ class VllmScheduler(Residents):
             if not tokens:
                 if not self.running:
                     self._must_not_be_deadlocked()
-                # Who is admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
+                # A request admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
                 stays = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
                 stays = stays and len(self.running) > 0 and not (self._pads or self._holds_prompts)
                 self._refused = circumstances if stays and circumstances else None
@@ -312,7 +312,7 @@ class VllmScheduler(Residents):
             budget -= self.give(plan, request, tokens)
 
     def head(self) -> Request | None:
-        """Who is admitted next: who has been loaded, else the first that waits for no step, load or grammar."""
+        """Return the next request to admit: one that has loaded, else the first that waits for nothing."""
         if self.kv_loading is not None and (loaded := self.kv_loading.head()) is not None:
             return loaded
         for request in self.waiting:
@@ -322,11 +322,11 @@ class VllmScheduler(Residents):
         return None
 
     def head_was_refused(self, head: Request, budget: int) -> bool:
-        """Whether `head` did not fit when last looked at beside others, and nothing has changed since."""
+        """Return whether `head` did not fit at the last look beside others, and nothing has changed since."""
         return self._circumstances(head, budget, self.most_of_one()) == self._refused
 
     def _circumstances(self, head: Request, budget: int, most_of_one: int) -> tuple[object, ...]:
-        """What decides whether `head` fits; nothing where that cannot be said."""
+        """Return the circumstances that decide whether `head` fits; empty if they are not all known."""
         loadable = 0
         if self.kv_loading is not None:
             if not self.pool.counts_only or self.drafts is not None:
@@ -335,7 +335,7 @@ class VllmScheduler(Residents):
         return head.id, self.pool.version, budget, most_of_one, loadable
 
     def _must_not_be_deadlocked(self) -> None:
-        """Nobody runs, and the head does not fit: raise UserError if that will never change."""
+        """Raise UserError if the head will never fit, since no request runs."""
         if self.kv_loading is not None and not self._in_flight and self.kv_loading.deadlocked:
             remedy = (
                 "is too small: requests hold KV that they loaded, and wait for one another's blocks for ever; "
@@ -344,11 +344,11 @@ class VllmScheduler(Residents):
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
 
     def waiting_budget(self) -> int:
-        """What waiting requests may have of the budget in a step in which the decode set runs."""
+        """Return the budget of waiting requests in a step in which the decode set runs."""
         return self.step_budget() - len(self.decodes.members)
 
     def _admit(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Make the request run if it fits, and say how many tokens it gets; 0 if it must wait, or load."""
+        """Make the request run if it fits, and return how many tokens it gets; 0 if it must wait, or load."""
         loading, hit, loadable = self.kv_loading, None, 0
         if loading is not None and request.held:
             loading.take(request)
@@ -410,12 +410,12 @@ class VllmScheduler(Residents):
         return tokens
 
     def _fits_to_load(self, request: Request, hit: Hit, loading: KvLoading, tokens: int) -> bool:
-        """Whether there are blocks to load the tokens of `request` up to `tokens`."""
+        """Return whether there are blocks to load the tokens of `request` up to `tokens`."""
         if self._reserves_all and not self._fits(request, request.known, hit, tokens):
             return False
         return self._fits(request, tokens, hit, tokens, loading.reserved)
 
-    # When a step has ended
+    # The end of a step
 
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
         in_flight, decodes = self._in_flight, self.decodes
@@ -459,7 +459,7 @@ class VllmScheduler(Residents):
     # Many steps at once: see `steady_decode.py`
 
     def pause_decodes(self) -> None:
-        """No decode set in this step: everyone who runs is `unsteady`."""
+        """Plan this step without a decode set: every running request is `unsteady`."""
         self._steady.dissolve()
 
     def steady_steps(self) -> int:
@@ -474,5 +474,5 @@ class VllmScheduler(Residents):
 
 
 def by_decodes_first(request: Request) -> tuple[bool, int]:
-    """Decoding requests, then unfinished prompts, both in order of admission."""
+    """Return a sort key: decoding requests, then unfinished prompts, both in order of admission."""
     return request.pending > 1, request.admitted

@@ -1,1 +1,1 @@
-"""Routers: how requests are spread over replicas, one idea a file."""
+"""Routers, which spread requests over replicas, one idea a file."""

@@ -1,4 +1,4 @@
-"""A random replica: what a load balancer without any state comes to."""
+"""A random replica, as a load balancer without any state chooses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.replica_set import ReplicaSet
 
 
 class AtRandom:
-    """Every replica with the same probability."""
+    """A router that chooses every replica with the same probability."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
 
-_POINTS = 64  # of each replica: shares of the ring differ by about 1 / sqrt(64)
+_POINTS = 64  # points of each replica: shares of the ring differ by about 1 / sqrt(64)
 
 
 class HashRing:
@@ -21,7 +21,7 @@ class HashRing:
         self._of_replica: dict[int, list[int]] = {}
 
     def successors(self, key: str, replicas: ReplicaSet) -> Iterator[Replica]:
-        """Replicas from the place of `key` on, clockwise, each at every point it has."""
+        """Yield replicas from the place of `key` on, clockwise, each at every point it has."""
         self._follow(replicas)
         start = bisect_right(self._points, (_hash(key), -1))
         for step in range(len(self._points)):

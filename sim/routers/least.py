@@ -11,21 +11,24 @@ from sim.replica_set import ReplicaSet
 
 
 class LeastOutstandingRequests:
-    """Fewest unfinished requests."""
+    """A router that chooses the fewest unfinished requests."""
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
         return replicas.least(outstanding_requests)
 
 
 class LeastOutstandingTokens:
-    """Fewest prompt and output tokens of unfinished requests. It knows output lengths, as no real router does."""
+    """A router that chooses the fewest prompt and output tokens of unfinished requests.
+
+    It knows output lengths, as no real router does.
+    """
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
         return replicas.least(_outstanding_tokens)
 
 
 class LeastKvUse:
-    """The smallest share of the KV blocks that the tokens of its requests fill so far or, queued, will fill."""
+    """A router that chooses the smallest share of KV blocks that its requests fill so far or, queued, will fill."""
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
         return replicas.least(_kv_use)

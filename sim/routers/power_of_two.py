@@ -13,7 +13,7 @@ from sim.replica_set import ReplicaSet
 
 
 class PowerOfTwoChoices:
-    """Of two different replicas drawn at random, the one with fewer outstanding requests; the first drawn if equal."""
+    """A router that draws two replicas and takes the one with fewer outstanding requests; if equal, the first."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)

@@ -1,7 +1,8 @@
 """Prefix affinity: requests that begin alike meet in one prefix cache, unless that replica has too much to do.
 
-Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): no replica gets beyond `load_bound`
-times the mean of outstanding requests; what would exceed it goes on to the next replica on the ring.
+The method is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): no replica gets beyond
+`load_bound` times the mean of outstanding requests; a request that would exceed it goes on to the next replica on the
+ring.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from sim.routers.least import outstanding_requests
 
 
 class PrefixAffinity:
-    """By the segments that hold the first `prefix_tokens` tokens; a private prompt goes where fewest requests are.
+    """A router by the segments that hold the first `prefix_tokens` tokens of a prompt.
 
-    With more tokens than a conversation begins with, its second turn has another key than its first.
+    A private prompt goes to the replica with the fewest requests. If `prefix_tokens` exceeds the begin of a
+    conversation, its second turn has another key than its first.
     """
 
     def __init__(self, prefix_tokens: int = 16, load_bound: float = 1.25) -> None:

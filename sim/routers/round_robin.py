@@ -8,7 +8,7 @@ from sim.replica_set import ReplicaSet
 
 
 class RoundRobin:
-    """Each replica in turn."""
+    """A router that chooses each replica in turn."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -10,7 +10,7 @@ from sim.routers.least import outstanding_requests
 
 
 class SessionSticky:
-    """By consistent hashing of the session. A request without one goes where fewest requests are."""
+    """A router by consistent hashing of the session. A request without one goes to the replica with the fewest."""
 
     def __init__(self) -> None:
         self._ring = HashRing()
