@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {
+HOUSE = {
     "serving",
     "traces",
     "realengine",
@@ -22,17 +22,19 @@ OURS = {
     "tokentwin",
     "vllmside",
 }
+OURS = HOUSE | {"lab"}
 MAY_IMPORT = {
     "serving": {"serving"},
     "traces": {"traces", "serving"},
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": OURS - {"apiserver", "dashboard", "tokentwin"},
-    "apiserver": OURS - {"dashboard", "tokentwin", "vllmside"},
-    "dashboard": OURS - {"tokentwin", "apiserver", "vllmside"},
-    "tokentwin": OURS - {"vllmside"},
+    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin"},
+    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside"},
+    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside"},
+    "tokentwin": HOUSE - {"vllmside"},
     "vllmside": {"vllmside", "realengine", "traces", "serving"},
+    "lab": OURS,
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"
 NEVER = {

@@ -1,6 +1,6 @@
 """What recording costs vLLM's engine: CPU per step of the recorder's calls, in its own thread and in the writer's.
 
-`python -m benchmarks.vllm_recorder_cost` needs no vLLM: it plays the steps of a full batch to the recorder, as a
+`python -m lab.benchmarks.vllm_recorder_cost` needs no vLLM: it plays the steps of a full batch to the recorder, as a
 scheduler would. Of ten parts of the run it prints the calmest, and all of them in brackets. The goal is less than 1 %
 of a step of 10 ms: 100 us.
 """

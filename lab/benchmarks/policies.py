@@ -1,6 +1,6 @@
 """What each scheduling policy buys and what it costs, on one overloaded replica.
 
-    python benchmarks/policies.py
+    python -m lab.benchmarks.policies
 
 Three tenants send two minutes of traffic, one of them several times as much as each of the others; chat requests want
 their first token within a second, batch requests within twenty. Every policy gets the same arrivals and the same step
@@ -9,12 +9,7 @@ times, those of the oracle recordings. Prints a Markdown table; simulated time o
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig

@@ -1,6 +1,6 @@
 """How far fitted kernel times can be trusted: errors held out of the tables, gaps in a grid, GPUs left out, and speed.
 
-`python benchmarks/kernel_surfaces.py` prints what the bundled fits say of themselves and how long pricing takes.
+`python -m lab.benchmarks.kernel_surfaces` prints what the bundled fits say of themselves and how long pricing takes.
 With `--tables package` (needs `aiconfigurator-core`) or a folder of systems (`h100_sxm`, `h200_sxm`, ...) it also
 measures two harder questions: shapes in the middle of a gap of two octaves, as wide as the widest in the tables, and
 whole GPUs left out (what `kernel_transfer` states as its sigma).

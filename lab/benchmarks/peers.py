@@ -1,8 +1,8 @@
 """Our simulator against others on the same requests, as ratios of CPU time.
 
-    python benchmarks/peers.py AzureLLMInferenceTrace_conv.csv --install
-    python benchmarks/peers.py TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
-    python benchmarks/peers.py TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
+    python -m lab.benchmarks.peers AzureLLMInferenceTrace_conv.csv --install
+    python -m lab.benchmarks.peers TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
+    python lab/benchmarks/peers.py TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
 One engine, Llama 3 8B on an H100, with the same limits for all; of DynoSim fleets, on whole traces (`peer_dynosim.py`
 says how to have it). `--install` fetches inference-lab by npm into a
@@ -30,16 +30,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.peer_simulators import PACKAGE, Blis, DynoSim, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
+from lab.benchmarks.peer_simulators import PACKAGE, Blis, DynoSim, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
 from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
 from traces.parquet import write_parquet
 from traces.reader import read_workload
 from traces.reshape import reshaped
 
-TWIN = Path(__file__).with_name("peer_twin.py")
+TWIN = "lab.benchmarks.peer_twin"
 LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=131_072, num_blocks=27_000)
 RECORDS = ("summary", "tokens", "steps")
 _FLEETS = LIMITS.model_copy(update={"max_num_batched_tokens": 8192})  # of DynoSim
@@ -72,7 +70,7 @@ def run_ours(workload: Workload, case: Case, records: str, scratch: Path) -> dic
     trace, given, out = scratch / "trace.parquet", scratch / "limits.json", scratch / f"run-{records}"
     write_parquet(workload, trace)
     given.write_text(case.limits.model_dump_json())
-    printed, cpu_s = timed([sys.executable, *map(str, (TWIN, trace, given, records, out, case.peer.replicas))])
+    printed, cpu_s = timed([sys.executable, "-m", TWIN, *map(str, (trace, given, records, out, case.peer.replicas))])
     return {"process_cpu_s": cpu_s, **json.loads(printed)}
 
 

@@ -1,6 +1,7 @@
-"""What the front door costs: CPU time of its processes by request and by token, lateness of tokens, and memory.
+r"""What the front door costs: CPU time of its processes by request and by token, lateness of tokens, and memory.
 
-    python benchmarks/front_door.py [--streams 1,64,512,1000] [--tokens 200] [--rate 20] [--api-workers 1] [--alone 100]
+    python -m lab.benchmarks.front_door [--streams 1,64,512,1000] [--tokens 200] [--rate 20] [--api-workers 1] \
+        [--alone 100]
 
 Serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, and lets so many clients stream
 at once. A token is late by the time from the end of its step to its arrival at the client, which shares the machine.
@@ -17,8 +18,8 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -26,8 +27,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from planning.deployments import served
 from planning.priced_scenario import price_scenario, with_fleet
@@ -54,7 +53,8 @@ class Stream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
         self.asked_ns = monotonic_ns()
         self.transport.write(self._request)
 
@@ -88,7 +88,7 @@ class Stream(asyncio.Protocol):
 async def stream_all(server: Server, bodies: list[dict[str, Any]]) -> list[Stream]:
     """All at once, to their ends."""
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda body=body: Stream(body), *server.address) for body in bodies]
+    made = [await loop.create_connection(partial(Stream, body), *server.address) for body in bodies]
     streams = [stream for _, stream in made]
     await asyncio.gather(*[stream.done for stream in streams])
     return streams

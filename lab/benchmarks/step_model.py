@@ -1,6 +1,6 @@
 """What the model of operations costs the simulator, against the three prices of the oracle recordings.
 
-    python benchmarks/step_model.py
+    python -m lab.benchmarks.step_model
 
 The workload of `sim_speed.py` at an eighth of its length, on 16 replicas, with either cost model in turns: CPU time,
 tables included (target: under 5 microseconds more per engine step, amortised; less than 30 % fewer requests per CPU
@@ -10,17 +10,13 @@ second). Steps per second cannot be compared: the two engines batch differently.
 from __future__ import annotations
 
 import json
-import sys
 import time
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.sim_speed import SCHEDULER, Discard, Poisson
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.observed import ObservedOperations
 from calibration.steps.predict import blind, kernels
+from lab.benchmarks.sim_speed import SCHEDULER, Discard, Poisson
 from serving.cost_model import CostModel, TokenCost
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model

@@ -1,7 +1,7 @@
 """What opening a page of the dashboard costs a warm server: how long one waits, and in CPU seconds.
 
-    python benchmarks/page_opening.py              # every page, on what is bundled
-    python benchmarks/page_opening.py RUNS NAME    # the Run page on recording NAME under RUNS
+    python -m lab.benchmarks.page_opening              # every page, on what is bundled
+    python -m lab.benchmarks.page_opening RUNS NAME    # the Run page on recording NAME under RUNS
 
 Pages are run in this process, by Streamlit's AppTest, without a browser. A page is opened once to warm the server (the
 Run page on a bundled recording), and then by a visitor who sees what nobody looked at yet; `again` is the next visitor.
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from streamlit.testing.v1 import AppTest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 TARGET_S = 3.0
 PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration", "sweeps", "glossary")
@@ -33,7 +30,6 @@ def page(module: str, runs: str) -> None:
     """The script of one page; it holds all that it needs, since AppTest takes its source."""
     import inspect
     from importlib import import_module
-    from pathlib import Path
 
     show = import_module(f"dashboard.{module}_page.page").show
     show(*([Path(runs)] if "runs" in inspect.signature(show).parameters else []))

@@ -1,6 +1,6 @@
 """CPU time of simulating an engine over pipeline stages, where every request of a step is looked at.
 
-python benchmarks/pipeline_speed.py
+python -m lab.benchmarks.pipeline_speed
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How fast the simulator is: requests, engine steps and tokens per CPU second, and peak memory.
 
-    python benchmarks/sim_speed.py                 # 160,000 requests on 16 replicas
-    python benchmarks/sim_speed.py --million       # a million on 1,000 replicas, behind least-requests
-    python benchmarks/sim_speed.py --fleets        # 20,000 requests each on 1 to 1,000 replicas, behind every router
+    python -m lab.benchmarks.sim_speed                 # 160,000 requests on 16 replicas
+    python -m lab.benchmarks.sim_speed --million       # a million on 1,000 replicas, behind least-requests
+    python -m lab.benchmarks.sim_speed --fleets        # 20,000 requests each on 1 to 1,000 replicas, every router
 
 Every replica gets the same load, so all fleets do the same work for a request but for routing it. Rows are dropped as
 they end. The workload is generated while it is simulated, which is in the CPU time; making the replicas is not. The
@@ -14,18 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig

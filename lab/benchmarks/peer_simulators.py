@@ -98,7 +98,7 @@ class InferenceLab:
     workload's, and the requests it drew are read back from its result: its end-to-end times give the arrivals.
     """
 
-    handicaps = (
+    handicaps: Sequence[str] = (
         "slower: WebAssembly in one thread, not native code",
         "slower: keeps the time between every two tokens, all of which it hands over (ours does so in `tokens`)",
         "faster: a step is priced by one roofline of FLOPs and bytes, no tables of kernels; no router, no fleet",
@@ -160,7 +160,7 @@ def _lognormal(lengths: Sequence[int]) -> dict[str, object]:
 class DynoSim:
     """DynoSim (Rust, in the wheels of ai-dynamo): `python` is of an environment that has them."""
 
-    handicaps = (
+    handicaps: Sequence[str] = (
         "faster: native code; a step is priced by built-in polynomials, no tables of kernels",
         "faster: nothing on disk",
         "slower: reads the trace as JSON within its CPU time of a simulation",
@@ -194,7 +194,7 @@ class Vidur:
 
     tried = False
     replicas = 1
-    handicaps = (
+    handicaps: Sequence[str] = (
         "slower: reads each time from a table that random forests filled; its first run trains them, so run it before",
         "slower: writes its metrics as CSV files (plots and traces are switched off)",
         "faster: its sarathi scheduler has no prefix cache and no identities of KV blocks",
@@ -255,7 +255,7 @@ class Blis:
 
     tried = False
     replicas = 1
-    handicaps = (
+    handicaps: Sequence[str] = (
         "faster: native code; a step is priced by a formula with fitted coefficients",
         "slower: makes a token of every token of every prompt, for its prefix cache",
     )

@@ -1,9 +1,9 @@
 """What clients of vLLM's API server see, against a simulation behind a front door that was fitted to it.
 
-`python benchmarks/vllm_front_door.py OUT CALIBRATION [RATE]` needs `make vllm`, and a CALIBRATION of vLLM, such as
-`benchmarks/vllm_changes.py` makes. It starts vLLM's API server with our recorder in it, sends it 150 requests to learn
-from, RATE (5) a second, and 150 others twice. `tokentwin calibrate` fits a front door to the first run, and `tokentwin
-validate front-door` says how far it predicts the others.
+`python -m lab.benchmarks.vllm_front_door OUT CALIBRATION [RATE]` needs `make vllm`, and a CALIBRATION of vLLM, such as
+`lab/benchmarks/vllm_changes.py` makes. It starts vLLM's API server with our recorder in it, sends it 150 requests to
+learn from, RATE (5) a second, and 150 others twice. `tokentwin calibrate` fits a front door to the first run, and
+`tokentwin validate front-door` says how far it predicts the others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from planning.costs import base_deployment
 from planning.measure.vllm_process import vllm_words
 from tests.vllm.served_vllm import vllm_serving
-from tokentwin.cli import main as tokentwin
+from tokentwin.cli import cli
 
 REQUESTS = 150
 
@@ -41,7 +39,7 @@ def traffic(path: Path, seed: int, rate: float) -> Path:
 
 def run(*words: object) -> None:
     """Run a command of ours, and print what it prints. Raises RuntimeError if it fails."""
-    done = CliRunner().invoke(tokentwin, [str(word) for word in words])
+    done = CliRunner().invoke(cli, [str(word) for word in words])
     print("$ tokentwin", *words)
     print(done.output, flush=True)
     if done.exit_code:

@@ -1,10 +1,10 @@
-"""What `benchmarks/peers.py` asks of other simulators, as far as it can be known without them."""
+"""What `lab/benchmarks/peers.py` asks of other simulators, as far as it can be known without them."""
 
 import sys
 
 import pytest
 
-from benchmarks.peer_simulators import Blis, PeerFailed, blis_row, inference_lab_config, timed
+from lab.benchmarks.peer_simulators import Blis, PeerFailed, blis_row, inference_lab_config, timed
 from serving.deployments.config import SchedulerConfig
 from serving.workload import WorkloadRequest
 

@@ -1,6 +1,6 @@
 """How long a browser with nothing cached waits for a page of the dashboard: for its title, and for its first plot.
 
-    python benchmarks/first_plot.py [--cold] [--pages run,trust] [--rounds 5] [--runs RUNS --query 'run=NAME']
+    python -m lab.benchmarks.first_plot [--cold] [--pages run,trust] [--rounds 5] [--runs RUNS --query 'run=NAME']
 
 Each page is opened once to warm the server, then once a round in a new Chromium; with `--cold` each time from a server
 that has only just answered. Medians are shown, and all in the last line, as JSON. `main` is CPU time of the page's main
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,6 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.dashboard.browser import chromium, dashboard
 

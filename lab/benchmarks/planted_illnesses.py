@@ -1,8 +1,8 @@
 """How often a diagnosis shows the symptom of a planted illness, and names its layer and what lifts it, by kind.
 
-`python -m benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each seed
-is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does. With a third
-argument, `healthy`, the deployments are diagnosed before they are made ill: a problem found is a false alarm.
+`python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each
+seed is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does. With a
+third argument, `healthy`, the deployments are diagnosed before they are made ill: a problem found is a false alarm.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A neighbour on every core computes for random times and rests for random times. Beside it an engine is calibrated and
 then records the same trace again and again; each recording is simulated blind, and in its own weather.
 
-`python benchmarks/noisy_machine.py [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves the neighbours out.
+`python -m lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves the neighbours out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration.validation.covalidation import covalidate
 from calibration.validation.report import ValidationReport
@@ -88,11 +86,11 @@ def main() -> None:
         reports = list(validated(Path(folder), options.runs, options.minutes))
     steps = [report.rungs.step for report in reports if report.rungs.step is not None]
     for name in ("prefill", "decode", "mixed"):
-        blind, same = (
+        blind_pct, same_pct = (
             median(of[name].median_error_pct or 0.0 for of in each if name in of)
             for each in ([step.regimes for step in steps], [step.same_weather for step in steps])
         )
-        print(f"{name:8} step, median error: blind {blind:5.1f} %, in the same weather {same:5.1f} %")
+        print(f"{name:8} step, median error: blind {blind_pct:5.1f} %, in the same weather {same_pct:5.1f} %")
     print("over the runs, median and largest absolute error in %, and share of the real numbers in their 90 % band")
     print("metric   stat   blind: median  worst  band   same weather: median  worst  band")
     for metric, stat in STATISTICS:

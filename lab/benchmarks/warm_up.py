@@ -1,17 +1,13 @@
 """What an empty start costs: mean wait of 1,000 requests against the steady one, by the arrivals left out before them.
 
 One server, Poisson arrivals, equal services (M/D/1), whose steady mean wait is `load / (2 (1 - load))` services
-(Kleinrock, Queueing Systems I, 1975). `python benchmarks/warm_up.py`; simulated, so that every machine prints the same.
+(Kleinrock, Queueing Systems I, 1975). `python -m lab.benchmarks.warm_up`; simulated, so that every machine prints the
+same.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig

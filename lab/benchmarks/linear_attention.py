@@ -1,6 +1,7 @@
 """Layers with a constant state against vLLM's own kernels: predicted times over NVIDIA's tables, which no fit has seen.
 
-`python benchmarks/linear_attention.py H200`, with aiconfigurator-core installed, prints the median, and 10 % to 90 %.
+`python -m lab.benchmarks.linear_attention H200`, with aiconfigurator-core installed, prints the median, and 10 % to
+90 %.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,7 +23,8 @@ _POINT = ("phase", "batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_
 
 
 def main(gpu: str) -> None:
-    kernels, measured = load_kernels(find_gpu(gpu)), {}
+    kernels = load_kernels(find_gpu(gpu))
+    measured: dict[tuple[Any, ...], dict[str, float]] = {}
     package = find_spec("aiconfigurator_core")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("aiconfigurator-core is not installed; pip install aiconfigurator-core")

@@ -1,6 +1,6 @@
 """Our own side of `peers.py`: one process that simulates a trace as limited as the peers are, and records it.
 
-    python benchmarks/peer_twin.py trace.parquet limits.json summary OUT REPLICAS
+    python -m lab.benchmarks.peer_twin trace.parquet limits.json summary OUT REPLICAS
 
 Records requests (`summary`), when each token came too (`tokens`), or every step besides (`steps`). Prints what it did
 and the CPU seconds of the simulation and its recording, without imports, the trace and the pricing tables, as JSON.
@@ -12,8 +12,6 @@ import json
 import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration.steps.predict import predicted_cost
 from serving.deployments.config import Deployment, SchedulerConfig

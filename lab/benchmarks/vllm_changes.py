@@ -1,6 +1,6 @@
 """Five changes to a server, predicted by the simulator and then measured on vLLM itself, with the noise of both.
 
-`python benchmarks/vllm_changes.py OUT [SEEDS] [SECONDS] [CHANGE ...]` needs `make vllm` and `tokentwin model fetch
+`python -m lab.benchmarks.vllm_changes OUT [SEEDS] [SECONDS] [CHANGE ...]` needs `make vllm` and `tokentwin model fetch
 smollm2`. It calibrates vLLM once, on other traffic. For each change it makes a real run of each side with each of
 SEEDS (5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of docs/vllm.md.
 Requests of one run arrive within about SECONDS (25).
@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from shutil import copy
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from planning.compare.comparer import compare_on_engine
 from planning.compare.document import Compared, ComparisonDocument, Row

@@ -1,7 +1,7 @@
 """Latent attention against vLLM's own modules: predicted times of DeepSeek-V3's and V4's over NVIDIA's tables.
 
 The modules (`mla_*`, `dsv4_csa_*` and `dsv4_hca_*` of aiconfigurator-core) are vLLM's attention of a layer with its
-projections. No fit has seen them. `python benchmarks/latent_attention.py H200`, with aiconfigurator-core installed.
+projections. No fit has seen them. `python -m lab.benchmarks.latent_attention H200`, with aiconfigurator-core installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long `tokentwin plan` takes for a typical query, and what it answers.
 
-    python benchmarks/plan.py AzureLLMInferenceTrace_conv.csv [--rate-scale 4] [--jobs 2]
+    python -m lab.benchmarks.plan AzureLLMInferenceTrace_conv.csv [--rate-scale 4] [--jobs 2]
 
 The query: Llama-3.1-70B, an hour of conversation traffic, three GPU types by three tensor-parallel sizes, one policy.
 Times are of the whole command in a fresh process, imports and the reading of the trace included. CPU time over the
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUERY = ("--model", "Llama-3.1-70B", "--gpu", "H100,H200,A100-80G", "--tp", "2,4,8")
 SLOS = ("--slo", "ttft_ms p99<=1000", "--slo", "tpot_ms p95<=50")
 

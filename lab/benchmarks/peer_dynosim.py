@@ -1,9 +1,10 @@
-"""DynoSim's side of `peers.py`, run by the Python of an environment of its own, which has nothing of ours.
+r"""DynoSim's side of `peers.py`, run by the Python of an environment of its own, which has nothing of ours.
 
     python -m venv V
     V/bin/pip install ai-dynamo-runtime==1.6.1
     V/bin/pip install --no-deps ai-dynamo==1.6.1
-    V/bin/python benchmarks/peer_dynosim.py TRACE.jsonl WORKERS BLOCK_SIZE NUM_BLOCKS MAX_NUM_SEQS MAX_BATCHED_TOKENS
+    V/bin/python lab/benchmarks/peer_dynosim.py TRACE.jsonl WORKERS BLOCK_SIZE NUM_BLOCKS MAX_NUM_SEQS \
+        MAX_BATCHED_TOKENS
 
 TRACE is in the format of Mooncake, with a hash for every 512 tokens. Prints JSON: CPU seconds of the replay, requests.
 """

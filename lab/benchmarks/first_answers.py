@@ -1,6 +1,6 @@
 """How often a plan's answer lies outside of the range that it says first, and how wide that range is.
 
-    python benchmarks/first_answers.py [QUESTIONS] [FIRST]
+    python -m lab.benchmarks.first_answers [QUESTIONS] [FIRST]
 
 Asks QUESTIONS (default 20) random questions, the first with the seed FIRST (default 5000), and prints each that misses.
 """
@@ -16,8 +16,6 @@ from random import Random
 from typing import Any
 
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from planning.plan import planner
 from planning.plan.request import PlanRequest

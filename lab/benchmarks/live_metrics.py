@@ -1,6 +1,6 @@
 """What the metrics of a running server cost its engine process: CPU time of one core.
 
-    python benchmarks/live_metrics.py [--replicas 4] [--streams 1000] [--tokens-per-s 20] [--seconds 10]
+    python -m lab.benchmarks.live_metrics [--replicas 4] [--streams 1000] [--tokens-per-s 20] [--seconds 10]
 
 Each stream gets its tokens from steps of its replica; its request ends after 200 of them and another comes. The last
 line has the figures as JSON: percent of a core for counting, microseconds a token, milliseconds a scrape.
@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from time import perf_counter_ns, process_time_ns
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from apiserver.live_metrics import LiveMetrics, ReplicaNow
 from apiserver.messages import Add, Admitted, StepEnd

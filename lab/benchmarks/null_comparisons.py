@@ -1,20 +1,16 @@
 """How often `tokentwin compare` claims a difference where there is none: one time in twenty is what it promises.
 
 Two sides serve the same requests with the same cost model; what differs is the seed of slowly changing step times (a
-machine's noise), or of the errors of shortest-job-first's predictions. `python benchmarks/null_comparisons.py`.
+machine's noise), or of the errors of shortest-job-first's predictions. `python -m lab.benchmarks.null_comparisons`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from scipy.signal import lfilter
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from planning.compare.comparison import compare
 from planning.compare.document import RanDeployment, Side
@@ -76,8 +72,8 @@ def claimed(serve: Callable[..., pa.Table], count: int, rate: float, seeds: int 
     claims = 0
     for run in range(RUNS):
         cases = range(seeds * run, seeds * (run + 1))
-        sides = [[serve(case, 2 * case + side, count, rate) for case in cases] for side in (0, 1)]
-        claims += compare(PairedRuns(*sides), SIDE, SIDE).difference
+        a, b = ([serve(case, 2 * case + side, count, rate) for case in cases] for side in (0, 1))
+        claims += compare(PairedRuns(a, b), SIDE, SIDE).difference
     return claims / RUNS
 
 

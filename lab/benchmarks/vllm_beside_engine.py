@@ -1,8 +1,8 @@
 """Our engine and vLLM on the same CPU: how fast each is, and how well the calibration of one predicts the other.
 
-`python benchmarks/vllm_beside_engine.py OUT [SECONDS]` needs `make vllm` and `tokentwin model fetch smollm2`. Both have
-SmolLM2, the same settings, one thread and the same requests. Each is calibrated, then runs REPEATS times, in turns:
-all requests at once, for the speed, and as they arrive, for the latencies. A run takes about SECONDS (40).
+`python -m lab.benchmarks.vllm_beside_engine OUT [SECONDS]` needs `make vllm` and `tokentwin model fetch smollm2`. Both
+have SmolLM2, the same settings, one thread and the same requests. Each is calibrated, then runs REPEATS times, in
+turns: all requests at once, for the speed, and as they arrive, for the latencies. A run takes about SECONDS (40).
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from statistics import mean
 from typing import Any
 
 import pyarrow.compute as pc
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from calibration.validation.decision_replay import recorded_deployment, replay_decisions
 from planning.compare.runs import side_scenarios
