@@ -12,8 +12,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from pathlib import Path
 
+from lab.gpu_suite.engine_benchmark import timing_cost
 from realengine.engine import Engine
-from realengine.gpu_suite.engine_benchmark import timing_cost
 from realengine.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 

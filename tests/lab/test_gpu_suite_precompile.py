@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 CASES = """
 import json, torch
-from realengine.gpu_suite.attention_operations import attention
-from realengine.gpu_suite.operations import On, add_rms_norm, argmax, silu_mul
+from lab.gpu_suite.attention_operations import attention
+from lab.gpu_suite.operations import On, add_rms_norm, argmax, silu_mul
 from realengine.kernels.attention_shapes import Shape
 
 def cases(device):
@@ -34,7 +34,7 @@ def cases(device):
 FILL = """
 import multiprocessing
 from functools import partial
-from realengine.gpu_suite.precompile import compile_launches, run_once
+from lab.gpu_suite.precompile import compile_launches, run_once
 claims = multiprocessing.Array("b", 100)
 rows = []
 compile_launches([partial(run_once, c) for c in cases(torch.device("meta"))], claims, rows.append, True)
@@ -43,8 +43,8 @@ print(json.dumps(rows))
 # The JIT as a launch uses it, on real tensors, up to where it would hand the kernel to a GPU.
 LAUNCH = """
 import triton
-from realengine.gpu_suite.precompile import run_once
-from realengine.kernels.aot import compile_only
+from lab.gpu_suite.precompile import run_once
+from lab.gpu_suite.aot import compile_only
 compile_only()
 rows = []
 triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: rows.append([src.name, cache_hit])
@@ -83,9 +83,9 @@ def test_every_launch_of_a_gpu_run_can_be_prepared(tmp_path: Path) -> None:
     rows the fewest, the most, and one between are enough."""
     script = """
 import triton
-from realengine.gpu_suite import precompile
-from realengine.gpu_suite.precompile import compile_launches, launches
-from realengine.gpu_suite.sizes import gpu_sizes
+from lab.gpu_suite import precompile
+from lab.gpu_suite.precompile import compile_launches, launches
+from lab.gpu_suite.sizes import gpu_sizes
 from triton.runtime.jit import JITFunction
 from realengine.kernels import paged_attention
 seen, rows = set(), []

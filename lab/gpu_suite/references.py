@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from realengine.gpu_suite.ragged_batch import Draw
+from lab.gpu_suite.ragged_batch import Draw
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms
 from realengine.rope import Rope

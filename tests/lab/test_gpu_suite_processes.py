@@ -14,11 +14,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.gpu_suite.page import faults
-from realengine.gpu_suite.recorded_runs import pack, unpack
-from realengine.gpu_suite.results import FILE, Results, ceilings_of, load
-from realengine.gpu_suite.sizes import dry_sizes
-from realengine.gpu_suite.suite import Phase, Suite, Work, run_apart
+from lab.gpu_suite.page import faults
+from lab.gpu_suite.recorded_runs import pack, unpack
+from lab.gpu_suite.results import FILE, Results, ceilings_of, load
+from lab.gpu_suite.sizes import dry_sizes
+from lab.gpu_suite.suite import Phase, Suite, Work, run_apart
 
 pytestmark = pytest.mark.engine
 
@@ -153,7 +153,7 @@ def test_stand_ins_are_for_what_was_not_measured() -> None:
 
 
 def test_recordings_are_packed_into_few_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realengine.gpu_suite.recorded_runs._ARCHIVE_BYTES", 40_000)
+    monkeypatch.setattr("lab.gpu_suite.recorded_runs._ARCHIVE_BYTES", 40_000)
     out = tmp_path / "out"
     out.mkdir()
     for number in range(5):
@@ -169,7 +169,7 @@ def test_recordings_are_packed_into_few_archives(tmp_path: Path, monkeypatch: py
 
 
 def test_validating_without_recordings_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "realengine.gpu_suite", "--validate", str(tmp_path)]
+    command = [sys.executable, "-m", "lab.gpu_suite", "--validate", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "holds no recordings-N.tar" in done.stderr
@@ -179,9 +179,9 @@ def test_validating_without_recordings_is_one_line(tmp_path: Path) -> None:
 def test_the_command_ends_with_its_phase(tmp_path: Path) -> None:
     """SIGTERM, as of a time limit outside: what the phase under way has started is ended, its results are kept."""
     script = (
-        "import signal, sys, realengine.gpu_suite.__main__ as command, realengine.gpu_suite.phases as phases\n"
-        "from tests.realengine.test_gpu_suite_processes import hanging\n"
-        "from realengine.gpu_suite.suite import Phase\n"
+        "import signal, sys, lab.gpu_suite.__main__ as command, lab.gpu_suite.phases as phases\n"
+        "from tests.lab.test_gpu_suite_processes import hanging\n"
+        "from lab.gpu_suite.suite import Phase\n"
         "phases.PHASES = (Phase('hanging', 1.0, hanging),)\n"
         f"sys.argv = ['suite', '--dry-run', '--out', {str(tmp_path)!r}]\n"
         "sys.exit(command.main())\n"

@@ -77,8 +77,9 @@ def backend_for(
     config = SchedulerConfig(max_model_len=longest, block_size=page)
     deployment = Deployment(device="cuda", batch_invariant=batch_invariant, scheduler=config)
     processors: Any = _Processors(_multiprocessors(device))
+    kind: Any = TorchAttention
     if name == "torch":
-        return Backend(TorchAttention(spec, deployment, processors), TorchOps(spec))
+        return Backend(kind(spec, deployment, processors), TorchOps(spec))
     from realengine.triton_attention import HybridAttention, TritonAttention
     from realengine.triton_ops import TritonOps
 
@@ -121,7 +122,8 @@ def pool_blocks(rows: Sequence[Row], page: int) -> int:
 def random_cache(shape: Shape, blocks: int, numbers: Numbers) -> LayerKv:
     """Keys and values with a number everywhere."""
     size = (blocks, shape.kv_heads, shape.page, shape.dim)
-    return LayerKv(*(numbers(*size, dtype=shape.dtype).to(shape.cached) for _ in range(2)))
+    keys, values = (numbers(*size, dtype=shape.dtype).to(shape.cached) for _ in range(2))
+    return LayerKv(keys, values)
 
 
 def context_slots(batch: Batch, page: int) -> Tensor:
@@ -144,4 +146,5 @@ def outside_is_nan(kv: LayerKv, slots: Tensor) -> LayerKv:
         written[slots] = True
         inside = written.view(blocks, 1, page, 1)
         kept.append(torch.where(inside, cache.float(), torch.nan).to(cache.dtype))
-    return LayerKv(*kept)
+    keys, values = kept
+    return LayerKv(keys, values)

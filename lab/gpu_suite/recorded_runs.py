@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lab.gpu_suite.engine_benchmark import drain, offer, random_prompts
+from lab.gpu_suite.scenarios import Pace, scenarios, usual_lengths
 from realengine.engine import Engine
-from realengine.gpu_suite.engine_benchmark import drain, offer, random_prompts
-from realengine.gpu_suite.scenarios import Pace, scenarios, usual_lengths
 from realengine.replay import record
 
 _REPEATS = 2

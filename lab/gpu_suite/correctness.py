@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from realengine.gpu_suite.attention_operations import attention, invariance, rope_store
-from realengine.gpu_suite.operations import (
+from lab.gpu_suite.attention_operations import attention, invariance, rope_store
+from lab.gpu_suite.operations import (
     Mixture,
     On,
     Operation,
@@ -29,7 +29,7 @@ from realengine.gpu_suite.operations import (
     silu_mul,
     token_mask,
 )
-from realengine.gpu_suite.ragged_batch import layer_spec
+from lab.gpu_suite.ragged_batch import layer_spec
 from realengine.kernels.attention_shapes import SHAPES, WINDOWED, Shape
 
 _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn

@@ -163,7 +163,7 @@ def _answers(
     engine = Engine(deployment, ModelFiles(spec, None, deployment.model))
     try:
         engine.runner.graph_mixed_steps(True)
-        noting = engine.runner.model.ops = Noting(engine.runner.model.ops)  # type: ignore[assignment]
+        noting = engine.runner.model.ops = Noting(engine.runner.model.ops)
         outputs: dict[int, list[int]] = {number: [] for number in range(len(requests))}
         waiting = deque(enumerate(requests))
         flights, seen, steps = [], Counter[str](), 0

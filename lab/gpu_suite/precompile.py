@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from realengine.gpu_suite.correctness import cases
-from realengine.gpu_suite.end_to_end import checked
-from realengine.gpu_suite.kernel_grid import points
-from realengine.gpu_suite.operations import Operation
-from realengine.gpu_suite.ragged_batch import backend_for
-from realengine.gpu_suite.sizes import Sizes
+from lab.gpu_suite.correctness import cases
+from lab.gpu_suite.end_to_end import checked
+from lab.gpu_suite.kernel_grid import points
+from lab.gpu_suite.operations import Operation
+from lab.gpu_suite.ragged_batch import backend_for
+from lab.gpu_suite.sizes import Sizes
 from realengine.kv_cache import FP8, KvCache
 from realengine.model import Model
 from realengine.step_graphs import mixed_layout, pad
@@ -87,7 +87,7 @@ def compile_launches(
     """
     import triton
 
-    from realengine.kernels.aot import compile_only
+    from lab.gpu_suite.aot import compile_only
 
     compile_only()
     numbers: dict[str, int] = {}

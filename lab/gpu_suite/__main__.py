@@ -1,4 +1,4 @@
-"""The command: `python -m realengine.gpu_suite --out DIR [--only smoke] [--dry-run]`."""
+"""The command: `python -m lab.gpu_suite --out DIR [--only smoke] [--dry-run]`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def main() -> int:
         import torch
     except ImportError:
         return _refused("torch: not installed; pip install 'tokentwin[engine]'")
-    from realengine.gpu_suite.page import faults, table
-    from realengine.gpu_suite.phases import GROUPS, PHASES, chosen
-    from realengine.gpu_suite.results import FILE
-    from realengine.gpu_suite.sizes import dry_sizes, gpu_sizes
-    from realengine.gpu_suite.suite import Suite, run_apart
+    from lab.gpu_suite.page import faults, table
+    from lab.gpu_suite.phases import GROUPS, PHASES, chosen
+    from lab.gpu_suite.results import FILE
+    from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
+    from lab.gpu_suite.suite import Suite, run_apart
 
     try:
         phases = chosen("validation" if arguments.validate else arguments.only, arguments.skip)
@@ -61,7 +61,7 @@ _LOOKING_S = 60.0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", type=Path, help="directory to write the results to, at most eight files")
     where.add_argument("--validate", type=Path, metavar="DIR", help="only validate the recordings of an earlier run")

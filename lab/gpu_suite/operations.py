@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from realengine.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
-from realengine.gpu_suite.references import distance_from_draw, normalised, relative_error
+from lab.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
+from lab.gpu_suite.references import distance_from_draw, normalised, relative_error
 from realengine.kernels.attention_shapes import Shape
 from realengine.layer_ops import LayerOps, Routing
 from realengine.loading import rounded

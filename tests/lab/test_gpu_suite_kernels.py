@@ -16,11 +16,11 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 import torch
 
-from realengine.gpu_suite.attention_operations import attention, rope_store
-from realengine.gpu_suite.ceilings import measure_ceilings
-from realengine.gpu_suite.correctness import check_case, check_kernels
-from realengine.gpu_suite.kernel_grid import GRID_COLUMNS, Point, kernel_grid, measured, points, uneven, write_grid
-from realengine.gpu_suite.operations import (
+from lab.gpu_suite.attention_operations import attention, rope_store
+from lab.gpu_suite.ceilings import measure_ceilings
+from lab.gpu_suite.correctness import check_case, check_kernels
+from lab.gpu_suite.kernel_grid import GRID_COLUMNS, Point, kernel_grid, measured, points, uneven, write_grid
+from lab.gpu_suite.operations import (
     Cost,
     Mixture,
     On,
@@ -35,9 +35,9 @@ from realengine.gpu_suite.operations import (
     packed_gemm,
     silu_mul,
 )
-from realengine.gpu_suite.page import decode_shares
-from realengine.gpu_suite.references import distance_from_draw, relative_error
-from realengine.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
+from lab.gpu_suite.page import decode_shares
+from lab.gpu_suite.references import distance_from_draw, relative_error
+from lab.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
 from realengine.kernels.attention_shapes import Shape
 from realengine.weights import RANDOM
 from serving.deployments.model_spec import ModelSpec

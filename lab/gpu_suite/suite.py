@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from realengine.gpu_suite.results import FILE, Results, ceilings_of
-from realengine.gpu_suite.sizes import Sizes
+from lab.gpu_suite.results import FILE, Results, ceilings_of
+from lab.gpu_suite.sizes import Sizes
 
 GRACE_S = 25.0  # a phase that looks at the time ends by itself; one that is this late is killed
 _DYING_S = 10.0  # a process that a driver holds on to is left behind after this

@@ -13,15 +13,15 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from lab.gpu_suite.__main__ import _commit, main
+from lab.gpu_suite.engine_benchmark import decode_weight_bytes, idle_share, prefill_flops, usual_workload
+from lab.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
+from lab.gpu_suite.phases import GROUPS, PHASES, chosen
+from lab.gpu_suite.recorded_runs import pace_of, record_runs
+from lab.gpu_suite.results import Results, load
+from lab.gpu_suite.scenarios import Pace, scenarios
+from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
 from realengine.engine import Engine
-from realengine.gpu_suite.__main__ import _commit, main
-from realengine.gpu_suite.engine_benchmark import decode_weight_bytes, idle_share, prefill_flops, usual_workload
-from realengine.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
-from realengine.gpu_suite.phases import GROUPS, PHASES, chosen
-from realengine.gpu_suite.recorded_runs import pace_of, record_runs
-from realengine.gpu_suite.results import Results, load
-from realengine.gpu_suite.scenarios import Pace, scenarios
-from realengine.gpu_suite.sizes import dry_sizes, gpu_sizes
 from realengine.hardware import _driver
 from realengine.weights import RANDOM, load_model_files
 from traces.recording import Recording
@@ -32,7 +32,7 @@ MEASURED = ROOT / "traces" / "gpu"
 
 
 def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "realengine.gpu_suite", *map(str, arguments)]
+    command = [sys.executable, "-m", "lab.gpu_suite", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
@@ -42,8 +42,8 @@ def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
 FEWER_PROCESSES = """
 import itertools, sys
 from calibration.validation import same_weather
-from realengine.gpu_suite import phases, validation
-from realengine.gpu_suite.__main__ import main
+from lab.gpu_suite import phases, validation
+from lab.gpu_suite.__main__ import main
 from tests.command import tokentwin
 
 same_weather._DRAWS = 5
@@ -121,7 +121,7 @@ def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProces
 
 def test_the_docs_page_is_what_the_measurements_make() -> None:
     found = Results(MEASURED).found
-    assert (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8") == page(found)
+    assert (ROOT / "lab" / "results" / "gpu.md").read_text(encoding="utf-8") == page(found)
 
 
 def test_a_page_without_measurements_claims_none() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realengine.gpu_suite.operations import LIMIT, NAME, Cost, On, Operation, Outputs, Prepared
-from realengine.gpu_suite.ragged_batch import (
+from lab.gpu_suite.operations import LIMIT, NAME, Cost, On, Operation, Outputs, Prepared
+from lab.gpu_suite.ragged_batch import (
     Numbers,
     Row,
     backend_for,
@@ -20,7 +20,7 @@ from realengine.gpu_suite.ragged_batch import (
     pool_blocks,
     random_cache,
 )
-from realengine.gpu_suite.references import attended, relative_error, rotated
+from lab.gpu_suite.references import attended, relative_error, rotated
 from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms
@@ -54,7 +54,8 @@ def attention(
             return (attention.attend(queries, attention.plan(batch, shape.window) if checked else plan, kv),)
 
         def error(given: tuple[Any, ...], out: Outputs) -> float:
-            return relative_error(out[0], attended(*given, batch, shape.page, shape.window))
+            queries, kv = given
+            return relative_error(out[0], attended(queries, kv, batch, shape.page, shape.window))
 
         return Prepared(make, call, error)
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not installed")
 pytest.importorskip("torch")
 
-from realengine.kernels import aot
+from lab.gpu_suite import aot
 from realengine.kernels.silu_mul import specialisations
 
 REPOSITORY = Path(__file__).parents[2]
@@ -19,13 +19,13 @@ USED = aot.Resources(4, 1, 64, 0, 0, 0, {"ld.global.v4.b32": 2, "griddepcontrol"
 
 def compiled(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "realengine.kernels.aot", *arguments]
+    command = [sys.executable, "-m", "lab.gpu_suite.aot", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, env=kept | environment, capture_output=True, text=True)
 
 
 # The first specialisation of each kernel.
 ONE_EACH = """
-from realengine.kernels import aot
+from lab.gpu_suite import aot
 first = {spec.kernel: spec for spec in reversed(aot.specialisations())}.values()
 reports = [(spec, aot.compile_report(spec)) for spec in first]
 assert not [fault for spec, used in reports for fault in aot.faults(spec, used)]
@@ -53,7 +53,7 @@ def test_every_kernel_is_within_its_limits_and_as_the_page_says() -> None:
 def test_every_module_that_names_specialisations_is_compiled() -> None:
     modules = (REPOSITORY / "realengine" / "kernels").glob("*.py")
     named = {path.stem for path in modules if "\ndef specialisations()" in path.read_text()}
-    assert named - {"aot"} == set(aot.MODULES)
+    assert named == set(aot.MODULES)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_page_with_another_table_is_a_fault_unless_another_compiler_made_it(tm
     monkeypatch.setattr(aot, "specialisations", lambda: [spec])
     monkeypatch.setattr(aot, "compile_report", lambda spec: USED)
     page = tmp_path / "page.md"
-    page.write_text("Before.\n<!-- begin: made by python -m realengine.kernels.aot --write -->\n<!-- end -->\nAfter.\n")
+    page.write_text("Before.\n<!-- begin: made by python -m lab.gpu_suite.aot --write -->\n<!-- end -->\nAfter.\n")
     check = ["--check", str(page)]
     assert aot.main(check) == 1
     assert aot.main(["--write", str(page)]) == 0

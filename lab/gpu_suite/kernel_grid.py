@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from realengine.gpu_suite.attention_operations import attention, rope_store
-from realengine.gpu_suite.operations import (
+from lab.gpu_suite.attention_operations import attention, rope_store
+from lab.gpu_suite.operations import (
     Mixture,
     On,
     Operation,
@@ -29,8 +29,8 @@ from realengine.gpu_suite.operations import (
     packed_gemm,
     silu_mul,
 )
-from realengine.gpu_suite.ragged_batch import Row
-from realengine.gpu_suite.timing import Bench
+from lab.gpu_suite.ragged_batch import Row
+from lab.gpu_suite.timing import Bench
 from realengine.kernels.attention_shapes import Shape
 from realengine.weights import RANDOM
 from serving.deployments.model_catalogue import find_model
@@ -96,7 +96,8 @@ def points(device: torch.device, dry_run: bool) -> list[Point]:
 def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, Any]:
     """The row of `point`."""
     cost = point.operation.cost
-    row = dict.fromkeys(column.name for column in GRID_COLUMNS) | point.about | cost._asdict()
+    row: dict[str, Any] = dict.fromkeys(column.name for column in GRID_COLUMNS)
+    row |= point.about | cost._asdict()
     rate = ceilings["gemm_flops_per_s"]
     if row["op"] == "gemm" and row["dtype"] == "fp8":
         rate = ceilings.get("fp8_gemm_flops_per_s") or rate

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from realengine.gpu_suite.ragged_batch import Numbers
-from realengine.gpu_suite.timing import Bench, Timing
+from lab.gpu_suite.ragged_batch import Numbers
+from lab.gpu_suite.timing import Bench, Timing
 from realengine.projection import quantised
 
 _COPY_BYTES = 4 << 30  # read, and as many written
@@ -40,7 +40,7 @@ def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
     gemm = bench.time(lambda _: (numbers(size, size), numbers(size, size)), lambda x: x[0] @ x[1], 2 * size * size * 2)
     yield _rate("gemm_flops_per_s", 2 * size**3, gemm)
 
-    def scaled(_: int) -> tuple[torch.Tensor, ...]:
+    def scaled(_: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         (x, x_scale), (weight, scale) = quantised(numbers(size, size)), quantised(numbers(size, size))
         return x, weight.t(), x_scale, scale.t().contiguous()
 

@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
+from lab.gpu_suite.ceilings import measure_ceilings
+from lab.gpu_suite.correctness import check_kernels
+from lab.gpu_suite.end_to_end import check_engines
+from lab.gpu_suite.engine_benchmark import benchmark
+from lab.gpu_suite.kernel_grid import kernel_grid, write_grid
+from lab.gpu_suite.precompile import precompile
+from lab.gpu_suite.recorded_runs import pack, record_runs, unpack
+from lab.gpu_suite.suite import Phase, Work
+from lab.gpu_suite.timing import find_bench
+from lab.gpu_suite.validation import calibrate_all, validate_runs
 from realengine.engine import Engine
-from realengine.gpu_suite.ceilings import measure_ceilings
-from realengine.gpu_suite.correctness import check_kernels
-from realengine.gpu_suite.end_to_end import check_engines
-from realengine.gpu_suite.engine_benchmark import benchmark
-from realengine.gpu_suite.kernel_grid import kernel_grid, write_grid
-from realengine.gpu_suite.precompile import precompile
-from realengine.gpu_suite.recorded_runs import pack, record_runs, unpack
-from realengine.gpu_suite.suite import Phase, Work
-from realengine.gpu_suite.timing import find_bench
-from realengine.gpu_suite.validation import calibrate_all, validate_runs
 from realengine.hardware import describe
 from realengine.weights import load_model_files
 from serving.deployments.config import Deployment

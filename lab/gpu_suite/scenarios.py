@@ -6,7 +6,7 @@ machine, and so do the blocks of the one that is short of them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serving.deployments.config import SchedulerConfig
 from serving.kv.blocks import blocks_for
@@ -51,8 +51,8 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int)
         "num_blocks": min(tight_blocks, config.num_blocks),
         "scheduler_reserve_full_isl": False,
     }
-    shared = {"system_prompts": {"count": 4, "tokens": longest // 8, "choice": "zipf"}}
-    plans: list[tuple[str, float, tuple[int, int], dict[str, object], dict[str, int | bool]]] = [
+    shared: dict[str, Any] = {"system_prompts": {"count": 4, "tokens": longest // 8, "choice": "zipf"}}
+    plans: list[tuple[str, float, tuple[int, int], dict[str, Any], dict[str, int | bool]]] = [
         ("roomy", 0.5, usual, {}, {}),
         ("kv-tight", 0.7, usual, {}, tight),
         ("shared-prefix", 0.6, usual, shared, {}),

@@ -1,6 +1,6 @@
 """What the suite found, each figure beside its target: a table for the terminal, a page for the docs.
 
-`python -m realengine.gpu_suite.page --results DIR --write docs/gpu.md` makes the page from what a run left in DIR;
+`python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md` makes the page from what a run left in DIR;
 without --results, from nothing, and every figure says that it was not yet measured. A dry run's figures never get on
 the page.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realengine.gpu_suite.results import FILE, ceilings_of, load, stand_ins
+from lab.gpu_suite.results import FILE, ceilings_of, load, stand_ins
 
 UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"
@@ -139,12 +139,15 @@ def table(found: dict[str, Any]) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """docs/gpu.md."""
+    """lab/results/gpu.md."""
     real = found if found and not found.get("environment", {}).get("dry_run") else {}
     text = ["# Measured on a GPU", ""]
-    text += ["```", "python -m realengine.gpu_suite --out DIR"]
-    text += ["python -m realengine.gpu_suite.page --results DIR --write docs/gpu.md", "```"]
-    text += ["The first command measures, the second writes this page ([how](engine.md#measuring-a-gpu)).", ""]
+    text += ["```", "python -m lab.gpu_suite --out DIR"]
+    text += ["python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md", "```"]
+    text += [
+        "The first command measures, the second writes this page ([how](../../docs/engine.md#measuring-a-gpu)).",
+        "",
+    ]
     if not real:
         text += ["**No GPU has run the suite yet.** A test runs all of it in miniature on the CPU.", ""]
     else:
@@ -203,7 +206,7 @@ def _cell(value: object) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m realengine.gpu_suite.page", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.page", description=__doc__)
     parser.add_argument("--results", type=Path, help=f"directory with {FILE}")
     parser.add_argument("--write", type=Path, help="the page; else it is printed")
     arguments = parser.parse_args()

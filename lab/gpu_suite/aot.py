@@ -2,7 +2,7 @@
 
 What the compiler reports (registers, shared memory, stack, spills) and whether the PTX has the instructions that a
 kernel was written for decide much of its speed, and all of it can be held by a test.
-`python -m realengine.kernels.aot` prints the table and fails if a kernel is not within its limits; `--write
+`python -m lab.gpu_suite.aot` prints the table and fails if a kernel is not within its limits; `--write
 docs/kernels.md` puts the table between that page's markers, `--check docs/kernels.md` fails if it is not there.
 It must run without TRITON_INTERPRET, under which nothing is compiled.
 """
@@ -40,7 +40,7 @@ MODULES = (
     "token_mask",
 )
 TARGET = GPUTarget("cuda", 90, 32)
-_BEGIN = "<!-- begin: made by python -m realengine.kernels.aot --write -->"
+_BEGIN = "<!-- begin: made by python -m lab.gpu_suite.aot --write -->"
 _END = "<!-- end -->"
 _COUNTED = ("wgmma", "cp.async")
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -74,7 +74,7 @@ def compile_report(spec: Specialisation) -> Resources:
     compiled = [kernel for function, kernel in made if function is spec.kernel][spec.which]
     ptx = compiled.asm["ptx"]
     usage = _tool("cuobjdump", "-res-usage", of=compiled.asm["cubin"])
-    registers, stack = (int(re.search(rf"\b{field}:(\d+)", usage)[1]) for field in ("REG", "STACK"))
+    registers, stack = (int(re.findall(rf"\b{field}:(\d+)", usage)[0]) for field in ("REG", "STACK"))
     return Resources(
         warps=compiled.metadata.num_warps,
         stages=compiled.metadata.num_stages,
@@ -143,7 +143,7 @@ def table(reports: list[tuple[Specialisation, Resources]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m realengine.kernels.aot", description="Compile every kernel.")
+    parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.aot", description="Compile every kernel.")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between this page's markers")
     parser.add_argument("--check", type=Path, metavar="PAGE", help="fail if this page has another table")
     options = parser.parse_args(arguments)
