@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
 from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
 from calibration.kernels.surface_file import about_surfaces, read_surfaces
-from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import floor_ns
 from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import Collective, Gemm, StepSizes
 from calibration.step_operations import step_operations
+from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
+from lab.kernels.surface_fit import fit_kernel
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from calibration.kernels.aiconfigurator import SYSTEMS
 from calibration.kernels.catalogue import load_kernels
 from calibration.operations import uniform_step
 from calibration.step_operations import step_operations
+from lab.kernels.aiconfigurator import SYSTEMS
 from serving.deployments.compressed_attention import CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu

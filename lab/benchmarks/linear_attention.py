@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from calibration.kernels.aiconfigurator import SYSTEMS
 from calibration.kernels.catalogue import load_kernels
 from calibration.linear_attention import LinearDecode, LinearPrefill
+from lab.kernels.aiconfigurator import SYSTEMS
 from serving.deployments.gpu_spec import find_gpu
 
 _POINT = ("phase", "batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")

@@ -1,6 +1,6 @@
 """Kernel times of our own engine (`kernels.parquet` of the GPU suite) against the surfaces of other people's tables.
 
-`python -m calibration.kernels.fit --own traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, how far
+`python -m lab.kernels.fit --own traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, how far
 our measured kernels are from what the bundled fit of that GPU says. The suite measures two models' shapes, which is too
 few to fit a surface to; they judge one.
 """

@@ -1,4 +1,4 @@
-"""Tables of collectives in, closed forms out: `python -m calibration.kernels.fit --forms collectives`.
+"""Tables of collectives in, closed forms out: `python -m lab.kernels.fit --forms collectives`.
 
 Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. The engines' own
 all-reduces have a one-shot algorithm and two rings (their two-shot algorithms), NCCL's collectives two rings (its
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from calibration.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements, provenance
 from calibration.kernels.collectives import Algorithm, ClosedForm, Line, taken_up_to
 from calibration.operations import Collective
+from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements, provenance
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
 Floats = NDArray[np.float64]

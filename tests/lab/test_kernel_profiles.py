@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.fit import fit_profiles
-from calibration.kernels.llmservingsim import profiled
 from calibration.kernels.surfaces import KernelSurfaces, is_whole
 from calibration.kernels.times import Coverage
 from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import DecodeAttention, Experts, Gemm
+from lab.kernels.fit import fit_profiles
+from lab.kernels.llmservingsim import profiled
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 

@@ -1,4 +1,4 @@
-"""DeepEP's tables in, closed forms out: `python -m calibration.kernels.fit --forms exchanges`.
+"""DeepEP's tables in, closed forms out: `python -m lab.kernels.fit --forms exchanges`.
 
 The tables are NVIDIA's (aiconfigurator, Apache-2.0), measured with SGLang 0.5.12 on one node, and with 0.5.6 on 1 to 8
 nodes of H100; those of H200 in 0.5.6 are the same numbers and are left out. Of the high-throughput mode the rows with
@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.optimize import least_squares
 
-from calibration.kernels.aiconfigurator import SYSTEMS, tables_root
 from calibration.kernels.exchanges import SEVERAL_NODES, ExchangeForm
 from calibration.operations import Exchange
+from lab.kernels.aiconfigurator import SYSTEMS, tables_root
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Kernel tables in, a GPU's fitted surfaces out: `python -m calibration.kernels.fit --tables package --gpu H100`.
+"""Kernel tables in, a GPU's fitted surfaces out: `python -m lab.kernels.fit --tables package --gpu H100`.
 
 Of a GPU that NVIDIA has no tables of: `--profiles DIR/RTX4090 --gpu RTX-4090`. `--forms` fits collectives or exchanges
 instead; `--own` compares a fit with what our own GPU suite measured.
@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from calibration.kernels import collective_fit, exchange_fit
-from calibration.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
-from calibration.kernels.llmservingsim import profiled
-from calibration.kernels.own_tables import agreement
 from calibration.kernels.surface_file import write_surfaces
-from calibration.kernels.surface_fit import fit_kernel
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
 from calibration.operations import Collective
+from lab.kernels import collective_fit, exchange_fit
+from lab.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
+from lab.kernels.llmservingsim import profiled
+from lab.kernels.own_tables import agreement
+from lab.kernels.surface_fit import fit_kernel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.errors import UserError
 
@@ -123,7 +123,7 @@ def _agree(path: Path, gpu: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m calibration.kernels.fit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.kernels.fit", description=__doc__)
     parser.add_argument(
         "--tables",
         default=PACKAGE,

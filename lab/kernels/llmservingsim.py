@@ -17,11 +17,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from calibration.kernels.aiconfigurator import Measured
 from calibration.kernels.shapes import equal_decodes, equal_prompts
 from calibration.kernels.structure import structure_of
 from calibration.operations import Experts, Gemm, Operation
 from calibration.step_operations import heads_per_device
+from lab.kernels.aiconfigurator import Measured
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
