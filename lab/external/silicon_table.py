@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -109,7 +109,7 @@ class SiliconTable(Settings):
     workers of a kind, which whoever simulates them finds.
     """
 
-    format: Literal["silicon-table"] = "silicon-table"
+    format: str
     file: str
     systems: dict[str, str]
     rules: tuple[Rule, ...] = ()

@@ -17,9 +17,9 @@ import numpy as np
 
 from calibration.choice import RISK
 from calibration.steps.interval import REACH
-from calibration.validation.decisions.configurations import Configuration, Times
-from calibration.validation.decisions.questions import Group, Slo, slos
-from calibration.validation.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
+from lab.decisions.configurations import Configuration, Times
+from lab.decisions.questions import Group, Slo, slos
+from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
 
 _RESAMPLES = 2000
 SHARES = (1.0, 0.75, 0.5)  # of the errors that predictions have

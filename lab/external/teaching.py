@@ -1,6 +1,6 @@
 """What measured engines teach about engines in general: the file behind every blind prediction.
 
-`python -m calibration.validation.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` to all
+`python -m lab.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` to all
 cases and writes the bundled file. *No run is predicted with what it taught*: the file keeps apart what each source
 said, so that any of them can be left out.
 """
@@ -16,11 +16,12 @@ from pathlib import Path
 from calibration.steps.evidence import Evidence
 from calibration.steps.predict import bundled_evidence
 from calibration.validation.external.case import Case, load_cases
-from calibration.validation.external.fitting import fit, likeliest
-from calibration.validation.external.leave_out import leave_out, missed, table
-from calibration.validation.external.lessons import Lesson, lessons
+from lab.external.cases import FOLDER
+from lab.external.fitting import fit, likeliest
+from lab.external.leave_out import leave_out, missed, table
+from lab.external.lessons import Lesson, lessons
 
-_KEPT = Path(__file__).parents[2] / "steps" / "blind.json"
+_KEPT = Path(__file__).parents[2] / "calibration" / "steps" / "blind.json"
 
 
 def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[Lesson]:
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--data", default="../shared/data", type=Path)
     parser.add_argument("--write", default=_KEPT, type=Path)
     given = parser.parse_args()
-    cases = [case for case in load_cases() if not case.only_named]  # the others take too long for their few rows
+    cases = [case for case in load_cases(FOLDER) if not case.only_named]  # the others take too long for their few rows
     evidence = teach(all_lessons(cases, given.data, print), print)
     given.write.write_text(json.dumps(evidence.as_dict()) + "\n", encoding="utf-8")
     print(f"spreads {evidence.spreads}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calibration.steps.evidence import LEVELS, NOISE, NUMBERS, Evidence, Origin, Spreads, Taught
 from calibration.steps.predict import bundled_evidence
-from calibration.validation.external.lessons import Lesson
+from lab.external.lessons import Lesson
 
 Floats = NDArray[np.float64]
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from calibration.choice import COMMON, RISK
-from calibration.validation.decisions.scoring import BOLD, SHARES, Decisions, Score
-from calibration.validation.external.page import markdown_table
+from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
+from lab.external.page import markdown_table
 
-COMMAND = "tokentwin validate decisions --write docs/decisions.md"
+COMMAND = "tokentwin validate decisions --write lab/results/decisions.md"
 
 _PREFACE = f"""# Rung 7: right choices
 
@@ -34,8 +34,9 @@ output tokens per second of a GPU within bounds on mean TTFT and TPOT. It compar
 """
 
 _RULES = f"""
-- *Expected worth* is the rule of [`tokentwin plan`](plan.md#appetite-for-risk), with throughput in place of a price. It
-  draws errors from the 90 % interval of every prediction, as a lognormal distribution with a side for either sign.
+- *Expected worth* is the rule of [`tokentwin plan`](../../docs/plan.md#appetite-for-risk), with throughput in place of
+  a price. It draws errors from the 90 % interval of every prediction, as a lognormal distribution with a side for
+  either sign.
   {100 * COMMON:.0f} % of an error's variance is common to all configurations of a model on a GPU. Errors of TTFT and
   TPOT are independent. An option is worth its share of the best throughput of each draw, and 0 if it breaks a bound
   there. The rule takes the option of greatest expected worth among those that keep the bounds in 90 % as many draws as
@@ -73,7 +74,7 @@ def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
 
 
 def markdown(found: Decisions, left_out: Counter[str]) -> str:
-    """The page `docs/decisions.md`."""
+    """The page `lab/results/decisions.md`."""
     some = next(iter(found.rules.values()))
     return "\n".join(
         [

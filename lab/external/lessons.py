@@ -28,8 +28,8 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import TypeFactors, step_parts
 from calibration.steps.predict import kernels
 from calibration.validation.external.case import Case, origin_of
-from calibration.validation.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
 from calibration.validation.external.scoring import simulated_figures
+from lab.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
 from serving.deployments.config import Deployment, parse
 from serving.deployments.draft_module import draft_module, module_deployment
 from serving.deployments.gpu_spec import GpuSpec, find_gpu

@@ -16,7 +16,7 @@ from calibration.kernels.times import Coverage
 from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
 from calibration.steps.evidence_calibration import correction_of
-from calibration.validation.external.lessons import FIGURES, Lesson
+from lab.external.lessons import FIGURES, Lesson
 from serving.deployments.gpu_spec import find_gpu
 
 Floats = NDArray[np.float64]

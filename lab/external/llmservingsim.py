@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from serving.errors import UserError
 from serving.settings import Settings
@@ -24,7 +23,7 @@ SECOND_NS = 10**9
 class LlmServingSim(Settings):
     """One run in one folder."""
 
-    format: Literal["llmservingsim"] = "llmservingsim"
+    format: str
     folder: str
     requests: str = "requests.jsonl"
     workload: str = "workload_hashed.jsonl"

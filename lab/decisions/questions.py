@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from calibration.validation.decisions.configurations import Configuration, Times
+from lab.decisions.configurations import Configuration, Times
 
 _BOUNDS = 5  # of each latency
 _FEWEST = 4  # configurations of a group

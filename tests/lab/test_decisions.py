@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.validation.decisions import scoring
-from calibration.validation.decisions.configurations import Configuration, Times
-from calibration.validation.decisions.page import markdown
-from calibration.validation.decisions.questions import Group, Slo, groups, slos
-from calibration.validation.decisions.rules import RULES, anchored, by, by_expected_worth
-from calibration.validation.decisions.scoring import answers, common_share, decided, summed_up
 from dashboard.trust_page.results import newest_decisions
+from lab.decisions import scoring
+from lab.decisions.configurations import Configuration, Times
+from lab.decisions.page import markdown
+from lab.decisions.questions import Group, Slo, groups, slos
+from lab.decisions.rules import RULES, anchored, by, by_expected_worth
+from lab.decisions.scoring import answers, common_share, decided, summed_up
 from tests.budget import examples
 from tokentwin.commands.validate import validate
 
@@ -179,7 +179,7 @@ def measured(tmp_path: Path) -> Path:
     rules = [{"when": {"model_path": "too-large"}, "deployment": {"model": "Llama-3.1-70B"}}]
     table = {
         "rules": rules,
-        "format": "silicon-table",
+        "format": "lab.external.silicon_table:SiliconTable",
         "file": "aiconfigurator/silicon_sample_mine.csv",
         "systems": {"h100_sxm": "H100"},
     }

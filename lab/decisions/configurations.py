@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from calibration.steps.predict import bundled_evidence
 from calibration.validation.external.case import Case
-from calibration.validation.external.leave_out import Scored, leave_out
-from calibration.validation.external.lessons import FIGURES, Lesson, lesson_of
+from lab.external.leave_out import Scored, leave_out
+from lab.external.lessons import FIGURES, Lesson, lesson_of
+from lab.external.silicon_table import SiliconTable
 from serving.errors import UserError
 
 TABLES = "aiconfigurator/silicon_sample_*.csv"
@@ -75,7 +76,7 @@ def configurations(
     """
     taken: list[Lesson] = []
     left_out, described = Counter[str](), set()
-    tables = [case for case in cases if case.measured.get("format") == "silicon-table"]
+    tables = [case for case in cases if not case.is_of_steps and isinstance(case.format, SiliconTable)]
     for number, case in enumerate(tables):
         runs = list(case.format.read(data))
         for at, run in enumerate(runs):

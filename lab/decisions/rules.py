@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from calibration.choice import DRAWS, RISK, Band, Floats, choose, errors, share_of_best
-from calibration.validation.decisions.configurations import Configuration, Times
-from calibration.validation.decisions.questions import Group, Slo
+from lab.decisions.configurations import Configuration, Times
+from lab.decisions.questions import Group, Slo
 
 
 class Taken(NamedTuple):
