@@ -38,6 +38,9 @@ MAY_IMPORT = {
 }
 # They ask `planning.checkout` for the lab when they are called, and say so where it is not.
 REACHES_THE_LAB = {
+    "dashboard/claims_page/page.py",
+    "dashboard/claims_page/tasks.py",
+    "tokentwin/commands/claims.py",
     "tokentwin/commands/validate_decisions.py",
     "tokentwin/commands/validate_external.py",
 }

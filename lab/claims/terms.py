@@ -15,9 +15,9 @@ from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.operation_cost import WAITING
 from calibration.steps.predict import blind, predicted_cost
 from calibration.steps.run_explanation import explain_run
-from planning.claims.claim import Experiment
+from lab.claims.claim import Experiment
+from lab.claims.figures import scenario_of
 from planning.claims.document import Term
-from planning.claims.figures import scenario_of
 from serving.front_door import FrontDoor
 from sim.cluster import Cluster
 from sim.run_log import TableSink

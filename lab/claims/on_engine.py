@@ -12,9 +12,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from planning.claims.claim import Claim, Experiment
+from lab.claims.claim import Claim, Experiment
+from lab.claims.figures import as_fast_as, gain, of_run
 from planning.claims.document import TriedOnEngine
-from planning.claims.figures import as_fast_as, gain, of_run
 from planning.measure.real_engine import load_engines
 from planning.priced_scenario import with_fleet
 from planning.settings import overridden

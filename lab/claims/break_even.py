@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from planning.claims.claim import BreakEven, Expected, Experiment
-from planning.claims.figures import Known, central
+from lab.claims.claim import BreakEven, Expected, Experiment
+from lab.claims.figures import Known, central
 from planning.settings import overridden
 from serving.deployments.config import parse
 

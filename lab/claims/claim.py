@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from planning.claims.document import Holds
 from planning.deployments import completed, served
 from planning.request import Request, StatedDeployment
 from planning.settings import overridden
@@ -25,14 +26,13 @@ from serving.yaml_file import read_yaml
 from traces.slo import check_slo
 
 Settings = dict[str, Any]  # values by dotted path
-Holds = Literal["yes", "no", "open"]
 
 
 class Experiment(Request):
     """What is measured of which deployment under which traffic.
 
     `figure` is a metric and its statistic (`ttft_ms.p50`), a metric of the whole run (`output_throughput`), or one of
-    `planning.claims.figures`. Of two sides it is how many times better the change is.
+    `lab.claims.figures`. Of two sides it is how many times better the change is.
     """
 
     figure: str = Field(description="what is measured")
@@ -164,7 +164,7 @@ def load_claims(directory: str | Path | None = None, only: tuple[str, ...] = ())
     folder = Path(directory) if directory is not None else Path(__file__).with_name("claims")
     paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     if not paths:
-        raise UserError("claims", str(folder), "holds no YAML file; see docs/claims.md")
+        raise UserError("claims", str(folder), "holds no YAML file; see lab/results/claims.md")
     if unknown := [name for name in only if name not in paths]:
         raise UserError("only", unknown[0], f"is no claim; choose from {', '.join(paths)}")
     found = {

@@ -20,7 +20,7 @@ from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
 from calibration.steps.launches import launches
 from calibration.steps.predict import predicted_cost
-from planning.claims.claim import Experiment
+from lab.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import find_gpu

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from planning.claims.break_even import break_even
-from planning.claims.claim import Claim, Experiment
+from lab.claims.break_even import break_even
+from lab.claims.claim import Claim, Experiment
+from lab.claims.figures import Known, measured
+from lab.claims.terms import terms_of
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
-from planning.claims.figures import Known, measured
-from planning.claims.terms import terms_of
 from planning.progress import Tell, quiet
 from serving.deployments.config import parse
 from serving.errors import UserError
@@ -51,6 +51,8 @@ def check(
                 claim=claim.claim,
                 means=claim.means,
                 expected=str(claim.expects),
+                least=claim.expects.least,
+                most=claim.expects.most,
                 verdict=verdict_of(tuple(cases)),
                 break_even=turns,
                 learnt=claim.learnt,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from calibration.provenance import MARKS
-from planning.claims.break_even import break_even
-from planning.claims.check import check
-from planning.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
+from lab.claims.break_even import break_even
+from lab.claims.check import check
+from lab.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
+from lab.claims.figures import measured
+from lab.claims.page import page as as_markdown
 from planning.claims.document import CheckedCase, verdict_of
-from planning.claims.figures import measured
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.front_door import FrontDoor
@@ -231,7 +232,7 @@ def test_every_bundled_claim_has_an_experiment_on_the_engine_or_says_why_not() -
     untried = {one.name: one.untried for one in answer.claims}
     assert untried["cuda-graphs"] == "it needs a GPU, and this machine has none"
     assert untried["kv-of-a-70b"] == "it follows from shapes"
-    assert "- real engine: not tried, because it follows from shapes" in answer.page()
+    assert "- real engine: not tried, because it follows from shapes" in as_markdown(answer)
 
 
 @pytest.mark.engine
