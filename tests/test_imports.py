@@ -4,7 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Set
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,12 @@ def test_imports_point_one_way(package: str) -> None:
         allowed = MAY_IMPORT[package] | ({"lab"} if name in REACHES_THE_LAB else set())
         wrong = ((names | named(tree)) & OURS) - allowed | names & NEVER.get(package, set())
         assert not wrong, f"{name} imports {', '.join(sorted(wrong))}"
+
+
+def test_a_wheel_has_the_house_and_no_lab() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = {package for pattern in settings["include"] for package in OURS if fnmatch(package, pattern)}
+    assert packages == HOUSE
 
 
 @pytest.mark.parametrize("name", sorted(REACHES_THE_LAB))
