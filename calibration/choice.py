@@ -20,7 +20,7 @@ from calibration.steps.interval import REACH
 Floats = NDArray[np.float64]
 
 DRAWS = 2000
-COMMON = 0.2  # share of an error's variance that is common to a family; docs/decisions.md has what was measured
+COMMON = 0.2  # share of an error's variance that is common to a family; lab/results/decisions.md has what was measured
 RISK = 0.1  # of breaking a bound that is taken unless it is said otherwise
 
 

@@ -14,6 +14,7 @@ OURS = (
     "apiserver",
     "calibration",
     "dashboard",
+    "lab",
     "planning",
     "realengine",
     "serving",

@@ -17,7 +17,7 @@ its time grows with bytes and with devices, as each of theirs does. What an engi
   measured board of a GPU is one among several, and the error is how far they are apart;
 - over several nodes NCCL: what it takes within a node, and between nodes (`inter_node.py`).
 
-The numbers of a GPU are in `gpus/collectives.json`, made by `python -m calibration.kernels.fit --forms collectives`.
+The numbers of a GPU are in `gpus/collectives.json`, made by `python -m lab.kernels.fit --forms collectives`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ In its low-latency mode a token goes to each of its experts, in its high-through
 and from there once to each device. Experts are taken to be chosen evenly (`Exchange` counts the copies). Starts and
 shares of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168 elements a token and 1 to 10 experts;
 doubling and share of the link to a table of 1 to 8 nodes of H100 with InfiniBand NDR. The numbers are in
-`gpus/exchanges.json`, made by `python -m calibration.kernels.fit --forms exchanges`.
+`gpus/exchanges.json`, made by `python -m lab.kernels.fit --forms exchanges`.
 """
 
 from __future__ import annotations

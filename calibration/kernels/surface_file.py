@@ -115,7 +115,7 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     except (KeyError, ValueError, TypeError):
         kind = "some other Parquet file"
     if kind != FORMAT:
-        remedy = f"is {kind}, not {FORMAT!r}; make it with calibration.kernels.fit"
+        remedy = f"is {kind}, not {FORMAT!r}; make it with lab.kernels.fit"
         raise UserError("kernel surfaces", str(path), remedy)
     if metadata.pop("sha256", "") != _digest(table, metadata):
         remedy = "is damaged: the contents do not match the checksum; make it again"

@@ -4,7 +4,7 @@ Every GPU with a fit of a whole table predicts how long it would take with this 
 its own surfaces. The answer is their geometric mean, marked as extrapolated throughout. A donor counts the more, the
 nearer its datasheet is, and the better it predicts the few kernels of this GPU that were measured, if any were. How
 near that comes, and what the widths below were chosen on, are the errors of fitted GPUs that were left out in turn,
-alone and with all others of their chip (`benchmarks/kernel_surfaces.py`).
+alone and with all others of their chip (`lab/benchmarks/kernel_surfaces.py`).
 """
 
 from __future__ import annotations

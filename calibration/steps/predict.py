@@ -90,7 +90,7 @@ def blind(
 
 @cache
 def bundled_evidence() -> Evidence:
-    """What `calibration.validation.external.teaching` learnt."""
+    """What `lab.external.teaching` learnt."""
     return Evidence.read(json.loads(_bundled_bytes()))
 
 

@@ -8,17 +8,16 @@ from itertools import accumulate
 import plotly.graph_objects as go
 
 from dashboard.palette import NEUTRAL, SIMULATED, bars, dots, finish, log_axis, symbols, whiskers
-from planning.claims.claim import Expected
-from planning.claims.document import CheckedCase, Term
+from planning.claims.document import CheckedClaim, Term
 
 _COLOURS = {"yes": SIMULATED, "open": "#8fb4e3", "no": NEUTRAL}
 _NAMES = {"yes": "holds", "open": "cannot be told", "no": "does not hold"}
 
 
-def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
+def cases_chart(checked: CheckedClaim) -> go.Figure:
     """A row for each case: the figure with its interval, over the range that is expected."""
     figure = go.Figure()
-    told = [case for case in cases if case.value and case.low and case.high and case.low > 0]
+    told = [case for case in checked.cases if case.value and case.low and case.high and case.low > 0]
     for holds, colour in _COLOURS.items():
         mine = [case for case in told if case.holds == holds]
         if mine:
@@ -28,14 +27,14 @@ def cases_chart(cases: Sequence[CheckedCase], expects: Expected) -> go.Figure:
             hover = "%{y}: %{customdata}<extra></extra>"
             more = {"customdata": numbers, "error_x": around}
             dots(figure, values, when, _NAMES[holds], colour, hover, 11, look, **more)
-    ends = [end for end in (expects.least, expects.most) if end is not None]
+    ends = [end for end in (checked.least, checked.most) if end is not None]
     every = [*ends, *(end for case in told for end in (case.low, case.high) if end)]
     low, high = min(every) / 1.3, max(every) * 1.3
-    least, most = expects.least or low, expects.most or high
+    least, most = checked.least or low, checked.most or high
     if least == most:
         least, most = least / 1.03, most * 1.03
     figure.add_vrect(least, most, fillcolor=SIMULATED, opacity=0.12, line_width=0)
-    figure.update_xaxes(title_text=f"{expects.unit}; shaded: expected", range=None, **log_axis(low, high))
+    figure.update_xaxes(title_text=f"{checked.cases[0].unit}; shaded: expected", range=None, **log_axis(low, high))
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[case.when for case in told])
     return finish(figure, 130 + 44 * len(told))
 

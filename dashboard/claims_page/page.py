@@ -20,7 +20,7 @@ from dashboard.job_view import offer
 from dashboard.planned import Planned, Ways, planned, strip
 from dashboard.shown import capitalised, literal
 from dashboard.url import amount, choose, go_to, in_url, usual_first
-from planning.claims.claim import Claim, load_claims
+from planning.checkout import lab_is_here
 from planning.claims.document import CheckedClaim, ClaimsDocument
 from planning.jobs.job import Job
 from planning.settings import found_at, overridden
@@ -59,27 +59,26 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """The page, over the bundled answer; what a reader asks is a job under `runs`."""
     plan = planned(runs)
     strip(runs, plan, ways, "Claims")
-    claims = load_claims()
     answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
-    checked = {claim.name: claim for claim in answer.claims if claim.name in claims}
+    checked = {claim.name: claim for claim in answer.claims}
     sentences = {name: claim.claim for name, claim in checked.items()}
     with titled("What everyone says about inference", (1, 1)):
         name = choose("Claim", list(checked), "claim", show=lambda name: sentences.get(name, name))
     downloads(answer, "claims")
-    _found(checked[name], claims[name])
-    _own(runs, name, claims[name], plan)
+    _found(checked[name])
+    _own(runs, name, plan)
     with st.expander("All claims"):
         rows = [{"claim": c.claim, "expected": c.expected, "verdict": c.verdict} for c in checked.values()]
         table(rows)
 
 
-def _found(checked: CheckedClaim, claim: Claim) -> None:
+def _found(checked: CheckedClaim) -> None:
     st.markdown(f"“{literal(checked.claim)}”")
     st.markdown(f"### {literal(capitalised(checked.verdict))}")
-    st.caption(f"{literal(claim.means)} Expected: {checked.expected}.")
+    st.caption(f"{literal(checked.means)} Expected: {checked.expected}.")
     worst = min(checked.cases, key=lambda case: _WORST.index(case.mark) if case.mark in _WORST else 0)
     figure(
-        cases_chart(checked.cases, claim.expects),
+        cases_chart(checked),
         "cases",
         "Case by case",
         Provenance(worst.mark, worst.reason),
@@ -89,16 +88,22 @@ def _found(checked: CheckedClaim, claim: Claim) -> None:
         if case.terms:
             known = Provenance(case.mark, case.reason)
             figure(terms_chart(case.terms), f"terms-{at}", f"What E2E is made of when {case.when}", known)
-    for text in (checked.break_even, claim.learnt):
+    for text in (checked.break_even, checked.learnt):
         if text:
             st.markdown(literal(text))
     if checked.engine is not None:
         st.markdown(f"**{literal(checked.engine.number)}** {literal(checked.engine.told)}.")
 
 
-def _own(runs: Path, name: str, claim: Claim, plan: Planned | None) -> None:
-    """The claim under conditions that are set here."""
+def _own(runs: Path, name: str, plan: Planned | None) -> None:
+    """The claim under conditions that are set here, where there is a lab that can check it."""
     st.subheader("Under your conditions", anchor=False)
+    if not lab_is_here():
+        st.caption("To check claims under other conditions, open the dashboard in a checkout of the repository.")
+        return
+    from lab.claims.claim import load_claims
+
+    claim = load_claims()[name]
     if conditions := _planned_conditions(name, plan):
         st.button("Take the planned model and GPU", on_click=go_to, kwargs=conditions, icon=":material/dns:")
     case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")

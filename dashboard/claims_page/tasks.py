@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planning.claims.check import check
-from planning.claims.claim import Claim
+from planning.checkout import need_lab
 from planning.progress import Tell
 from serving.deployments.config import parse
 
@@ -15,4 +14,8 @@ CHECK = "dashboard.claims_page.tasks:check_claim"
 
 def check_claim(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """The answer about one claim, `settings` being the `name` and the `claim` as JSON."""
+    need_lab("claims")
+    from lab.claims.check import check
+    from lab.claims.claim import Claim
+
     return check({settings["name"]: parse(Claim, settings["claim"], where="claim")}, tell).as_json()

@@ -1,1 +1,1 @@
-"""What everyone says about inference, as experiments that anyone can run."""
+"""What became of claims about inference; `lab.claims` puts them to the test."""

@@ -1,19 +1,19 @@
-"""What became of claims: every number, its verdict, and the page of docs that shows them."""
+"""What became of claims: every number and its verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 from rich.console import RenderableType
 from rich.text import Text
 
-from planning.claims.claim import Holds
 from serving.document import Document, Number, Part, fact
 from traces.document_table import table_of
 
-_WORDS = {"yes": "holds", "no": "does not hold", "open": "cannot be told"}
+Holds = Literal["yes", "no", "open"]
+WORDS = {"yes": "holds", "no": "does not hold", "open": "cannot be told"}
 
 
 class Term(Part):
@@ -76,6 +76,8 @@ class CheckedClaim(Part):
     claim: str = fact("the sentence")
     means: str = fact("what it means as an experiment")
     expected: str = fact("where the figure should lie")
+    least: Number = fact("least value expected, in the unit of the cases; null if there is none", default=None)
+    most: Number = fact("greatest value expected; null if there is none", default=None)
     verdict: str = fact("holds, does not hold, or when it holds")
     break_even: str = fact("where the change begins to pay and the verdict flips, in a sentence", default="")
     learnt: str = fact("what a reader may take from it", default="")
@@ -95,9 +97,9 @@ def verdict_of(cases: tuple[CheckedCase, ...]) -> str:
     """In a sentence: *holds*, *holds when ...*, *does not hold*."""
     kinds = {case.holds for case in cases}
     if len(kinds) == 1:
-        return _WORDS[kinds.pop()]
+        return WORDS[kinds.pop()]
     parts = [
-        f"{_WORDS[kind]} when {' or '.join(case.when for case in cases if case.holds == kind)}"
+        f"{WORDS[kind]} when {' or '.join(case.when for case in cases if case.holds == kind)}"
         for kind in ("yes", "open")
         if kind in kinds
     ]
@@ -131,14 +133,14 @@ class ClaimsDocument(Document):
             yield Text(f"  {claim.verdict}")
             width = max(len(case.number) for case in claim.cases)
             for case in claim.cases:
-                yield Text(f"    {case.number:{width}}  {_WORDS[case.holds]:14}  when {case.when}")
+                yield Text(f"    {case.number:{width}}  {WORDS[case.holds]:14}  when {case.when}")
             for case in claim.cases:
                 if case.terms:
                     yield Text(f"    when {case.when}:")
                     for term in case.terms:
                         yield Text(f"    {term.ms:10,.2f} ms  {term.name} ({term.mark}: {term.source})")
             if claim.engine is not None:
-                yield Text(f"    {claim.engine.number:{width}}  {_WORDS[claim.engine.holds]:14}  {claim.engine.told}")
+                yield Text(f"    {claim.engine.number:{width}}  {WORDS[claim.engine.holds]:14}  {claim.engine.told}")
             elif claim.untried:
                 yield Text(f"    not tried on the real engine: {claim.untried}")
             yield Text(f"    expected: {claim.expected}")
@@ -146,68 +148,8 @@ class ClaimsDocument(Document):
         if self.machine:
             yield Text(f"The real engine ran on {self.machine}, {self.date}.")
 
-    def page(self) -> str:
-        """As Markdown."""
-        tried = f"\nThe real engine ran on {self.machine}, {self.date}.\n" if self.machine else ""
-        lines = [_PREFACE + tried, *(f"- [{claim.name}](#{claim.name}): {claim.counted}" for claim in self.claims)]
-        for claim in self.claims:
-            lines += ["", f"## {claim.name}", f"*{claim.claim}* {claim.means} Expected: {claim.expected}.", ""]
-            lines += [f"- {_WORDS[case.holds]} when {case.when}: {case.number}" for case in claim.cases]
-            if claim.engine is not None:
-                lines.append(
-                    f"- real engine: {_WORDS[claim.engine.holds]} when {claim.engine.when}: {claim.engine.found}"
-                )
-            elif claim.untried:
-                lines.append(f"- real engine: not tried, because {claim.untried}")
-            lines += _terms(claim)
-            if said := " ".join(text for text in (claim.break_even, claim.learnt) if text):
-                lines += ["", said]
-        return "\n".join(lines) + "\n"
-
-
-def _terms(claim: CheckedClaim) -> list[str]:
-    """A table of the terms, a column for each case."""
-    cases = [case for case in claim.cases if case.terms]
-    if not cases:
-        return []
-    lines = [
-        "",
-        f"| term, ms when | {' | '.join(case.when for case in cases)} | known from |",
-        "|---|" + "--:|" * len(cases) + "---|",
-    ]
-    of_case = [{term.name: term for term in case.terms} for case in cases]
-    for name in dict.fromkeys(term.name for case in cases for term in case.terms):
-        there = [terms.get(name) for terms in of_case]
-        known = next(f"{term.source}, {term.mark}" for term in there if term)
-        cells = (f"{term.ms:,.1f}" if term else "-" for term in there)
-        lines.append(f"| {name} | {' | '.join(cells)} | {known} |")
-    return lines
-
 
 def _short(value: float | None) -> str:
     if value is None:
         return "without limit"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-_PREFACE = """# What everyone says about inference
-
-```
-tokentwin claims --write docs/claims.md
-tokentwin claims --only chunked-prefill
-tokentwin claims --engine
-```
-Articles repeat figures. The first command puts each to the test and writes this page, in 2.5 minutes of
-one CPU. All of it is simulated, with step times from kernel tables and measured engines ([cost
-model](cost-model.md)), and with 90 % intervals. A claim *cannot be told* where its interval lies across an end of
-what is expected.
-
-`--engine` adds runs of this machine's real engine, with a small model of random weights, three times each side in
-turn, in 2 minutes more: the median ratio of the pairs, the least and the greatest, and as noise by how much the same
-side differs from run to run.
-
-Each claim is a file of `planning/claims/claims`: a sentence, an experiment, the range it expects, and cases. Give a
-folder of your own as `--claims`. `break_even` halves a stretch of a condition five times, at the centre of step
-times. `as_fast_as` lets requests arrive as fast as another run is served. `engine` is the experiment on the real
-engine.
-"""

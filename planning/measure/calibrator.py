@@ -29,6 +29,7 @@ from calibration.validation.external.case import load_case
 from calibration.validation.external.learning import learnt_from
 from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
+from planning.checkout import lab_is_here
 from planning.measure.real_engine import load_engines, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
 from serving.deployments.config import Deployment
@@ -126,6 +127,7 @@ def _from_served(request: CalibrateRequest, served: Path, client: Path) -> Front
 
 
 def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
+    lab_is_here()  # whose formats the case may name
     outcome = score(load_case(path), request.data, blind)
     learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
     learnt.save(request.out)

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from benchmarks.front_door import Stream, resident_mb
+from lab.benchmarks.front_door import Stream, resident_mb
 from tests.apiserver.served import TWIN, serving
 from tests.budget import soaked
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.aiconfigurator import Measured, measurements
-from calibration.kernels.collective_fit import fit_form
 from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
 from calibration.kernels.times import Coverage, floor_ns
 from calibration.operations import Collective, Elementwise, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.predict import kernels
+from lab.kernels.aiconfigurator import Measured, measurements
+from lab.kernels.collective_fit import fit_form
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.model_catalogue import find_model

@@ -19,14 +19,14 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts, wider_types
 from calibration.steps.predict import blind, bundled_evidence, kernels, predicted_cost
 from calibration.validation.external.case import Case
-from calibration.validation.external.fitting import fit
-from calibration.validation.external.leave_out import HEADER, leave_out, table
-from calibration.validation.external.lessons import Lesson, lessons
-from calibration.validation.external.page import left_out_section
-from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.results import covered, load_external
+from lab.external.fitting import fit
+from lab.external.leave_out import HEADER, leave_out, table
+from lab.external.lessons import Lesson, lessons
+from lab.external.page import left_out_section
+from lab.external.schedule import schedule
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engine_name import EngineName
 from serving.deployments.gpu_spec import find_gpu
@@ -145,7 +145,7 @@ def lesson(concurrency: int, prompt: int, outputs: int, overlapped: bool, spread
     run = MeasuredRun("made up", loop, {"tpot_ms.mean": 9.0, "ttft_ms.mean": 80.0}, by_client=True)
     case = Case.model_validate(
         {"name": "c", "title": "", "source": "", "engine": "vLLM 1", "gpu": "H100", "deployment": {}, "shown": [],
-         "measured": {"format": "silicon-table", "file": "none", "systems": {}}}
+         "measured": {"format": "lab.external.silicon_table:SiliconTable", "file": "none", "systems": {}}}
     )  # fmt: skip
     return Lesson(HERE, case, run, "H100", deployment)
 

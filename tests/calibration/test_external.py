@@ -19,10 +19,12 @@ from calibration.steps.predict import kernels
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target, load_case, load_cases
 from calibration.validation.external.correction import Corrected, Correction
-from calibration.validation.external.page import as_dict, mark_rows, markdown
 from calibration.validation.external.predictor import Prediction, Predictor
+from calibration.validation.external.report import as_dict, mark_rows
 from calibration.validation.external.scoring import Row, score
 from calibration.validation.external.steps import score_steps
+from lab.external.cases import FOLDER
+from lab.external.page import markdown
 from serving.cost_model import CostModel, TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.model_catalogue import find_model
@@ -37,6 +39,7 @@ from tokentwin.commands.validate import validate
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not here: no ../shared/data")
+SILICON_TABLE = "lab.external.silicon_table:SiliconTable"
 BASE_NS, TOKEN_NS, PAIR_PS = 5_000_000, 40_000, 2_000
 
 
@@ -163,7 +166,12 @@ def table_case(folder: Path, **load: Any) -> Case:
     header = "id,silicon_data_source,model_path,system,isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms"
     (folder / "table.csv").write_text(f"{header}\nrow,,m,h,64,16,8,1,400,6\n")
     rules = [{"when": {}, "load": {"lengths": [0.5, 1], **load}}]
-    measured = {"format": "silicon-table", "file": "table.csv", "systems": {"h": "H100"}, "rules": rules}
+    measured = {
+        "format": SILICON_TABLE,
+        "file": "table.csv",
+        "systems": {"h": "H100"},
+        "rules": rules,
+    }
     return case(measured=measured, shown=["ttft_ms.mean", "tpot_ms.mean", "request_throughput"])
 
 
@@ -324,7 +332,7 @@ def test_a_stated_number_of_blocks_is_kept_and_a_missing_one_predicted(tmp_path:
 
 
 def test_the_bundled_cases_are_valid_and_have_targets() -> None:
-    cases = load_cases()
+    cases = load_cases(FOLDER)
     assert len(cases) >= 4 and all(c.targets and c.source for c in cases)
     for c in cases:
         assert c.is_of_steps or not {t.figure for t in c.targets} - set(c.shown)
@@ -362,7 +370,7 @@ def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
     header = "id,silicon_data_source,model_path,system,isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms"
     lines = [f"row{i},,{'ab'[i % 2]},h,64,8,{4 + i % 3},1,400,{6 + (i == 7) * 50}" for i in range(24)]
     (tmp_path / "table.csv").write_text("\n".join([header, *lines]) + "\n")
-    measured = {"format": "silicon-table", "file": "table.csv", "systems": {"h": "H100"}}
+    measured = {"format": SILICON_TABLE, "file": "table.csv", "systems": {"h": "H100"}}
     shown = ["ttft_ms.mean", "tpot_ms.mean"]
     result = score(case(measured=measured, shown=shown), tmp_path, predictor(TRUE))
     assert len(result.rows) == 48
@@ -457,7 +465,7 @@ ROOFLINES = {
 @needs_data
 @pytest.mark.parametrize("name", ROOFLINES)
 def test_a_measured_run_is_roughly_what_a_roofline_says(name: str) -> None:
-    (found,) = [c for c in load_cases() if c.name == name]
+    (found,) = [c for c in load_cases(FOLDER) if c.name == name]
     cost = Sure(ROOFLINES[name])
     result = score(found, SHARED, lambda case, run, deployment: Prediction(cost, 20_000))
     shown = {"codellama-34b-h100": "e2e_ms.mean", "llama-3.1-8b-h100": "request_throughput"}
@@ -468,7 +476,7 @@ def test_a_measured_run_is_roughly_what_a_roofline_says(name: str) -> None:
 
 @needs_data
 def test_a_run_of_the_h100_table_is_roughly_what_a_roofline_says() -> None:
-    (found,) = [c for c in load_cases() if c.name == "silicon-h100"]
+    (found,) = [c for c in load_cases(FOLDER) if c.name == "silicon-h100"]
     runs = [r for r in found.format.read(SHARED) if "qwen3_32b_h100_sxm_vllm_agg_1024x512_c32" in r.name]
     assert len(runs) == 3
     for run in runs:

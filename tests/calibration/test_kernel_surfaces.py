@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels import aiconfigurator, fit
-from calibration.kernels.aiconfigurator import Measured, measurements
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.fit import fit_kernels, main
 from calibration.kernels.shapes import operation_at
 from calibration.kernels.structure import Efficiency, structure_of
 from calibration.kernels.surface_file import about_surfaces, read_surfaces, write_surfaces
-from calibration.kernels.surface_fit import fit_efficiency, fit_kernel
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
 from calibration.kernels.times import Coverage, KernelTimes, floor_ns
 from calibration.kernels.transfer import TransferredKernels
@@ -25,6 +21,10 @@ from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
 from calibration.steps.parts import never_slower
 from calibration.steps.predict import identity, predicted_cost
+from lab.kernels import aiconfigurator, fit
+from lab.kernels.aiconfigurator import Measured, measurements
+from lab.kernels.fit import fit_kernels, main
+from lab.kernels.surface_fit import fit_efficiency, fit_kernel
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu, gpus

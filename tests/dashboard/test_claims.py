@@ -11,7 +11,9 @@ pytest.importorskip("streamlit")
 
 from dashboard.claims_page.page import CLAIMS
 from dashboard.claims_page.tasks import check_claim
-from planning.claims.claim import Claim, load_claims
+from lab.claims.claim import Claim, load_claims
+from lab.claims.page import page as as_markdown
+from planning import checkout
 from planning.claims.document import ClaimsDocument
 from planning.jobs.job import Job
 from serving.deployments.config import parse
@@ -24,14 +26,16 @@ page = partial(opened, "claims")
 
 
 def test_the_bundled_answer_is_of_the_bundled_claims() -> None:
-    """`tokentwin claims --save dashboard/samples/claims.json --force --write docs/claims.md` makes both."""
+    """`tokentwin claims --save dashboard/samples/claims.json --force --write lab/results/claims.md` makes both."""
     answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
     claims = load_claims()
     assert [claim.name for claim in answer.claims] == list(claims)
     for claim in answer.claims:
-        assert (claim.claim, claim.means) == (claims[claim.name].claim, claims[claim.name].means)
-        assert [case.when for case in claim.cases] == [case.when for case in claims[claim.name].cases]
-    assert (Path(__file__).parents[2] / "docs" / "claims.md").read_text() == answer.page()
+        asked = claims[claim.name]
+        assert (claim.claim, claim.means, claim.learnt) == (asked.claim, asked.means, asked.learnt)
+        assert (claim.least, claim.most) == (asked.expects.least, asked.expects.most)
+        assert [case.when for case in claim.cases] == [case.when for case in asked.cases]
+    assert (Path(__file__).parents[2] / "lab" / "results" / "claims.md").read_text() == as_markdown(answer)
 
 
 def test_every_claim_has_its_page(tmp_path: Path) -> None:
@@ -77,3 +81,10 @@ def test_any_number_of_a_claim_can_be_moved(name, label, keys, tmp_path, monkeyp
     for key in keys:
         node = node[key]
     assert node == (value / 2 if isinstance(value, float) else value + 1)
+
+
+def test_without_a_checkout_the_answers_are_shown_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "_ROOT", tmp_path)
+    app = page(tmp_path)
+    assert not app.exception and len(app.get("plotly_chart")) >= 1 and not app.button
+    assert any("in a checkout of the repository" in caption.value for caption in app.caption)

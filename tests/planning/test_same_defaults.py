@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokentwin
-from planning.claims.claim import Experiment
+from lab.claims.claim import Experiment
 from planning.compare.comparer import compare
 from planning.compare.request import CompareRequest
 from planning.costs import priced

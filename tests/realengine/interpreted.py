@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from hypothesis import settings
 
+from lab.gpu_suite.correctness import cases, check_case
+from lab.gpu_suite.end_to_end import Noting
 from realengine.engine import Engine
-from realengine.gpu_suite.correctness import cases, check_case
-from realengine.gpu_suite.end_to_end import Noting
 from realengine.sampling import SamplingParams
 from realengine.weights import ModelFiles, load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig

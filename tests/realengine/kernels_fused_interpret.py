@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from realengine.gpu_suite.references import distance_from_draw, normalised
+from lab.gpu_suite.references import distance_from_draw, normalised
 from realengine.kernels.add_rms_norm import add_rms_norm
 from realengine.kernels.argmax import argmax
 from realengine.kernels.draw import draw

@@ -31,14 +31,19 @@ def claims(
 ) -> None:
     """Check what everyone says about inference.
 
-    Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. docs/claims.md shows the
-    answer, and says how to add a claim. With --engine some are tried on the real engine, too, with a small model.
+    Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. With --engine some are
+    tried on the real engine, too, with a small model. The claims are in a checkout of the repository, where
+    lab/results/claims.md shows the answer, and says how to add one.
     """
     from datetime import UTC, datetime
 
-    from planning.claims.check import check
-    from planning.claims.claim import load_claims
-    from planning.claims.on_engine import machine, on_engine
+    from planning.checkout import need_lab
+
+    need_lab("claims")
+    from lab.claims.check import check
+    from lab.claims.claim import load_claims
+    from lab.claims.on_engine import machine, on_engine
+    from lab.claims.page import page
     from planning.progress import telling
     from serving.front_door import FrontDoor
     from serving.whole_file import check_free, write_whole
@@ -53,5 +58,5 @@ def claims(
     if engine:
         answer = answer.model_copy(update={"machine": ran_on, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
     if write is not None:
-        write_whole(write, lambda file: file.write_text(answer.page(), encoding="utf-8"), overwrite=True)
+        write_whole(write, lambda file: file.write_text(page(answer), encoding="utf-8"), overwrite=True)
     told.finish(answer)

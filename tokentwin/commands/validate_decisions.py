@@ -12,7 +12,7 @@ from tokentwin.tables import print_table
 
 @click.command()
 @click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
-@click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
+@click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the published runs.")
 @click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
@@ -28,10 +28,13 @@ def decisions(
 
     The rows are those of AIConfigurator's tables that a case file describes.
     """
-    from calibration.validation.decisions.configurations import configurations
-    from calibration.validation.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
-    from calibration.validation.decisions.questions import groups
-    from calibration.validation.decisions.scoring import decided
+    from planning.checkout import need_lab
+
+    need_lab("decisions")
+    from lab.decisions.configurations import configurations
+    from lab.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
+    from lab.decisions.questions import groups
+    from lab.decisions.scoring import decided
     from planning.progress import telling
     from serving.errors import UserError
     from tokentwin.commands.validate_external import chosen_cases, write_results, write_text

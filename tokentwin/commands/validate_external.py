@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
@@ -25,7 +25,7 @@ TARGET_MISSED = 3
 
 @click.command()
 @click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
-@click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the bundled ones.")
+@click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the published runs.")
 @click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
 @click.option(
     "--recording",
@@ -81,11 +81,16 @@ def external(
 
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
-    from calibration.validation.external.page import as_dict, markdown, section_of
+    from calibration.validation.external.report import as_dict
     from calibration.validation.external.scoring import score
     from calibration.validation.external.steps import score_steps
+    from planning.checkout import need_lab
     from serving.errors import UserError
 
+    if page:
+        need_lab("write", "use --format json")
+    if levels:
+        need_lab("leave-out")
     refused: dict[str, UserError] = {}
     if recordings:
         if cases or names:
@@ -114,9 +119,7 @@ def external(
     report = as_dict(results)
     report |= {"refused": why, "met": report["met"] and not why}
     if page:
-        not_scored = "".join(f"- *{name}*: {reason}\n" for name, reason in why.items())
-        text = markdown(results) + (not_scored and f"\n## Not scored\n\n{not_scored}")
-        write_text("write", Path(page), text + section_of(_written(page)))
+        _write_page(page, results, why)
     if out:
         write_results(Path(out) / "external.json", report)
     if style == "json":
@@ -135,10 +138,18 @@ def _written(page: str) -> str:
     return Path(page).read_text(encoding="utf-8") if Path(page).is_file() else ""
 
 
+def _write_page(page: str, results: Sequence[CaseResult], why: Mapping[str, str]) -> None:
+    from lab.external.page import markdown, section_of
+
+    not_scored = "".join(f"- *{name}*: {reason}\n" for name, reason in why.items())
+    text = markdown(results) + (not_scored and f"\n## Not scored\n\n{not_scored}")
+    write_text("write", Path(page), text + section_of(_written(page)))
+
+
 def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], style: str, page: str | None) -> None:
-    from calibration.validation.external.leave_out import HEADER
-    from calibration.validation.external.page import left_out_section, with_section
-    from calibration.validation.external.teaching import left_out_tables
+    from lab.external.leave_out import HEADER
+    from lab.external.page import left_out_section, with_section
+    from lab.external.teaching import left_out_tables
 
     tables = left_out_tables(cases, data, levels, lambda said: click.echo(said, err=True))
     if page:
@@ -154,12 +165,16 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
     """The cases of those names, or all; if all are taken, a wrong file goes to `refused`."""
     from calibration.validation.external.case import load_cases
+    from planning.checkout import lab_is_here, need_lab
     from serving.errors import UserError
 
+    if cases is None:
+        need_lab("cases", "give --cases DIR, a folder of your own case files")
+    lab_is_here()  # whose formats a user's own case may name
     if not Path(data).is_dir():
         raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
     wrong: dict[str, UserError] = {}
-    chosen = load_cases(Path(cases) if cases else None, wrong)
+    chosen = load_cases(_published() if cases is None else Path(cases), wrong)
     known = [case.name for case in chosen]
     if wrong and (not chosen or set(names) - set(known)):
         raise next(iter(wrong.values()))
@@ -170,6 +185,12 @@ def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: 
             remedy = f"is not a known case; choose one of {', '.join(known)}"
             raise UserError("case", name, remedy)
     return [case for case in chosen if (case.name in names if names else not case.only_named)]
+
+
+def _published() -> Path:
+    from lab.external.cases import FOLDER
+
+    return FOLDER
 
 
 def _own(
@@ -218,7 +239,7 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 def print_results(results: list[CaseResult]) -> None:
     """Every case as a table, long ones summed up by group; the targets last."""
-    from calibration.validation.external.page import (
+    from calibration.validation.external.report import (
         MANY,
         MARK_HEADER,
         ROW_HEADER,

@@ -16,10 +16,8 @@ FORMATS = {
     "guidellm": "traces.measured.guidellm:GuideLlm",
     "guidellm-spans": "traces.measured.guidellm_spans:GuideLlmSpans",
     "inference-perf": "traces.measured.inference_perf:InferencePerf",
-    "llmservingsim": "traces.measured.llmservingsim:LlmServingSim",
     "prometheus": "traces.measured.prometheus:Prometheus",
     "recording": "traces.measured.recorded_client:RecordedClient",
-    "silicon-table": "traces.measured.silicon_table:SiliconTable",
 }
 
 

@@ -62,7 +62,7 @@ class Anchor(Settings):
 
 
 class Case(Settings):
-    """One measured run, or several of one deployment. See docs/external.md for an example."""
+    """One measured run, or several of one deployment. See docs/external-cases.md for an example."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     title: str
@@ -161,16 +161,15 @@ def load_case(path: Path) -> Case:
     return case
 
 
-def load_cases(folder: Path | None = None, refused: dict[str, UserError] | None = None) -> list[Case]:
-    """The case files of `folder`, or the bundled ones, in the order of their file names.
+def load_cases(folder: Path, refused: dict[str, UserError] | None = None) -> list[Case]:
+    """The case files of `folder`, in the order of their file names.
 
     A wrong file goes to `refused`, under its name, and the others are read. Raises UserError for a folder without case
     files, and without `refused` for a wrong one.
     """
-    where = Path(__file__).with_name("cases") if folder is None else folder
-    paths = sorted(where.glob("*.yaml"))
+    paths = sorted(folder.glob("*.yaml"))
     if not paths:
-        raise UserError("cases", str(where), "has no case files (*.yaml)")
+        raise UserError("cases", str(folder), "has no case files (*.yaml)")
     cases: dict[str, Case] = {}
     for path in paths:
         try:

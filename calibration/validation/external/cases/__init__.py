@@ -1,1 +1,0 @@
-"""The bundled case files: one measured run, or one table of them, each."""

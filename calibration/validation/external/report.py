@@ -1,0 +1,122 @@
+"""The report of scored cases as plain data and as the cells of tables; long cases are summed up by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from calibration.validation.external.scoring import CaseResult, Row, Verdict
+
+MANY = 20  # runs beyond which a case is summed up instead of listed
+FEW = 5  # runs of a group, below which it has no median of its own
+
+
+def as_dict(results: Sequence[CaseResult]) -> dict[str, Any]:
+    """The report, as `--format json` prints it."""
+    return {"met": all(verdict.met for o in results for verdict in o.verdicts), "cases": [_case(o) for o in results]}
+
+
+def _case(result: CaseResult) -> dict[str, Any]:
+    case = result.case
+    coverage, why = result.provenance
+    return {
+        "name": case.name,
+        "title": case.title,
+        "source": case.source,
+        "engine": case.engine,
+        "gpu": case.gpu,
+        "standing": coverage.name.lower(),
+        "why": why,
+        "anchor": None if case.anchor is None else case.anchor.run,
+        "correction": None if result.correction is None else asdict(result.correction),
+        "targets": [
+            {
+                **verdict.target.model_dump(mode="json"),
+                "error_pct": verdict.error_pct,
+                "at": verdict.run,
+                "met": verdict.met,
+            }
+            for verdict in result.verdicts
+        ],
+        "rows": [
+            {
+                **asdict(row),
+                "blind_error_pct": row.error_pct(),
+                "anchored_error_pct": row.error_pct("anchored"),
+                "covered": row.covered,
+            }
+            for row in result.rows
+        ],
+        "cautions": {run.name: run.caution for run in result.runs if run.caution},
+    }
+
+
+TARGET_HEADER = ("case", "target", "error", "at", "met")
+
+
+def target_row(pair: tuple[CaseResult, Verdict]) -> tuple[str, ...]:
+    """One target, as cells under `TARGET_HEADER`."""
+    result, verdict = pair
+    target = verdict.target
+    over = "median of " if target.over == "median" else ""
+    what = f"{target.column}: {over}{target.figure} within {target.within_pct:g} %"
+    return result.case.name, what, f"{verdict.error_pct:.1f} %", verdict.run, "met" if verdict.met else "**missed**"
+
+
+MARK_HEADER = ("marked", "figures", "median error", "in their interval")
+
+
+def mark_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
+    """Of the latencies of all runs, by their mark: cells under `MARK_HEADER`."""
+    marked = [(result.marks[row.run], row) for result in results for row in result.rows if "_ms" in row.figure]
+    for mark in sorted({mark for mark, _ in marked}):
+        rows = [row for found, row in marked if found == mark]
+        errors = [abs(row.error_pct() or 0.0) for row in rows]
+        covered = 100 * sum(row.covered for row in rows) / len(rows)
+        yield mark.name.lower(), str(len(rows)), f"{median(errors):.1f} %", f"{covered:.0f} %"
+
+
+ROW_HEADER = ("run", "figure", "measured", "blind", "error", "90 % interval", "anchored", "error", "floor")
+
+
+def row_cells(row: Row) -> tuple[str, ...]:
+    """One figure, as cells under `ROW_HEADER`."""
+    return (
+        row.run,
+        row.figure,
+        shown(row.measured),
+        shown(row.blind),
+        percent(row.error_pct()),
+        f"{shown(row.low)} to {shown(row.high)}",
+        "" if row.anchored is None else shown(row.anchored),
+        percent(row.error_pct("anchored")),
+        "" if row.floor_pct is None else f"{row.floor_pct:.1f} %",
+    )
+
+
+def group_header(result: CaseResult) -> tuple[str, ...]:
+    """Header of the medians of a long case."""
+    return ("by", "", "runs", *(f"{figure}, median error, %" for figure in result.case.shown))
+
+
+def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
+    """Medians of the absolute error, over all runs and by each group of several that the runs are in."""
+    groups: dict[tuple[str, str], list[str]] = {("all", ""): [run.name for run in result.runs]}
+    for key in dict.fromkeys(key for run in result.runs for key in run.group):
+        for value in sorted({run.group.get(key, "") for run in result.runs}, key=lambda v: (v.isdigit() * len(v), v)):
+            groups[key, value] = [run.name for run in result.runs if run.group.get(key, "") == value]
+    for (key, value), runs in groups.items():
+        if len(runs) >= FEW and (key == "all" or len(runs) < len(result.runs)):
+            medians = (result.median_error_pct(figure, runs) for figure in result.case.shown)
+            yield key, value, str(len(runs)), *("" if m is None else f"{m:.1f}" for m in medians)
+
+
+def shown(value: float) -> str:
+    """Three digits or so."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1f} %"

@@ -1,0 +1,100 @@
+"""How long a browser with nothing cached waits for a page of the dashboard: for its title, and for its first plot.
+
+    python -m lab.benchmarks.first_plot [--cold] [--pages run,trust] [--rounds 5] [--runs RUNS --query 'run=NAME']
+
+Each page is opened once to warm the server, then once a round in a new Chromium; with `--cold` each time from a server
+that has only just answered. Medians are shown, and all in the last line, as JSON. `main` is CPU time of the page's main
+thread, which scripts, layout and Plotly share, up to the first plot or a little later: on a busy machine the only one
+that tells much. The targets are a first plot after 2.5 s, and after 6 s if cold, on two quiet cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+from rich.table import Table
+
+from tests.dashboard.browser import chromium, dashboard
+
+PAGES = ("plan", "frontier", "policy-lab", "run", "step", "trust", "calibration", "sweeps")
+SEEN = """
+const seen = window.seen = {}
+new MutationObserver(() => {
+    const is = (name, selector) => name in seen || !document.querySelector(selector) || (seen[name] = performance.now())
+    is('title', 'h1')
+    is('plot', '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line, .heatmaplayer image)')
+}).observe(document, {subtree: true, childList: true, attributes: true, attributeFilter: ['d']})
+"""
+MEASURED = ("title_s", "plot_s", "main_s", "fetched_mb")
+
+
+def opened(browser: Browser, address: str) -> dict[str, float]:
+    """Seconds until the title and the first plot, CPU seconds of the main thread, and megabytes that were fetched."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.add_init_script(SEEN)
+    devtools = context.new_cdp_session(page)
+    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(address, wait_until="commit")
+    page.wait_for_function("() => 'plot' in window.seen", timeout=120_000)  # an expression would need eval
+    spent = {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
+    seen = page.evaluate("window.seen")
+    sizes = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.transferSize)")
+    context.close()
+    found = (seen["title"] / 1e3, seen["plot"] / 1e3, spent["TaskDuration"], sum(sizes) / 1e6)
+    return {name: round(value, 2) for name, value in zip(MEASURED, found, strict=True)}
+
+
+def measure(pages: list[str], rounds: int, runs: str | None, query: str, cold: bool) -> list[dict[str, Any]]:
+    """A row for every page and round; the first round of a server that is to be warm is left out."""
+    found = []
+    with tempfile.TemporaryDirectory() as elsewhere, sync_playwright() as playwright:
+        nothing = Path(elsewhere) / "runs"
+        nothing.mkdir()
+        served = partial(dashboard, Path(runs).resolve() if runs else nothing, Path(elsewhere))
+
+        def row(address: str, name: str) -> dict[str, Any]:
+            with chromium(playwright) as browser:
+                return {"page": name, **opened(browser, f"{address}/{'' if name == 'plan' else name}?{query}")}
+
+        if cold:
+            for name in pages * rounds:
+                with served() as address:
+                    found.append(row(address, name))
+            return found
+        with served() as address:
+            found = [row(address, name) for name in pages * (rounds + 1)]
+    return found[len(pages) :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pages", default=",".join(PAGES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--runs", help="directory of runs; what is bundled if not given")
+    parser.add_argument("--query", default="")
+    parser.add_argument("--cold", action="store_true", help="a server of its own for each opening")
+    options = parser.parse_args()
+    found = measure(options.pages.split(","), options.rounds, options.runs, options.query, options.cold)
+    table = Table(title=f"medians of {options.rounds}; load {os.getloadavg()[0]:.1f}", title_justify="left")
+    for heading in ("page", "title (s)", "first plot (s)", "main (CPU s)", "fetched (MB)"):
+        table.add_column(heading, justify="right" if "(" in heading else "left")
+    for name in options.pages.split(","):
+        rows = [row for row in found if row["page"] == name]
+        table.add_row(name, *(f"{median(row[measured] for row in rows):.2f}" for measured in MEASURED))
+    Console(width=120).print(table)
+    print(json.dumps({"load": os.getloadavg(), "opened": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""How far fitted kernel times can be trusted: errors held out of the tables, gaps in a grid, GPUs left out, and speed.
+
+`python -m lab.benchmarks.kernel_surfaces` prints what the bundled fits say of themselves and how long pricing takes.
+With `--tables package` (needs `aiconfigurator-core`) or a folder of systems (`h100_sxm`, `h200_sxm`, ...) it also
+measures two harder questions: shapes in the middle of a gap of two octaves, as wide as the widest in the tables, and
+whole GPUs left out (what `kernel_transfer` states as its sigma).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
+from calibration.kernels.surface_file import about_surfaces, read_surfaces
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.times import floor_ns
+from calibration.kernels.transfer import TransferredKernels
+from calibration.operations import Collective, Gemm, StepSizes
+from calibration.step_operations import step_operations
+from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
+from lab.kernels.surface_fit import fit_kernel
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+
+_GAP = {12288, 16384}  # between 10240 and 51200; the tables' widest gap is from 16384 to 51200
+_ALIKE = ({"H100", "H200"}, {"B200", "B300", "GB200"})  # one chip under several names: left out together
+_TOKENS = 10_000
+_REPEATS = 5
+
+
+def held_out() -> None:
+    print("Errors at points that the fit did not see, median / 9 of 10, per cent: shapes | sizes")
+    for name in bundled_names():
+        about = about_surfaces(bundled(name))
+        print(f"{name} ({about['tables']})")
+        for key, e in about["held_out"].items():
+            print(
+                f"  {key:<22}{100 * e['shapes_median']:6.1f} /{100 * e['shapes_p90']:6.1f}"
+                f"  |{100 * e['sizes_median']:6.1f} /{100 * e['sizes_p90']:6.1f}"
+            )
+
+
+def gaps(tables: str, names: Iterable[str]) -> None:
+    print(f"\nGEMMs with n or k in {sorted(_GAP)}, which nothing between 10240 and 51200 was fitted to")
+    for name in names:
+        by_key = defaultdict(list)
+        for m in _measurements(tables, name):
+            if m.key in ("gemm/bfloat16", "gemm/fp8"):
+                by_key[m.key].append(m)
+        for key, measured in by_key.items():
+            seen = [m for m in measured if not _in_gap(m)]
+            kernels = KernelSurfaces(find_gpu(name), {key: fit_kernel(find_gpu(name), seen)[0]})
+            print(f"  {name:<14}{key:<16}{_errors(kernels, [m for m in measured if _in_gap(m)])}")
+
+
+def gpus_left_out(tables: str, names: Iterable[str]) -> None:
+    print("\nGPUs left out, from the others' kernels on their datasheet: median / 9 of 10, per cent; sigma that fits")
+    pooled: dict[str, list[np.ndarray]] = defaultdict(list)
+    for name in names:
+        alike: set[str] = next((group for group in _ALIKE if name in group), {name})
+        gpu = find_gpu(name)
+        kernels = TransferredKernels.to(gpu, without=sorted(alike))
+        by_kind: dict[str, list[Measured]] = defaultdict(list)
+        for i, m in enumerate(_measurements(tables, name)):
+            timed_with_host = m.key == "gemm/fp8_block"
+            if i % 4 == 0 and not timed_with_host and not isinstance(m.operation, Collective):
+                by_kind[m.key.split("/")[0]].append(m)
+        for kind, measured in by_kind.items():
+            missed = _logs(kernels, measured)
+            pooled[kind].append(missed)
+            print(f"  {name:<14}{kind:<10}{_errors(kernels, measured)}")
+    for kind, each in pooled.items():
+        print(f"  sigma {kind:<10}{np.quantile(np.abs(np.concatenate(each)), 0.9) / 1.645:.2f}")
+
+
+def collectives_left_out() -> None:
+    """Closed forms of GPUs left out, from those over the same kind of link, against their own."""
+    print("\nCollectives of GPUs left out: sigma that fits")
+    known = read_forms(json.loads(COLLECTIVES.read_text(encoding="utf-8")))
+    pooled: dict[bool, list[np.ndarray]] = defaultdict(list)
+    for name, forms in known.items():
+        alike: set[str] = next((group for group in _ALIKE if name in group), {name})
+        gpu = find_gpu(name)
+        others = transferred(gpu, {other: f for other, f in known.items() if other not in alike})
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            for gpus in (2, 4, 8):
+                operation = Collective("", kind, gpus, 2.0 ** np.arange(10, 26))
+                own = Collectives(gpu, [forms], True).time(operation).ns
+                pooled[over_nvlink(gpu)].append(np.log(others.time(operation).ns / own))
+    for nvlink, each in pooled.items():
+        print(f"  {'NVLink' if nvlink else 'PCIe':<10}{np.quantile(np.abs(np.concatenate(each)), 0.9) / 1.645:.2f}")
+
+
+def speed() -> None:
+    """CPU time to price every operation of a model at ten thousand numbers of tokens."""
+    model = find_model("Llama-3.1-8B")
+    sizes = StepSizes(prefill_tokens=np.arange(1.0, _TOKENS + 1.0))
+    operations = step_operations(model, Deployment(model="Llama-3.1-8B"), sizes)
+    priced = [operation for operation in operations if np.any(operation.size)]
+    started = time.process_time()
+    kernels = read_surfaces(bundled("H100"), find_gpu("H100"))
+    loaded = time.process_time()
+    took = []
+    for _ in range(_REPEATS):
+        begun = time.process_time()
+        for operation in priced:
+            kernels.time(operation)
+        took.append(time.process_time() - begun)
+    print(f"\nreading a fit: {1e3 * (loaded - started):.0f} ms")
+    print(
+        f"{len(priced)} operations at {_TOKENS} numbers of tokens:"
+        f" {1e3 * took[0]:.0f} ms at first, {1e3 * min(took):.0f} ms again"
+    )
+
+
+def _measurements(tables: str, name: str) -> Iterable[Measured]:
+    return measurements(tables if tables == PACKAGE else str(Path(tables) / SYSTEMS[name]), name)
+
+
+def _in_gap(m: Measured) -> bool:
+    return isinstance(m.operation, Gemm) and not _GAP.isdisjoint({m.operation.n, m.operation.k})
+
+
+def _logs(kernels: KernelSurfaces | TransferredKernels, measured: list[Measured]) -> np.ndarray:
+    """Log of predicted over measured time, where a measured one beyond the roofline counts as on it."""
+    return np.concatenate(
+        [np.log(kernels.time(m.operation).ns / np.maximum(m.ns, floor_ns(kernels.gpu, m.operation))) for m in measured]
+    )
+
+
+def _errors(kernels: KernelSurfaces | TransferredKernels, measured: list[Measured]) -> str:
+    missed = np.abs(np.expm1(_logs(kernels, measured)))
+    return f"{100 * np.median(missed):6.1f} /{100 * np.quantile(missed, 0.9):6.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", help="`package`, or a folder that holds systems' folders")
+    given = parser.parse_args()
+    held_out()
+    collectives_left_out()
+    speed()
+    if given.tables:
+        names = [name for name in SYSTEMS if given.tables == PACKAGE or _present(given.tables, name)]
+        gaps(given.tables, names)
+        gpus_left_out(given.tables, names)
+
+
+def _present(tables: str, name: str) -> bool:
+    return (Path(tables) / SYSTEMS[name]).is_dir()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,88 @@
+"""Latent attention against vLLM's own modules: predicted times of DeepSeek-V3's and V4's over NVIDIA's tables.
+
+The modules (`mla_*`, `dsv4_csa_*` and `dsv4_hca_*` of aiconfigurator-core) are vLLM's attention of a layer with its
+projections. No fit has seen them. `python -m lab.benchmarks.latent_attention H200`, with aiconfigurator-core installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from calibration.kernels.catalogue import load_kernels
+from calibration.operations import uniform_step
+from calibration.step_operations import step_operations
+from lab.kernels.aiconfigurator import SYSTEMS
+from serving.deployments.compressed_attention import CompressedAttention
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
+
+MODULE = {"queries up", "attention out", "keys and values up", "queries to latent", "latent to values", "latent down"}
+MODULE |= {"values down", "index queries", "prefill attention", "decode attention", "rotary, KV write", "latent norms"}
+ENTRIES = "(1 for"  # in names of what compressed attention adds
+SAMPLE = 600
+
+
+def of_v3(gpu: str, stored: str, kind: str) -> str:
+    """DeepSeek-V3's: at least 8 heads, 16-bit KV."""
+    table = _table(gpu, "mla", f"mla_{kind}_module_perf")
+    rows = table[(table.kv_cache_dtype == "bfloat16") & (table.gemm_type == stored) & (table.num_heads >= 8)]
+    model = find_model("DeepSeek-V3").model_copy(
+        update={"checkpoint_quantization": "none" if stored == "bfloat16" else stored}
+    )
+    return f"{gpu} {kind} {stored}: {_ratios(gpu, model, rows.assign(isl_past=0), kind, 1.0)}"
+
+
+def of_v4(gpu: str, layer: str, kind: str) -> str:
+    """DeepSeek-V4-Flash's layers of one kind, weights in fp8 by block and KV in fp8."""
+    table = _table(gpu, "sparse_attention", f"dsv4_{layer}_{kind}_module_perf")
+    rows = table[table.model.str.contains("Flash")]
+    flash = find_model("DeepSeek-V4-Flash")
+    assert isinstance(flash.latent, CompressedAttention)
+    one = flash.latent.model_copy(update={"compress_ratios": (4 if layer == "csa" else 128,)})
+    model = flash.model_copy(update={"num_layers": 1, "latent": one})
+    past = rows.step if kind == "context" else 0
+    return f"{gpu} V4 {layer} {kind}: {_ratios(gpu, model, rows.assign(isl_past=past), kind, 0.1)}"
+
+
+def _table(gpu: str, family: str, name: str) -> Any:
+    package = find_spec("aiconfigurator_core")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("aiconfigurator-core is not installed; pip install aiconfigurator-core")
+    folder = Path(package.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu] / family / "vllm"
+    return pq.ParquetFile(next(folder.glob(f"*/{name}.parquet"))).read().to_pandas()
+
+
+def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) -> str:
+    """Predicted over measured time at `SAMPLE` of the points: 10 %, median, 90 %; then of those over `long_ms`."""
+    kernels = load_kernels(find_gpu(gpu))
+    ratios, measured_ms = [], []
+    for row in rows.sample(min(SAMPLE, len(rows)), random_state=1).itertuples():
+        prompts = kind == "context"
+        step = (0, 1, row.batch_size, row.isl, row.isl_past) if prompts else (row.batch_size, row.step - 1, 0, 2, 0)
+        tp, kept_in = model.num_heads // row.num_heads, "fp8" if row.kv_cache_dtype == "fp8" else "auto"
+        engine = Deployment(device="cuda", tensor_parallel_size=tp, kv_cache_dtype=kept_in)
+        operations = step_operations(model, engine, uniform_step(*step))
+        own = [one for one in operations if one.name in MODULE or ENTRIES in one.name or one.name.endswith(" index")]
+        ns = sum(float(kernels.time(operation).ns) for operation in own)
+        ratios.append(ns / 1e6 / row.latency)
+        measured_ms.append(row.latency)
+    spread = [np.quantile(of, [0.1, 0.5, 0.9]) for of in (ratios, np.array(ratios)[np.array(measured_ms) > long_ms])]
+    told = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in of) for of in spread)
+    return f"all {told}"
+
+
+if __name__ == "__main__":
+    for gpu in sys.argv[1:] or ["H100", "H200", "B200"]:
+        for kind in ("generation", "context"):
+            for stored in ("bfloat16", "fp8_block"):
+                print(of_v3(gpu, stored, kind), flush=True)
+            for layer in ("csa", "hca"):
+                print(of_v4(gpu, layer, kind), flush=True)

@@ -1,0 +1,86 @@
+"""What opening a page of the dashboard costs a warm server: how long one waits, and in CPU seconds.
+
+    python -m lab.benchmarks.page_opening              # every page, on what is bundled
+    python -m lab.benchmarks.page_opening RUNS NAME    # the Run page on recording NAME under RUNS
+
+Pages are run in this process, by Streamlit's AppTest, without a browser. A page is opened once to warm the server (the
+Run page on a bundled recording), and then by a visitor who sees what nobody looked at yet; `again` is the next visitor.
+System time is apart: it is mostly memory that is touched for the first time. The last line of output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from streamlit.testing.v1 import AppTest
+
+TARGET_S = 3.0
+PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration", "sweeps", "glossary")
+
+
+def page(module: str, runs: str) -> None:
+    """The script of one page; it holds all that it needs, since AppTest takes its source."""
+    import inspect
+    from importlib import import_module
+
+    show = import_module(f"dashboard.{module}_page.page").show
+    show(*([Path(runs)] if "runs" in inspect.signature(show).parameters else []))
+
+
+def opened(module: str, runs: str, **url: str) -> dict[str, float]:
+    """Seconds that pass, and CPU seconds, in one visitor's first look at a page."""
+    app = AppTest.from_function(page, args=(module, runs), default_timeout=600)
+    for name, value in url.items():
+        app.query_params[name] = value
+    before = os.times()
+    app.run()
+    after = os.times()
+    faults = [error.value for error in (*app.exception, *app.error)]
+    if faults:
+        raise SystemExit(f"{module}: {faults[0]}")
+    return {
+        "wall_s": round(after.elapsed - before.elapsed, 2),
+        "user_s": round(after.user - before.user, 2),
+        "system_s": round(after.system - before.system, 2),
+    }
+
+
+def measure(runs: str | None, name: str) -> list[dict[str, Any]]:
+    found = []
+    with tempfile.TemporaryDirectory() as nothing:
+        for module in PAGES if runs is None else ("run",):
+            opened(module, nothing)
+            place, url = (nothing, {}) if runs is None else (runs, {"run": name})
+            found += [{"page": module, "visit": visit, **opened(module, place, **url)} for visit in ("first", "again")]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="?")
+    parser.add_argument("name", nargs="?")
+    options = parser.parse_args()
+    if (options.runs is None) != (options.name is None):
+        parser.error("give both RUNS and NAME, or neither")
+    found = measure(options.runs, options.name)
+    table = Table(title=f"target {TARGET_S:g} s", title_justify="left")
+    for heading in ("page", "visit", "waited (s)", "user (s)", "system (s)"):
+        table.add_column(heading, justify="right" if "(" in heading else "left")
+    for row in found:
+        times = (f"{row[name]:.2f}" for name in ("wall_s", "user_s", "system_s"))
+        table.add_row(row["page"], row["visit"], *times)
+    Console(width=120).print(table)
+    peak_mb = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(json.dumps({"target_s": TARGET_S, "peak_rss_mb": peak_mb, "opened": found}))
+
+
+if __name__ == "__main__":
+    main()

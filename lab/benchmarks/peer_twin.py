@@ -1,0 +1,44 @@
+"""Our own side of `peers.py`: one process that simulates a trace as limited as the peers are, and records it.
+
+    python -m lab.benchmarks.peer_twin trace.parquet limits.json summary OUT REPLICAS
+
+Records requests (`summary`), when each token came too (`tokens`), or every step besides (`steps`). Prints what it did
+and the CPU seconds of the simulation and its recording, without imports, the trace and the pricing tables, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from calibration.steps.predict import predicted_cost
+from serving.deployments.config import Deployment, SchedulerConfig
+from sim.simulate import simulate_to
+from traces.reader import read_workload
+
+RECORDS = {"summary": (False, False), "tokens": (False, True), "steps": (True, True)}  # steps, tokens
+
+
+def main() -> None:
+    trace, limits, records, out, replicas = sys.argv[1:]
+    scheduler = SchedulerConfig.model_validate_json(Path(limits).read_text())
+    deployment = Deployment(model="Llama-3.1-8B", device="cuda", scheduler=scheduler)
+    cost = predicted_cost("H100", deployment)
+    workload = read_workload(trace)
+    steps, tokens = RECORDS[records]
+    began = time.process_time()
+    done = simulate_to(out, workload, deployment, cost, replicas=int(replicas), steps=steps, tokens=tokens, leaps=True)
+    result = {
+        "simulation_cpu_s": time.process_time() - began,
+        "simulated_s": done.duration_ns / 1e9,
+        "finished": done.finished,
+        "steps": done.steps,
+        "output_tokens": done.output_tokens,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

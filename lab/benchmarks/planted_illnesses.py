@@ -1,0 +1,71 @@
+"""How often a diagnosis shows the symptom of a planted illness, and names its layer and what lifts it, by kind.
+
+`python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each
+seed is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does. With a
+third argument, `healthy`, the deployments are diagnosed before they are made ill: a problem found is a false alarm.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from tests.planning.planted_illnesses import PLANTED, SEEDS, Illness, diagnosed, kind_of, planted
+
+FIGURES = ("symptom shown", "layer named first", "lift named first")
+
+
+def main(seeds: int, first: int) -> None:
+    drawn, right = Counter[str](), {figure: Counter[str]() for figure in FIGURES}
+    instead: dict[str, list[str]] = {}
+    for seed in range(first, first + seeds):
+        illness = planted(kind_of(seed), seed)
+        found, cause = _diagnosed(illness)
+        drawn[illness.kind] += 1
+        for figure, one in zip(FIGURES, found, strict=True):
+            right[figure][illness.kind] += one
+        if not all(found):
+            instead.setdefault(illness.kind, []).append(cause)
+        print(f"{seed - first + 1} of {seeds}: {illness.kind}", file=sys.stderr)
+    print(f"| layer | planted | drawn | {' | '.join(FIGURES)} |\n|---|---|--:|--:|--:|--:|")
+    for layer in dict.fromkeys(layer for layer, *_ in PLANTED.values()):
+        kinds = [kind for kind, (of, *_) in PLANTED.items() if of == layer]
+        clean = [kind for kind in kinds if kind not in instead]
+        rows = [(", ".join(clean), clean)] if clean else []
+        rows += [(f"{kind} (named: {', '.join(instead[kind])})", [kind]) for kind in kinds if kind in instead]
+        for said, of in rows:
+            counts = [sum(count[kind] for kind in of) for count in (drawn, *right.values())]
+            print(f"| {layer} | {said} | {' | '.join(map(str, counts))} |")
+    whole = drawn.total()
+    told = " | ".join(f"{count.total()} ({100 * count.total() / whole:.0f} %)" for count in right.values())
+    print(f"| all | | {whole} | {told} |")
+
+
+def false_alarms(seeds: int, first: int) -> None:
+    """Count them, by the worst symptom."""
+    found = Counter[str]()
+    for seed in range(first, first + seeds):
+        illness = planted(kind_of(seed), seed)
+        with tempfile.TemporaryDirectory() as folder:
+            calm = diagnosed(replace(illness, ill=illness.healthy), Path(folder) / "run")
+        found["none" if calm.kind is None else calm.symptoms[0].name] += 1
+    print(f"{seeds - found['none']} of {seeds} healthy deployments are called a problem; worst symptoms: {found}")
+
+
+def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
+    """Whether each of the FIGURES is right, and what is named first."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = diagnosed(illness, Path(folder) / "run")
+    cause = found.blamed
+    shown = illness.symptom in [symptom.name for symptom in found.symptoms]
+    if cause is None:
+        return (shown, False, False), "nothing"
+    return (shown, cause.lifecycle == illness.layer, cause.name in illness.lifts), cause.name
+
+
+if __name__ == "__main__":
+    given = [int(word) for word in sys.argv[1:3]]
+    (false_alarms if sys.argv[3:] == ["healthy"] else main)(*(given + [SEEDS, 0][len(given) :]))

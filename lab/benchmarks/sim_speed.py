@@ -1,0 +1,121 @@
+"""How fast the simulator is: requests, engine steps and tokens per CPU second, and peak memory.
+
+    python -m lab.benchmarks.sim_speed                 # 160,000 requests on 16 replicas
+    python -m lab.benchmarks.sim_speed --million       # a million on 1,000 replicas, behind least-requests
+    python -m lab.benchmarks.sim_speed --fleets        # 20,000 requests each on 1 to 1,000 replicas, every router
+
+Every replica gets the same load, so all fleets do the same work for a request but for routing it. Rows are dropped as
+they end. The workload is generated while it is simulated, which is in the CPU time; making the replicas is not. The
+last line of output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.fleet import FleetConfig
+from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.router import ROUTERS
+
+FLEETS = (1, 10, 100, 1000)
+RATE_PER_S = 9.0  # at each replica
+MEAN_PROMPT, MAX_PROMPT = 950, 7000
+MEAN_OUTPUT, MAX_OUTPUT = 200, 4000
+PREFIXES = 5000  # different beginnings, for routers that go by them
+BY_PREFIX = ("prefix-affinity", "session-sticky")
+CHUNK = 10_000
+SCHEDULER = SchedulerConfig(
+    max_num_batched_tokens=512, block_size=16, max_model_len=16_384, num_blocks=8192, max_num_seqs=256
+)
+COST = TokenCost(6_000_000, 18_000, 450)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson arrivals, lognormal prompts and exponential outputs, generated in chunks as they are asked for."""
+
+    requests: int
+    replicas: int
+    named: bool  # whether a prompt begins with one of the prefixes
+
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        rng = np.random.default_rng(0)
+        mean_log = np.log(MEAN_PROMPT) - 0.5
+        clock_ns = 0.0
+        for first in range(0, self.requests, CHUNK):
+            count = min(CHUNK, self.requests - first)
+            arrivals = clock_ns + np.cumsum(rng.exponential(1e9 / (RATE_PER_S * self.replicas), count))
+            clock_ns = float(arrivals[-1])
+            prompts = np.clip(rng.lognormal(mean_log, 1.0, count), 1, MAX_PROMPT)
+            outputs = np.clip(rng.exponential(MEAN_OUTPUT, count), 1, MAX_OUTPUT)
+            columns = (column.astype(np.int64).tolist() for column in (arrivals, prompts, outputs))
+            for id, (arrival, prompt, output) in enumerate(zip(*columns, strict=True), first):
+                key = f"p{id % PREFIXES}" if self.named else ""
+                yield WorkloadRequest(id, arrival, ((key, prompt),), output, session=key)
+
+
+class Discard:
+    """A sink that keeps nothing."""
+
+    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        pass
+
+    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        pass
+
+
+def measure(requests: int, replicas: int, router: str) -> dict[str, Any]:
+    """One run, as a row of the table."""
+    fleet = FleetConfig.model_validate({"pools": [{"replicas": replicas}], "router": router})
+    cluster = Cluster(Deployment(scheduler=SCHEDULER), COST, Discard(), fleet=fleet, shares_prefixes=False, steps=False)
+    began = time.process_time()
+    done = cluster.run(Workload(Poisson(requests, replicas, router in BY_PREFIX), shares_prefixes=False))
+    cpu_s = time.process_time() - began
+    assert done.finished == requests
+    return {
+        "router": router,
+        "replicas": replicas,
+        "requests": requests,
+        "CPU s": round(cpu_s, 2),
+        "us/request": round(1e6 * cpu_s / requests, 1),
+        "requests/CPU s": round(requests / cpu_s),
+        "steps/CPU s": round(done.steps / cpu_s),
+        "tokens/CPU s": round(done.output_tokens / cpu_s),
+        "peak MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--million", action="store_true", help="1,000,000 requests on 1,000 replicas")
+    parser.add_argument("--fleets", action="store_true", help="20,000 requests on 1, 10, 100 and 1,000 replicas")
+    parser.add_argument("--router", action="append", choices=sorted(ROUTERS), help="default: all for --fleets")
+    options = parser.parse_args()
+    sizes, routers = [(160_000, 16)], ["round-robin"]
+    if options.million:
+        sizes, routers = [(1_000_000, 1000)], ["least-requests"]
+    elif options.fleets:
+        sizes, routers = [(20_000, replicas) for replicas in FLEETS], list(ROUTERS)
+    results = [measure(*size, router) for router in options.router or routers for size in sizes]
+    table = Table(*results[0])
+    for result in results:
+        table.add_row(*map(str, result.values()))
+    Console(width=120).print(table)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

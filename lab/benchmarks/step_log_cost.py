@@ -1,0 +1,31 @@
+"""What timing every step costs the engine: wall time of steady decode steps with it and without, in turns.
+
+`python -m lab.benchmarks.step_log_cost` prints both and their ratio for SmolLM2's shape on the CPU. The limit is noise:
+on a machine at rest the ratio should not be told from 1.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from pathlib import Path
+
+from lab.gpu_suite.engine_benchmark import timing_cost
+from realengine.engine import Engine
+from realengine.weights import load_model_files
+from serving.deployments.config import Deployment, SchedulerConfig
+
+if __name__ == "__main__":
+    for overlapped in (False, True):
+        scheduler = SchedulerConfig(max_num_seqs=8, max_model_len=512, async_scheduling=overlapped)
+        deployment = Deployment(model="random:smollm2", scheduler=scheduler)
+        engine = Engine(deployment, load_model_files("random:smollm2", Path()))
+        engine.warm_up()
+        found = timing_cost(engine, rows=8, context=128, steps=40)
+        print(
+            f"{'overlapped' if overlapped else 'plain'}: {found['timed_ns'] / 1e6:.2f} ms a step timed, "
+            f"{found['untimed_ns'] / 1e6:.2f} ms not, {100 * found['cost_share']:+.1f} %"
+        )
+        engine.close()

@@ -1,0 +1,128 @@
+"""Our engine and vLLM on the same CPU: how fast each is, and how well the calibration of one predicts the other.
+
+`python -m lab.benchmarks.vllm_beside_engine OUT [SECONDS]` needs `make vllm` and `tokentwin model fetch smollm2`. Both
+have SmolLM2, the same settings, one thread and the same requests. Each is calibrated, then runs REPEATS times, in
+turns: all requests at once, for the speed, and as they arrive, for the latencies. A run takes about SECONDS (40).
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow.compute as pc
+
+from calibration.validation.decision_replay import recorded_deployment, replay_decisions
+from planning.compare.runs import side_scenarios
+from planning.measure.calibrator import fit_recordings, measure
+from planning.measure.real_engine import load_engines, pace_of, record_whole
+from realengine.offered_workload import at_once
+from serving.deployments.config import Deployment, parse
+from serving.workload import Workload
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+from traces.synth import parse_spec, synthesise
+
+REPEATS = 2
+CALIBRATION_S = 90.0
+ENGINES = {"vLLM": "vllm", "ours": "tokentwin"}
+SCHEDULER = {
+    "max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 150, "block_size": 32,
+    "async_scheduling": False,
+}  # fmt: skip
+METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+say = partial(print, file=sys.stderr, flush=True)
+
+
+def traffic(rate: float, seconds: float) -> Workload:
+    """Chats with two system prompts; `rate` requests a second."""
+    spec: dict[str, Any] = {
+        "name": "beside",
+        "seed": 5,
+        "requests": max(round(rate * seconds), 20),
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "prompt": {"kind": "lognormal", "mean": 60, "sigma": 0.7, "max": 300},
+        "output": {"kind": "lognormal", "mean": 20, "sigma": 0.7, "max": 80},
+        "system_prompts": {"count": 2, "tokens": {"kind": "fixed", "tokens": 96}},
+    }
+    return synthesise(parse_spec(spec, where="benchmark"))
+
+
+def _recorded(engine: Any, workload: Workload, path: Path) -> None:
+    record_whole(workload, engine, path, overwrite=True)
+
+
+def measured(out: Path, seconds: float) -> None:
+    """Calibrate both engines and run them in turns; recordings go to `out`."""
+    rate = 0.0
+    for number in range(REPEATS):
+        for name, engine_name in ENGINES.items():
+            stated = {"model": "smollm2", "engine": engine_name, "scheduler": SCHEDULER}
+            with closing(load_engines(parse(Deployment, stated, where="benchmark"), say)) as engine:
+                if number == 0:
+                    place = out / name / "calibration"
+                    record = partial(_recorded, engine)
+                    made = measure(engine, place, CALIBRATION_S, record)
+                    fit_recordings(list(made), place)
+                if not rate:  # of the first, which is vLLM: both are sent the same
+                    pace = pace_of(engine)
+                    rate = 0.6e9 / (108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8)
+                    print(f"{rate:.2g} requests a second")
+                offered = traffic(rate, seconds)
+                record_whole(at_once(offered), engine, out / name / f"at-once-{number}", overwrite=True)
+                record_whole(offered, engine, out / name / f"arriving-{number}", overwrite=True)
+
+
+def speeds(out: Path) -> list[str]:
+    """Markdown rows: output tokens a second and CPU time of the computing thread per output token, of each run."""
+    found = []
+    for name in ENGINES:
+        runs = [Recording.load(path) for path in sorted((out / name).glob("at-once-*"))]
+        tokens = [pc.sum(run.requests["output_tokens"]).as_py() for run in runs]
+        per_s = [1e9 * count / run.run["duration_ns"] for count, run in zip(tokens, runs, strict=True)]
+        cpu_ms = [pc.sum(run.steps["thread_ns"]).as_py() / 1e6 / count for count, run in zip(tokens, runs, strict=True)]
+        steps = sum(run.steps.num_rows for run in runs)
+        alike = sum(replay_decisions(run).identical for run in runs)
+        cells = [", ".join(f"{value:.1f}" for value in values) for values in (per_s, cpu_ms)]
+        found.append(f"| {name} | {cells[0]} | {cells[1]} | {alike} of {steps} |")
+    return found
+
+
+def errors(out: Path) -> list[str]:
+    """Markdown rows: how far real latencies are predicted by the calibration of each engine, and their noise."""
+    found = []
+    for real in ENGINES:
+        runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]
+        seen = [RunMetrics.of(run) for run in runs]
+        for by in ENGINES:
+            calibration = str(out / by / "calibration")
+            (scenario,) = side_scenarios([runs[0].workload()], calibration, None, recorded_deployment(runs[0]))
+            predicted = RunMetrics(scenario.requests())
+            cells = []
+            for metric in METRICS:
+                for stat in ("p50", "mean"):
+                    values = [run.distribution(metric).as_dict()[stat] for run in seen]
+                    off = 100 * (predicted.distribution(metric).as_dict()[stat] / mean(values) - 1)
+                    apart = 100 * (max(values) - min(values)) / mean(values)
+                    cells.append(f"{off:+.1f} ({apart:.1f})")
+            found.append(f"| {real} | {by} | " + " | ".join(cells) + " |")
+    return found
+
+
+def main(out: Path, seconds: float) -> None:
+    measured(out, seconds)
+    print("| engine | output tokens/s, each run | CPU ms per output token | steps decided alike |\n|---|---|---|---|")
+    print("\n".join(speeds(out)))
+    names = [f"{metric.removesuffix('_ms').upper()} {stat}" for metric in METRICS for stat in ("p50", "mean")]
+    print("\n| real run of | calibration of | " + " | ".join(f"{name}, % off (noise)" for name in names) + " |")
+    print("|---" * (2 + len(names)) + "|")
+    print("\n".join(errors(out)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else 40.0)

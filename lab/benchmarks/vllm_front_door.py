@@ -1,0 +1,66 @@
+"""What clients of vLLM's API server see, against a simulation behind a front door that was fitted to it.
+
+`python -m lab.benchmarks.vllm_front_door OUT CALIBRATION [RATE]` needs `make vllm`, and a CALIBRATION of vLLM, such as
+`lab/benchmarks/vllm_changes.py` makes. It starts vLLM's API server with our recorder in it, sends it 150 requests to
+learn from, RATE (5) a second, and 150 others twice. `tokentwin calibrate` fits a front door to the first run, and
+`tokentwin validate front-door` says how far it predicts the others.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner
+
+from planning.costs import base_deployment
+from planning.measure.vllm_process import vllm_words
+from tests.vllm.served_vllm import vllm_serving
+from tokentwin.cli import cli
+
+REQUESTS = 150
+
+
+def traffic(path: Path, seed: int, rate: float) -> Path:
+    """Write a specification of chats to `path`."""
+    spec = {
+        "name": path.stem,
+        "seed": seed,
+        "requests": REQUESTS,
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "prompt": {"kind": "lognormal", "mean": 120, "sigma": 0.6, "max": 400},
+        "output": {"kind": "lognormal", "mean": 20, "sigma": 0.7, "max": 80},
+    }
+    path.write_text(yaml.safe_dump(spec), encoding="utf-8")
+    return path
+
+
+def run(*words: object) -> None:
+    """Run a command of ours, and print what it prints. Raises RuntimeError if it fails."""
+    done = CliRunner().invoke(cli, [str(word) for word in words])
+    print("$ tokentwin", *words)
+    print(done.output, flush=True)
+    if done.exit_code:
+        raise RuntimeError(f"it ended with {done.exit_code}") from done.exception
+
+
+def main(out: Path, calibration: str, rate: float) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    learning, other = (traffic(out / f"{name}.yaml", seed, rate) for name, seed in (("learning", 1), ("other", 2)))
+    model, *options = vllm_words(base_deployment(calibration))[1:]
+    recording = json.dumps({"tokentwin": {"record": str(out.resolve() / "served"), "speed": True}})
+    recorder = ("--scheduler-cls", "vllmside.recording_scheduler.RecordingScheduler", "--additional-config", recording)
+    with vllm_serving(out, Path(model), *options, *recorder, "--shutdown-timeout", "10") as (host, port):
+        url = ("--url", f"http://{host}:{port}", "--model", "m", "--force")
+        for trace, name in ((learning, "learnt-from"), (other, "other-1"), (other, "other-2")):
+            run("bench", trace, *url, "-o", out / name)
+    served, door = out / "served", out / "front-door"
+    run("calibrate", "--from-served", served, "--client", out / "learnt-from", "--engine", calibration, "-o", door)
+    weather = ("--served", served, "--served", served)
+    run("validate", "front-door", out / "other-1", out / "other-2", "-c", calibration, "--front-door", door, *weather)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if sys.argv[3:] else 5.0)

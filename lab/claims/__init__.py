@@ -1,0 +1,1 @@
+"""What everyone says about inference, as experiments that anyone can run."""

@@ -1,0 +1,254 @@
+"""The figures that claims are about: of a simulated run, of the highest rate that keeps an SLO, and of memory.
+
+Every figure comes with the ends of its 90 % interval: the same at the fast and at the slow end of step times, of both
+sides at once where two are compared, since what is wrong with the prices of one is wrong with those of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from calibration.kernels.times import Coverage
+from calibration.operations import Elementwise, Operation, uniform_step
+from calibration.step_operations import step_operations
+from calibration.steps.explanation import explain
+from calibration.steps.launches import launches
+from calibration.steps.predict import predicted_cost
+from lab.claims.claim import Experiment
+from planning.priced_scenario import PricedScenario, price_scenario
+from serving.deployments.dtypes import DTYPE_BYTES
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.model_catalogue import find_model
+from serving.errors import UserError
+from serving.metrics import metric
+from serving.workload import Workload
+from traces.reshape import reshaped
+from traces.run_metrics import RunMetrics
+
+_ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
+_DOUBLINGS = 10  # of the traffic's own rate, up or down
+_NEAR = 1.25  # between an end of step times and the centre, most often
+_EXACT = 1.025  # to 2 %
+_MOST_GPUS = 16
+_Z = 1.645  # standard deviations to either end of a 90 % interval
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+
+
+class Measured(NamedTuple):
+    """A figure, the ends of its interval, and how far it can be trusted: the mark of its step times, and why."""
+
+    value: float
+    low: float
+    high: float
+    mark: str
+    reason: str
+
+
+# A figure of one side at the centre of step times and at their fast and slow ends, how far to trust it, and why.
+Figures = tuple[tuple[float, ...], Coverage, str]
+Known = dict[str, Any]  # what was found of a side, by its JSON
+
+
+def measured(experiment: Experiment, known: Known | None = None) -> Measured:
+    """The figure of `experiment`, of sides that are not `known` yet. Raises UserError where it cannot be measured."""
+    found = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
+    ways = list(found[0][0])
+    if len(found) == 2:
+        ways = [gain(experiment.figure, *pair) for pair in zip(*(ends for ends, _, _ in found), strict=True)]
+    _, mark, reason = max(found, key=lambda side: side[1])
+    return Measured(ways[0], min(ways), max(ways), mark.name.lower(), reason)
+
+
+def central(sides: Sequence[Experiment], known: Known) -> float:
+    """The figure of one side, or of two how many times better the second is, at the centre of step times alone."""
+    found = [_known(_centre, side, known) for side in sides]
+    return found[0] if len(found) == 1 else gain(sides[0].figure, *found)
+
+
+def gain(figure: str, baseline: float, change: float) -> float:
+    """How many times better the change is."""
+    name = figure.partition(".")[0]
+    better_if_lower = name in _LOWER or (name not in _HIGHER and metric(name).better == "lower")
+    over, under = (baseline, change) if better_if_lower else (change, baseline)
+    return over / under if under else math.inf
+
+
+def _known(find: Callable[[Experiment], Any], side: Experiment, known: Known) -> Any:
+    key = side.model_dump_json()
+    if key not in known:
+        known[key] = find(side)
+    return known[key]
+
+
+def _figures(side: Experiment) -> Figures:
+    if of_shapes := _OF_SHAPES.get(side.figure):
+        return (of_shapes(side),) * 3, Coverage.VALIDATED, "it follows from the shapes of model and GPU"
+    if side.figure == "attention_ms":
+        return _attention_ms(side)
+    values: list[float] = []
+    for scenario in _at_ends(side):
+        values.append(_of(side, scenario, *values[:1]))
+    return tuple(values), *scenario.provenance()
+
+
+def _centre(side: Experiment) -> float:
+    if side.figure in _OF_SHAPES or side.figure == "attention_ms":
+        return _figures(side)[0][0]
+    return _of(side, next(_at_ends(side)))
+
+
+def _of(side: Experiment, scenario: PricedScenario, near: float = 0.0) -> float:
+    """The figure of one simulation, or the highest rate: it is looked for `near` one, if there is one."""
+    if side.figure == "request_rate":
+        return _highest_rate(side, scenario, near)
+    return of_run(side, *scenario.measured(side.slo, full=True))
+
+
+def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
+    """One side at the centre of step times and, once that was simulated, at the fast and at the slow end.
+
+    What comes as fast as another run is served does so at the same end of step times.
+    """
+    scenario = scenario_of(side)
+    other = side.paced_by and scenario_of(side.paced_by)
+
+    def paced(end: PricedScenario, other: PricedScenario | None) -> PricedScenario:
+        if other is None:
+            return end
+        return replace(end, workload=as_fast_as(end.workload, other.measured({})[1]))
+
+    yield paced(scenario, other or None)
+    for at, end in enumerate(scenario.ends()):
+        yield paced(end, other.ends()[at] if other else None)
+
+
+def as_fast_as(workload: Workload, run: RunMetrics) -> Workload:
+    """`workload` at the rate at which requests finished in `run`."""
+    return reshaped(workload, rate_scale=run.scalars()["request_throughput"] / _offered_rate(workload))
+
+
+def _offered_rate(workload: Workload) -> float:
+    """Requests a second."""
+    requests = list(workload.requests)
+    return len(requests) * 1e9 / (requests[-1].arrival_ns - requests[0].arrival_ns)
+
+
+def scenario_of(side: Experiment) -> PricedScenario:
+    """The traffic of one side, and its deployment with what times its steps."""
+    if side.offered is None:
+        raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
+    return price_scenario(side.offered.workload(), None, side.gpu, side.serves, side.replicas, side.router)
+
+
+def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
+    """A metric of a run, of all its requests or of those with short prompts."""
+    if side.longest_prompt is not None:
+        run = RunMetrics(requests.filter(pc.less_equal(requests["prompt_tokens"], side.longest_prompt)), slo=side.slo)
+    name, _, statistic = side.figure.partition(".")
+    found: Any
+    if statistic in _PERCENTILES and metric(name).scope in ("request", "token"):
+        found = getattr(run.distribution(name), statistic)
+    else:
+        found = run.scalars().get(side.figure)
+    if found is None or math.isnan(found):
+        known = f"a metric with one of {', '.join(_PERCENTILES)}, one of a run, request_rate, {', '.join(_OF_SHAPES)}"
+        raise UserError("experiment.figure", side.figure, f"is not measured there; give {known}")
+    return float(found)
+
+
+def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:
+    """The highest rate, in requests/s, at which nine in ten requests keep the SLO: by bisection, to 2 %.
+
+    Raises UserError where they keep it at any rate, so that it is not the rate that counts.
+    """
+    if not side.slo:
+        raise UserError("experiment.slo", None, "is missing; request_rate is the highest rate that keeps it")
+    offered = _offered_rate(scenario.workload)
+
+    def keeps(scale: float) -> bool:
+        _, run = replace(scenario, workload=reshaped(scenario.workload, rate_scale=scale)).measured(side.slo)
+        return bool((run.scalars()["slo_attainment"] or 0.0) >= _ATTAINED)
+
+    scale, factor = (near / offered, _NEAR) if near else (1.0, 2.0)
+    up = keeps(scale)
+    for _ in range(round(_DOUBLINGS / math.log2(factor))):
+        beyond = scale * factor if up else scale / factor
+        if keeps(beyond) != up:
+            low, high = sorted((scale, beyond))
+            break
+        scale = beyond
+    else:
+        if not up:
+            return 0.0
+        remedy = "are kept however fast the requests come; tighten them, or offer more requests"
+        raise UserError("experiment.slo", side.slo, remedy)
+    while high > _EXACT * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low * offered
+
+
+def _attention_ms(side: Experiment) -> Figures:
+    """Attention of one prompt of `tokens`, in all layers; with the ends of what its kernels may be off by."""
+    cost = predicted_cost(side.gpu, side.serves)
+    operations = explain(cost, uniform_step(0, 0, 1, side.tokens, 0, 0)).operations
+    mine = [one for one in operations if one.name.startswith("prefill attention")]
+    ends = (sum(one.ns * math.exp(z * one.sigma) for one in mine) / 1e6 for z in (0.0, -_Z, _Z))
+    worst = max(mine, key=lambda one: one.coverage)
+    return tuple(ends), worst.coverage, f"{worst.name} {worst.coverage.clause}"
+
+
+def _decode_step(side: Experiment) -> list[Operation]:
+    """What a step computes that decodes one sequence of `tokens`."""
+    return step_operations(find_model(side.serves.model), side.serves, uniform_step(1, side.tokens, 0, 0, 0))
+
+
+def _activations_mb(side: Experiment) -> float:
+    """Bytes that norms, rotary embedding and activations move in such a step, in MB."""
+    return sum(float(one.count * one.bytes) for one in _decode_step(side) if isinstance(one, Elementwise)) / 1e6
+
+
+def _kv_gb(side: Experiment) -> float:
+    """KV of one sequence, in GB."""
+    served = side.serves
+    return find_model(served.model).kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(served)])) * side.tokens / 1e9
+
+
+def _heads_a_kv_head(side: Experiment) -> float:
+    """By how much grouped-query attention shrinks KV: query heads that share one key and value head."""
+    model = find_model(side.serves.model)
+    return model.num_heads / model.num_kv_heads
+
+
+def _gpus(side: Experiment) -> float:
+    """The fewest GPUs, a power of two, that hold the weights and one sequence of `tokens`."""
+    size = 1
+    while size <= _MOST_GPUS:
+        served = side.serves.model_copy(update={"tensor_parallel_size": size})
+        try:
+            blocks = kv_capacity(find_model(served.model), find_gpu(side.gpu), served).num_blocks
+        except UserError:
+            blocks = 0
+        if (blocks - 1) * served.scheduler.block_size >= side.tokens:
+            return size
+        size *= 2
+    return math.inf
+
+
+_OF_SHAPES: dict[str, Callable[[Experiment], float]] = {
+    "kernels": lambda side: float(launches(_decode_step(side))),
+    "activations_mb": _activations_mb,
+    "kv_gb": _kv_gb,
+    "heads_a_kv_head": _heads_a_kv_head,
+    "gpus": _gpus,
+}
+_HIGHER = ("request_rate",)
+_LOWER = ("attention_ms", "kernels", "activations_mb")

@@ -1,0 +1,104 @@
+"""A claim on the real engine of this machine, its GPU if it has one: both sides in turn, several times, to see noise.
+
+What a machine does meanwhile disturbs the two runs of a pair alike, so the figure is the median of the pairs' ratios,
+between the least and the greatest of them. The noise is how much the same side differs from run to run.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from lab.claims.claim import Claim, Experiment
+from lab.claims.figures import as_fast_as, gain, of_run
+from planning.claims.document import TriedOnEngine
+from planning.measure.real_engine import load_engines
+from planning.priced_scenario import with_fleet
+from planning.settings import overridden
+from serving.deployments.config import parse
+from serving.errors import UserError
+from traces.recording import Recording
+from traces.run_metrics import RunMetrics
+
+if TYPE_CHECKING:
+    from planning.measure.real_engine import RealEngines
+
+PAIRS = 3
+
+
+def machine() -> str:
+    """Which machine it is: its GPU if it has one, else its CPU. Raises UserError where torch is missing."""
+    device = _device()
+    from realengine.hardware import describe
+
+    about = describe(device)
+    return f"{about.get('gpu') or '{cpu}, {cores} cores'.format(**about)}, torch {about['torch']}"
+
+
+def _device() -> str:
+    try:
+        import torch
+    except ImportError:
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'") from None
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def on_engine(claim: Claim) -> TriedOnEngine | None:
+    """What this machine's engine says; None of a claim that states no experiment, or one for a GPU that is missing.
+
+    Raises UserError where torch is missing or the engine cannot do what is asked.
+    """
+    if claim.engine is None or (claim.engine.gpu and _device() == "cpu"):
+        return None
+    on = {"deployment.device": _device(), "deployment.dtype": "bfloat16" if _device() == "cuda" else "float32"}
+    settings = overridden(claim.experiment, claim.engine.set)
+    sides = parse(Experiment, overridden(settings, on), "engine").sides
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        engines = []
+        for side in sides:
+            fleet = side.replicas is not None
+            served = with_fleet(side.serves, side.replicas, side.router) if fleet else side.serves
+            engines.append(load_engines(served, lambda said: None))
+            stack.callback(engines[-1].close)
+        runs = [
+            [_measured(*pair, folder / f"{turn}-{at}") for at, pair in enumerate(zip(sides, engines, strict=True))]
+            for turn in range(PAIRS)
+        ]
+    found = [run[0] if len(run) == 1 else gain(sides[0].figure, *run) for run in runs]
+    first = [run[0] for run in runs]
+    return TriedOnEngine(
+        when=claim.engine.when,
+        value=median(found),
+        low=min(found),
+        high=max(found),
+        noise=max(first) / min(first) - 1 if min(first) else None,
+        unit=claim.expects.unit,
+        holds=claim.expects.judge(min(found), max(found)),
+    )
+
+
+def _measured(side: Experiment, engine: RealEngines, out: Path) -> float:
+    """The figure of one run."""
+    recording = _recorded(side, engine, out)
+    return of_run(side, recording.requests, RunMetrics.of(recording, side.slo))
+
+
+def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
+    """After the run that paces it, if there is one."""
+    from realengine.engine import Engine
+    from realengine.replay import record
+
+    if side.offered is None:
+        raise UserError("engine.offered", None, f"is missing; figure {side.figure} is measured under traffic")
+    workload = side.offered.workload()
+    if side.paced_by is not None:
+        paced = _recorded(side.paced_by, engine, out.with_name(f"{out.name}-pace"))
+        workload = as_fast_as(workload, RunMetrics.of(paced))
+    done = record(workload, engine, out) if isinstance(engine, Engine) else engine.record(workload, out)
+    if done.status != "complete":
+        raise KeyboardInterrupt
+    return Recording.load(out)

@@ -1,0 +1,73 @@
+"""What the end-to-end time of a request is made of, term by term, in a run in which nobody waits for another.
+
+Queue, the CPU before each step, and of the steps every part by regime, as `tokentwin explain` names them. These terms
+add up to the mean E2E of the engine. What comes before and after it is one term, as measured servers teach, or those
+of a front door that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.operation_cost import WAITING
+from calibration.steps.predict import blind, predicted_cost
+from calibration.steps.run_explanation import explain_run
+from lab.claims.claim import Experiment
+from lab.claims.figures import scenario_of
+from planning.claims.document import Term
+from serving.front_door import FrontDoor
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from traces.numeric_columns import numbers
+
+_OF_ENGINES = "measured engines"
+_OUTSIDE = "around the engine: tokenise, hand over, detokenise, stream, client"
+
+
+def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tuple[Term, ...]:
+    """In the order in which they come, those of prompts before those of decoding. The requests come one at a time."""
+    scenario = scenario_of(experiment)
+    sink = TableSink()
+    scenario.cluster(Cluster, sink, steps=True).run(scenario.workload)
+    arrival, scheduled, finish = (numbers(sink.requests, f"{at}_ns") for at in ("arrival", "scheduled", "finish"))
+    count = len(finish)
+    whole, before = float(np.sum(finish - arrival)), float(np.sum(scheduled - arrival))
+    known, cost = blind(experiment.gpu, scenario.deployment), predicted_cost(experiment.gpu, scenario.deployment)
+    learnt = "extrapolated" if known.untaught else "interpolated"
+    steps = scenario.provenance()[0].name.lower()
+    sources = {"host and launch": (_OF_ENGINES, learnt), WAITING: (cost.host.launches.source, steps)}
+    found = [("until its first step", before, _OF_ENGINES, learnt)]
+    for regime, parts in explain_run(cost, sink.steps).parts_ns.items():
+        for part, ns in sorted(parts.items(), key=lambda item: -item[1]):
+            found.append((f"{regime}: {part}", ns, *sources.get(part, (f"kernels of {experiment.gpu}", steps))))
+    found.append(("between its steps", whole - sum(ns for _, ns, *_ in found), _OF_ENGINES, learnt))
+    inside = [
+        Term(name=name, ms=ns / count / 1e6, source=source, mark=mark) for name, ns, source, mark in found if ns > 0
+    ]
+    prompt, output = (float(np.mean(numbers(sink.requests, f"{of}_tokens"))) for of in ("prompt", "output"))
+    outside = _served(known, learnt) if front_door is None else _measured(front_door, prompt, output)
+    return (*inside, *outside)
+
+
+def _served(known: ExternalCalibration, mark: str) -> Iterator[Term]:
+    """As one: no measured run of those that taught it tells its parts apart."""
+    low, high = (known.request_ms * factor for factor in known.request_interval)
+    source = f"TTFT of measured servers beyond their engines', {low:.0f} to {high:.0f} ms"
+    yield Term(name=_OUTSIDE, ms=known.request_ms, source=source, mark=mark)
+
+
+def _measured(door: FrontDoor, prompt: float, output: float) -> Iterator[Term]:
+    """Of a request that is alone; a step of the engine samples one token then."""
+    beside = door.engine_step_ns + door.engine_row_ns + door.host_step_ns + door.host_row_ns
+    for name, ns in (
+        ("client and network", door.client_ns),
+        ("tokenise", door.request_ns + door.prompt_token_ns * prompt),
+        ("from the engine to the API server", door.outputs_ns),
+        ("detokenise and write the last chunk", door.chunk_ns),
+        ("end the answer", door.last_ns),
+        ("engine slowed by the API server", output * beside),
+    ):
+        yield Term(name=name, ms=ns / 1e6, source=door.source or "a front door without source", mark="measured")

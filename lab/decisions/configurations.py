@@ -1,0 +1,143 @@
+"""Measured configurations, each with what was predicted of it, and those that cannot be used, with why.
+
+A closed loop of so many requests serves as many of them in the time that one takes, by Little's law. That gives the
+throughput behind a measured TTFT and TPOT, and behind predicted ones.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from typing import NamedTuple
+
+from calibration.steps.predict import bundled_evidence
+from calibration.validation.external.case import Case
+from lab.external.leave_out import Scored, leave_out
+from lab.external.lessons import FIGURES, Lesson, lesson_of
+from lab.external.silicon_table import SiliconTable
+from serving.errors import UserError
+
+TABLES = "aiconfigurator/silicon_sample_*.csv"
+
+
+class Times(NamedTuple):
+    """Mean latencies in milliseconds."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One deployment at one concurrency.
+
+    lengths                 nominal prompt and output tokens of a request
+    requests, gpus          in flight, on how many GPUs
+    low, blind, high        as predicted by what other sources taught, and at both ends of the 90 % interval
+    roofline                as a datasheet has it
+    """
+
+    run: str
+    model: str
+    gpu: str
+    lengths: tuple[int, int]
+    requests: int
+    gpus: int
+    measured: Times
+    low: Times
+    blind: Times
+    high: Times
+    roofline: Times
+
+    def throughput(self, times: Times) -> float:
+        """Output tokens a second of one GPU."""
+        output = self.lengths[1]
+        e2e_s = (times.ttft_ms + (output - 1) * times.tpot_ms) / 1e3
+        return self.requests * output / e2e_s / self.gpus
+
+
+class Found(NamedTuple):
+    """Configurations, and how many measured rows were left out for each reason."""
+
+    used: list[Configuration]
+    left_out: Counter[str]
+
+
+def configurations(
+    cases: Sequence[Case], data: Path, tell: Callable[[str, float], None] = lambda stage, share: None
+) -> Found:
+    """What the tables under `data` measured and a case describes. Raises UserError where that is nothing.
+
+    Predictions are those of `leave_out` by source: sums over the steps of one simulation for all runs that send alike.
+    """
+    taken: list[Lesson] = []
+    left_out, described = Counter[str](), set()
+    tables = [case for case in cases if not case.is_of_steps and isinstance(case.format, SiliconTable)]
+    for number, case in enumerate(tables):
+        runs = list(case.format.read(data))
+        for at, run in enumerate(runs):
+            tell(case.name, (number + at / len(runs)) / len(tables))
+            described.add(run.name)
+            if run.caution:
+                left_out["its case warns of the measurement itself"] += 1
+                continue
+            try:
+                taken.append(lesson_of(case, run))
+            except UserError as error:
+                left_out[error.remedy] += 1  # without the name of the run, so that alike ones are counted together
+    scored: dict[str, list[Scored]] = {}
+    for each in leave_out(taken, bundled_evidence(), "source"):
+        scored.setdefault(each.lesson.run.name, []).append(each)
+    used = [_configuration(found) for found in scored.values() if len(found) == len(FIGURES)]
+    left_out.update(_undescribed(data, described))
+    if not used:
+        raise UserError("data", str(data), f"holds no measured configuration that a case describes ({TABLES})")
+    return Found(_once(used, left_out), left_out)
+
+
+def _configuration(scored: Sequence[Scored]) -> Configuration:
+    by_figure = {each.figure: each for each in scored}
+    both = [by_figure[figure] for figure in ("ttft_ms.mean", "tpot_ms.mean")]
+    lesson = both[0].lesson
+    slots, lengths, deployment = lesson.run.workload.concurrency, lesson.run.lengths, lesson.deployment
+    assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
+    engines = sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1
+    ideal = dict(zip(lesson.figures, lesson.at_roofline().tolist(), strict=True))
+    low, blind, high = (Times(*(each.predicted * exp(end * each.reach) for each in both)) for end in (-1, 0, 1))
+    return Configuration(
+        run=lesson.run.name,
+        model=deployment.model,
+        gpu=lesson.gpu,
+        lengths=lengths,
+        requests=slots if deployment.fleet else slots * deployment.data_parallel_size,
+        gpus=engines * deployment.gpus,
+        measured=Times(*(lesson.run.figures[each.figure] for each in both)),
+        low=low,
+        blind=blind,
+        high=high,
+        roofline=Times(*(ideal[each.figure] for each in both)),
+    )
+
+
+def _once(found: Sequence[Configuration], left_out: Counter[str]) -> list[Configuration]:
+    """Rows that were written twice count once."""
+    kept = {(c.model, c.gpu, c.lengths, c.requests, c.gpus, c.measured): c for c in reversed(found)}
+    left_out["written twice, to the last digit"] += len(found) - len(kept)
+    return list(reversed(kept.values()))
+
+
+def _undescribed(data: Path, described: set[str]) -> Iterator[str]:
+    """Why each row of the tables is in no case."""
+    for path in sorted(data.glob(TABLES)):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["id"] in described:
+                    continue
+                if row["mode"] != "agg":
+                    yield "prefill and decode on workers of their own"
+                else:
+                    yield f"no case says how {row['backend']} ran {row['model_path']} in {row['precision']}"

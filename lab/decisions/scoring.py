@@ -1,0 +1,211 @@
+"""What choices were worth, as measured.
+
+The utility of a choice is its measured throughput over the best measured that keeps the bounds, and 0 if it breaks
+them or if nothing was chosen. Questions about one group depend on each other: intervals are bootstrapped over groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from calibration.choice import RISK
+from calibration.steps.interval import REACH
+from lab.decisions.configurations import Configuration, Times
+from lab.decisions.questions import Group, Slo, slos
+from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
+
+_RESAMPLES = 2000
+SHARES = (1.0, 0.75, 0.5)  # of the errors that predictions have
+BOLD = 0.2  # a risk beside the one that is taken unless it is said otherwise
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one choice came to.
+
+    utility    see above
+    broke      it breaks a bound in truth
+    chose      something was chosen
+    promised   the probability that it keeps the bounds, as the rule had it
+    """
+
+    group: Group
+    slo: Slo
+    utility: float
+    broke: bool
+    chose: bool
+    promised: float | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """The answers of one rule, summed up.
+
+    utility, low, high  mean, and its 90 % interval over groups
+    broke, none         shares of the questions
+    regret              what was given away where the bounds were kept: mean of 1 - utility
+    promised, kept      of the choices with a probability: its mean, and how many kept the bounds in truth
+    """
+
+    questions: int
+    groups: int
+    utility: float
+    low: float
+    high: float
+    broke: float
+    none: float
+    regret: float | None
+    promised: float | None
+    kept: float | None
+
+
+def answers(groups: Sequence[Group], rule: Rule) -> list[Answer]:
+    """The rule's choice for every question about every group."""
+    found = []
+    for group in groups:
+        measured = np.array(group.measured)
+        for slo in slos(group):
+            keeps = np.array([slo.kept(option.measured) for option in group.options])
+            option, promised = rule(group, slo)
+            kept = option is not None and bool(keeps[option])
+            utility = float(measured[option] / measured[keeps].max()) if kept else 0.0
+            found.append(Answer(group, slo, utility, option is not None and not kept, option is not None, promised))
+    return found
+
+
+def summed_up(found: Sequence[Answer]) -> Score:
+    """Raises ValueError for no answers."""
+    if not found:
+        raise ValueError("there is nothing to sum up")
+    utility = np.array([answer.utility for answer in found])
+    kept = [answer.utility for answer in found if answer.chose and not answer.broke]
+    promises = [answer for answer in found if answer.promised is not None]
+    low, high = _interval(found)
+    return Score(
+        questions=len(found),
+        groups=len({id(answer.group) for answer in found}),
+        utility=float(utility.mean()),
+        low=low,
+        high=high,
+        broke=float(np.mean([answer.broke for answer in found])),
+        none=float(np.mean([not answer.chose for answer in found])),
+        regret=1.0 - float(np.mean(kept)) if kept else None,
+        promised=float(np.mean([answer.promised for answer in promises])) if promises else None,
+        kept=float(np.mean([not answer.broke for answer in promises])) if promises else None,
+    )
+
+
+def _interval(found: Sequence[Answer]) -> tuple[float, float]:
+    """Of the mean utility, 5 to 95 % of resamples of whole groups."""
+    sums: dict[int, list[float]] = {}
+    for answer in found:
+        entry = sums.setdefault(id(answer.group), [0.0, 0.0])
+        entry[0] += answer.utility
+        entry[1] += 1
+    total = np.array(list(sums.values()))
+    rng = np.random.Generator(np.random.PCG64(0))
+    drawn = total[rng.integers(0, len(total), (_RESAMPLES, len(total)))].sum(axis=1)
+    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.05, 0.95)).tolist()
+    return low, high
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Rung 7.
+
+    rules       the score of every rule
+    appetites   of ours, by the risk that it may take
+    parts       of ours, by model and GPU
+    closer      of ours, by the share of their errors that predictions would still have, and by risk
+    common      share of the variance of errors that was common to configurations of a model on a GPU, as measured
+    between     correlation of the errors of TTFT and TPOT of a configuration, as measured
+    """
+
+    rules: Mapping[str, Score]
+    appetites: Mapping[float, Score]
+    parts: Mapping[tuple[str, str], Score]
+    closer: Mapping[tuple[float, float], Score]
+    common: float
+    between: float
+
+
+def decided(groups: Sequence[Group]) -> Decisions:
+    """Every rule on every question. Raises ValueError where there is none."""
+    rules, appetites, parts, closer = (defaultdict[Any, list[Answer]](list) for _ in range(4))
+    for group in groups:  # one after the other: what is drawn of a group is kept for all rules, and is large
+        for name, rule in RULES.items():
+            rules[name] += answers([group], rule)
+        for risk in APPETITES:
+            appetites[risk] += answers([group], by_expected_worth(risk))
+        parts[group.model, group.gpu] += answers([group], by_expected_worth())
+        for share in SHARES:
+            with_less = _closer(group, share)
+            for risk in (RISK, BOLD):
+                closer[share, risk] += answers([with_less], by_expected_worth(risk))
+    if not any(rules.values()):
+        raise ValueError("there is nothing to sum up")
+    options = [option for group in groups for option in group.options]
+    return Decisions(
+        rules=_summed(rules),
+        appetites=_summed(appetites),
+        parts=_summed(parts),
+        closer=_summed(closer),
+        common=common_share(options),
+        between=_correlation(options),
+    )
+
+
+def _summed(found: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
+    return {key: summed_up(answers) for key, answers in found.items() if answers}
+
+
+def _closer(group: Group, share: float) -> Group:
+    """The same, had predictions been off by that share of their errors, and known to be."""
+
+    def option(of: Configuration) -> Configuration:
+        blind = Times(*(m * (b / m) ** share for m, b in zip(of.measured, of.blind, strict=True)))
+        low, high = (
+            Times(*(c * (e / b) ** share for c, e, b in zip(blind, end, of.blind, strict=True)))
+            for end in (of.low, of.high)
+        )
+        return replace(of, low=low, blind=blind, high=high)
+
+    return replace(group, options=tuple(map(option, group.options)))
+
+
+def common_share(options: Sequence[Configuration]) -> float:
+    """Of the mean square error, in standard deviations of its band, how much is the square of its family's mean.
+
+    A family is a model on a GPU. TTFT and TPOT count alike; errors without a band are left out.
+    """
+    families: dict[tuple[str, str, int], list[float]] = {}
+    for option, *both in _errors(options):
+        for at, error in enumerate(both):
+            families.setdefault((option.model, option.gpu, at), []).append(error)
+    total = sum(z**2 for found in families.values() for z in found)
+    return sum(len(found) * fmean(found) ** 2 for found in families.values()) / total if total else 0.0
+
+
+def _correlation(options: Sequence[Configuration]) -> float:
+    """Of the errors of TTFT and TPOT, about no error."""
+    both = np.array([errors for _, *errors in _errors(options)]).reshape(-1, 2)
+    (ttft, across), (_, tpot) = both.T @ both
+    return float(across / np.sqrt(ttft * tpot)) if ttft * tpot else 0.0
+
+
+def _errors(options: Sequence[Configuration]) -> Iterator[tuple[Configuration, float, float]]:
+    """Each configuration once, and how many standard deviations of their bands its TTFT and TPOT were off."""
+    for option in {option.run: option for option in options}.values():
+        found = []
+        for measured, blind, low, high in zip(option.measured, option.blind, option.low, option.high, strict=True):
+            error = log(measured / blind)
+            reach = abs(log((high if error > 0 else low) / blind))
+            found.append(REACH * error / reach if reach else 0.0)
+        yield option, found[0], found[1]

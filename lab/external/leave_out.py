@@ -1,0 +1,144 @@
+"""How far off rows are of groups that taught nothing: a GPU, an engine, a model or a source left out in turn.
+
+Every row is predicted by a fit that never saw its group, and its band is as wide as the other groups were missed by
+their own such fits, those that are most like it counting most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import Coverage
+from calibration.steps.correction import Correction
+from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
+from calibration.steps.evidence_calibration import correction_of
+from lab.external.lessons import FIGURES, Lesson
+from serving.deployments.gpu_spec import find_gpu
+
+Floats = NDArray[np.float64]
+
+GROUPS: Mapping[str, Callable[[Origin], str]] = {
+    "gpu": lambda origin: origin.gpu,
+    "engine": lambda origin: origin.engine,
+    "model": lambda origin: origin.model,
+    "source": lambda origin: origin.source,
+}
+MANY = 30  # rows of a GPU under an engine, from which they are shown apart
+_KEPT = 40  # quantiles of the misses of an origin
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A figure of a row, predicted by what the other groups taught.
+
+    error       logarithm of predicted over measured
+    sigma       standard deviation that the other groups give it
+    mark        how far a user is told to trust it
+    reach       of the band, in the logarithm
+    """
+
+    lesson: Lesson
+    figure: str
+    group: str
+    error: float
+    sigma: float
+    mark: Coverage = Coverage.UNKNOWN
+    reach: float = 0.0
+
+    @property
+    def predicted(self) -> float:
+        """In milliseconds, like what was measured."""
+        return float(np.exp(self.error)) * self.lesson.run.figures[self.figure]
+
+    @property
+    def off(self) -> float:
+        """Absolute error, as a share of what was measured."""
+        return abs(float(np.expm1(self.error)))
+
+    @property
+    def covered(self) -> bool:
+        return abs(self.error) <= self.reach
+
+
+def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Scored]:
+    """Every figure of the lessons, the group that it belongs to `by` left out."""
+    group = GROUPS[by]
+    left: dict[str, Evidence] = {}
+    known: dict[Origin, tuple[Belief, Correction]] = {}
+    found: list[Scored] = []
+    for lesson in lessons:
+        name = group(lesson.origin)
+        if name not in left:
+            left[name] = evidence.without(lambda origin, name=name: group(origin) == name)  # type: ignore[misc]
+        if lesson.origin not in known:
+            belief = left[name].belief(lesson.origin)
+            known[lesson.origin] = (
+                belief,
+                correction_of(left[name], lesson.origin, belief, lesson.deployment, find_gpu(lesson.gpu)),
+            )
+        belief, correction = known[lesson.origin]
+        mark = lesson.mark(correction, left[name].untaught(lesson.origin))
+        predicted, slopes = lesson.predicted(belief.logs, correction)
+        errors = np.log(predicted / lesson.measured)
+        for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
+            sigma = float(np.sqrt(belief.variance(slope) + NOISE[figure] ** 2))
+            found.append(Scored(lesson, figure, name, error, sigma, mark))
+    return list(_reaching(found))
+
+
+def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
+    """With bands: each origin's as many standard deviations wide as rows of other groups needed."""
+    needed: dict[tuple[str, str, Origin], float] = {}
+    for each in scored:
+        key = each.figure, each.group, each.lesson.origin
+        if key not in needed:
+            others = [s for s in scored if s.figure == each.figure and s.group != each.group]
+            needed[key] = reach_of(missed(others), each.lesson.origin)
+        yield replace(each, reach=each.sigma * needed[key])
+
+
+def missed(scored: Iterable[Scored]) -> list[Missed]:
+    """What the figures of each origin missed, of all its versions; those of a caution do not count."""
+    found: dict[tuple[Origin, str], list[float]] = {}
+    for each in scored:
+        if not each.lesson.run.caution:
+            origin = replace(each.lesson.origin, version="")
+            found.setdefault((origin, each.figure), []).append(abs(each.error) / each.sigma)
+    at = (np.arange(_KEPT) + 0.5) / _KEPT
+    return [
+        Missed(origin, figure, len(own), np.quantile(own, at).tolist() if len(own) > _KEPT else sorted(own))
+        for (origin, figure), own in found.items()
+    ]
+
+
+HEADER = ("left out", "rows", "TPOT off, %", "TTFT off, %", "TPOT in band, %", "TTFT in band, %")
+
+
+def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
+    """Cells under `HEADER`: logged steps, all runs, each group, and GPUs under an engine with many rows."""
+    logged = [s for s in scored if s.lesson.steps is not None]
+    if logged:
+        yield _cells("steps of iteration logs", logged)
+    scored = [s for s in scored if s.lesson.steps is None]
+    yield _cells("all", scored)
+    yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
+    for mark in sorted({s.mark for s in scored} - {Coverage.UNKNOWN}):
+        yield _cells(f"marked {mark.name.lower()}", [s for s in scored if s.mark is mark])
+    for name in sorted({s.group for s in scored}):
+        yield _cells(name, [s for s in scored if s.group == name])
+    for gpu, engine in sorted({(s.lesson.origin.gpu, s.lesson.origin.engine) for s in scored}):
+        mine = [s for s in scored if (s.lesson.origin.gpu, s.lesson.origin.engine) == (gpu, engine)]
+        if sum(s.figure == FIGURES[0] for s in mine) >= MANY:
+            yield _cells(f"of these, {gpu} under {engine}", mine)
+
+
+def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
+    """With medians of the absolute error."""
+    of = [[s for s in scored if s.figure == figure] for figure in FIGURES]
+    errors = (f"{100 * float(np.median([s.off for s in each])):.1f}" if each else "" for each in of)
+    within = (f"{100 * float(np.mean([s.covered for s in each])):.0f}" if each else "" for each in of)
+    return name, str(max(map(len, of))), *errors, *within

@@ -1,0 +1,273 @@
+"""Measured runs, ready to teach: their figures as functions of the numbers of `calibration.steps.evidence`.
+
+A closed loop's figures are sums over steps (`schedule`), so that their slopes are exact and take no simulation. Those
+of other runs are simulated, at the numbers and a little beside each of them. Of a log of iterations, each kind of step
+is a run of its own: one without prompts is what a token takes, one with them what a first token waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
+from calibration.operations import Operation, StepSizes
+from calibration.steps.correction import Correction
+from calibration.steps.coverage import mark_of, step_coverage
+from calibration.steps.draft_cost import draft_passes
+from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
+from calibration.steps.evidence_calibration import step_shares
+from calibration.steps.iteration_log import StepLog, read_iteration_log
+from calibration.steps.operation_cost import OperationCost
+from calibration.steps.parts import TypeFactors, step_parts
+from calibration.steps.predict import kernels
+from calibration.validation.external.case import Case, origin_of
+from calibration.validation.external.scoring import simulated_figures
+from lab.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
+from serving.deployments.config import Deployment, parse
+from serving.deployments.draft_module import draft_module, module_deployment
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_groups import with_known_states
+from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError
+from serving.workload import Workload
+from traces.measured.run import MeasuredRun
+
+Floats = NDArray[np.float64]
+
+FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
+_ATTENTION = ("decode attention", "prompt attention", "past attention")
+_FEWEST_STEPS = 3  # of a kind, below which a spike is no outlier
+_STEP = 0.1  # of a logarithm, for the slopes of what is simulated
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One measured run: where it stands, what was observed, and how to predict that.
+
+    steps   that it was waited for, of a log of iterations
+    """
+
+    origin: Origin
+    case: Case
+    run: MeasuredRun
+    gpu: str
+    deployment: Deployment
+    steps: Schedule | None = None
+    _kept: dict[str, Floats] = field(default_factory=dict, compare=False)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What was measured of it, of `FIGURES`."""
+        return tuple(name for name in FIGURES if self.run.figures.get(name, 0) > 0)
+
+    @property
+    def measured(self) -> Floats:
+        """In milliseconds."""
+        return np.array([self.run.figures[name] for name in self.figures])
+
+    def predicted(self, logs: Floats, correction: Correction | None = None) -> tuple[Floats, Floats]:
+        """Milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`, at numbers `logs`.
+
+        A `correction` by these numbers knows of types of more bits, too, in which nothing is computed faster.
+        """
+        if self._is_summed:
+            wider = correction.by_type if correction else {}
+            priced = _Priced.of(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
+            return priced.predicted(logs, self.figures, self.run.by_client)
+        at = self._simulated(logs, kernels(self.gpu), correction)
+        if "slopes" not in self._kept:  # they take many simulations, and change little
+            self._kept["slopes"] = self._slopes(logs, at)
+        return at, self._kept["slopes"]
+
+    def _slopes(self, logs: Floats, at: Floats) -> Floats:
+        """Those of what is simulated; a fleet takes so long that a step without prompts and a prompt stand for it."""
+        if self.deployment.fleet is None:
+            beside = [self._simulated(logs + _STEP * unit, kernels(self.gpu)) for unit in np.eye(len(logs))]
+            return np.asarray(np.log(np.array(beside) / at).T / _STEP)
+        shares = step_shares(find_model(self.deployment.model), self.deployment, kernels(self.gpu)) * np.exp(logs)
+        return np.array([shares[FIGURES.index(name)] / shares[FIGURES.index(name)].sum() for name in self.figures])
+
+    @cached_property
+    def _is_summed(self) -> bool:
+        drafts = self.deployment.scheduler.speculative
+        alone = self.case.replicas == 1 and self.deployment.fleet is None and (not drafts or drafts.method == "mtp")
+        return self.steps is not None or (alone and is_plain_loop(self.run.workload))
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        return self.steps or schedule(self.run.workload, self.deployment)
+
+    @cached_property
+    def _summed(self) -> _Priced:
+        return _Priced.of(self._schedule, self, kernels(self.gpu))
+
+    def mark(self, correction: Correction, untaught: str) -> Coverage:
+        """How far a user is told to trust its prediction; unknown where that takes a simulation."""
+        if not self._is_summed:
+            return Coverage.UNKNOWN
+        steps, model = self._schedule, find_model(self.deployment.model)
+        cost = OperationCost(model, self.deployment, kernels(self.gpu), correction, untaught=untaught)
+        return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
+
+    def at_roofline(self) -> Floats:
+        """Milliseconds of each figure, with every operation as fast as the datasheet allows."""
+        ideal = Roofline(find_gpu(self.gpu))
+        logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
+        if not self._is_summed:
+            return self._simulated(logs, ideal)
+        priced = _Priced.of(self._schedule, self, ideal)
+        return priced.predicted(logs, self.figures, self.run.by_client)[0]
+
+    def _simulated(self, logs: Floats, times: KernelTimes, correction: Correction | None = None) -> Floats:
+        belief = Belief(logs, np.zeros((len(logs), len(logs))))
+        model = find_model(self.deployment.model)
+        cost = OperationCost(model, self.deployment, times, correction or belief.correction(""), belief.host)
+        outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
+        found = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
+        return np.array([found[name] for name in self.figures])
+
+
+@dataclass
+class Roofline:
+    """`KernelTimes` of a datasheet."""
+
+    gpu: GpuSpec
+
+    def time(self, operation: Operation) -> Estimate:
+        return Estimate(floor_ns(self.gpu, operation), 0.0, Coverage.EXTRAPOLATED)
+
+
+class _Priced:
+    """A closed loop's kinds of steps, with the nanoseconds that each number stands for in them."""
+
+    def __init__(self, gpu_ns: Floats, cpu_ns: Floats, weights: dict[str, Floats], overlapped: bool) -> None:
+        self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
+
+    @classmethod
+    def of(
+        cls, steps: Schedule, lesson: Lesson, times: KernelTimes, factors: TypeFactors = MappingProxyType({})
+    ) -> _Priced:
+        deployment, sizes = lesson.deployment, steps.sizes
+        kinds = len(steps.dense)
+        gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
+        for count, of, as_run_by, dense, each in _passes(deployment, steps):
+            for run, taken in (dense, False), (each, True):
+                for part, ns in step_parts(of, as_run_by, times, run, factors).items():
+                    if part in PARTS and (part in _ATTENTION) == taken:
+                        gpu_ns[:, PLACE[PARTS[part]]] += count * ns
+        rows = np.asarray(sizes.decode_rows + sizes.prefill_rows)
+        gpu_ns[:, PLACE["step"]] = PRIORS[PLACE["step"]]
+        gpu_ns[:, PLACE["decode row"]] = PRIORS[PLACE["decode row"]] * sizes.decode_rows
+        cpu_ns[:, PLACE["host step"]] = PRIORS[PLACE["host step"]]
+        cpu_ns[:, PLACE["host row"]] = PRIORS[PLACE["host row"]] * rows
+        for place in set(map(PLACE.__getitem__, PARTS.values())):
+            gpu_ns[:, place] *= PRIORS[place]
+        weights = {"tpot_ms.mean": steps.tpot, "ttft_ms.mean": steps.ttft}
+        return cls(gpu_ns, cpu_ns, weights, deployment.scheduler.async_scheduling)
+
+    def predicted(self, logs: Floats, figures: Sequence[str], by_client: bool) -> tuple[Floats, Floats]:
+        """See `Lesson.predicted`."""
+        values = np.exp(logs)
+        gpu, cpu = self._gpu_ns * values, self._cpu_ns * values
+        if self._overlapped:
+            hidden = gpu.sum(axis=1) >= cpu.sum(axis=1)
+            steps = np.where(hidden[:, None], gpu, cpu)
+        else:
+            steps = gpu + cpu
+        by_number = np.array([self._weights[name] @ steps for name in figures])
+        if by_client:
+            request = PLACE["request"]
+            for row, name in zip(by_number, figures, strict=True):
+                row[request] = PRIORS[request] * values[request] * name.startswith("ttft")
+        whole = by_number.sum(axis=1)
+        return whole / 1e6, by_number / whole[:, None]
+
+
+def _passes(
+    deployment: Deployment, steps: Schedule
+) -> Iterator[tuple[int, ModelSpec, Deployment, StepSizes, StepSizes]]:
+    """Of each step, what goes through which model, how often: sizes as dense operations run them, and as they are."""
+    spec, sizes = find_model(deployment.model), steps.sizes
+    yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
+    if drafts := deployment.scheduler.speculative:
+        module, alone = draft_module(spec), module_deployment(deployment)
+        for count, each in draft_passes(sizes, drafts.num_speculative_tokens - 1):
+            yield count, module, alone, _padded(each, as_run(np.asarray(each.tokens))), each
+
+
+def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
+    """With as many tokens as dense operations run; what pads are decode rows, where there are any."""
+    more = tokens - sizes.tokens
+    decodes = np.asarray(sizes.decode_rows) > 0
+    return replace(
+        sizes,
+        prefill_tokens=sizes.prefill_tokens + np.where(decodes, 0.0, more),
+        decode_rows=sizes.decode_rows + np.where(decodes, more, 0.0),
+    )
+
+
+def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
+    """The runs that can be predicted, and why each of the others cannot. Raises UserError for a file that is wrong."""
+    found, skipped = [], []
+    if case.is_of_steps:
+        return list(log_lessons(case, data)), []
+    for run in case.format.read(data):
+        if run.skipped:
+            skipped.append(run.skipped)
+            continue
+        try:
+            found.append(lesson_of(case, run))
+        except UserError as error:
+            skipped.append(str(error))
+    return found, skipped
+
+
+def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
+    """The kinds of steps of a log, each with its median time. Raises UserError for a log that cannot be read."""
+    deployment, _ = case.deployment_of(MeasuredRun(case.name, Workload([]), {}))
+    log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
+    sizes = {name: values for name, values in vars(log.sizes).items() if name in SIZES}
+    dense, kind = kinds_of(sizes)
+    for number in range(kind.max() + 1):
+        mine = kind == number
+        if mine.sum() < _FEWEST_STEPS:
+            continue
+        mean = {name: values[mine].mean(keepdims=True) for name, values in sizes.items()}
+        one = np.ones(1)
+        figure = FIGURES[int(mean["prefill_tokens"][0] > 0)]
+        run = MeasuredRun(
+            f"{case.name}, steps like {int(np.argmax(mine))}",
+            Workload([]),
+            {figure: float(np.median(log.measured_ns[mine])) / 1e6},
+        )
+        steps = Schedule(StepSizes(**mean, draft_tokens=np.zeros(1)), dense[mine].mean(keepdims=True), one, one)
+        yield Lesson(origin_of(case, run, deployment), case, run, case.gpu, deployment, steps)
+
+
+def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
+    """That of one run. Raises UserError where it cannot be represented."""
+    if run.most_workers:
+        raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
+    if run.skipped:
+        raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
+    told, stated = case.deployment_of(run)
+    deployment = with_known_states(told)
+    gpu = run.gpu or case.gpu
+    model = find_model(deployment.model)
+    if not stated:
+        capacity = kv_capacity(model, find_gpu(gpu), deployment)
+        capacity.check(deployment)
+        deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
+    lesson = Lesson(origin_of(case, run, deployment), case, run, gpu, deployment)
+    if lesson._is_summed:
+        _ = lesson._summed  # what is refused is refused here
+    return lesson

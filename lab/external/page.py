@@ -1,0 +1,184 @@
+"""The report of rung 4 as a Markdown page.
+
+Cases of many runs are summed up by group, and what looks wrong in them is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from math import inf
+
+from calibration.validation.external.report import (
+    FEW,
+    MANY,
+    MARK_HEADER,
+    TARGET_HEADER,
+    group_header,
+    group_rows,
+    mark_rows,
+    percent,
+    shown,
+    target_row,
+)
+from calibration.validation.external.scoring import CaseResult, Row, Verdict
+from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
+
+COMMAND = "tokentwin validate external --write lab/results/external.md"
+
+_PREFACE = f"""# Rung 4: runs of engines nobody here wrote
+
+```
+{COMMAND}
+```
+The command simulates public measurements of vLLM on GPUs with the engine's own settings, compares the figures, and
+writes this page. You can [add a run](../../docs/external-cases.md).
+
+- *Blind* predictions come from kernel tables and runs of other sources. No run is predicted with what it taught itself.
+- The *90 % interval* is how far off [the other sources](../../docs/cost-model.md) were. It includes what a client may
+  add, if the latencies are a client's; both workloads, if nobody says which of two was sent; and one request, if a
+  rate counts requests.
+- *Anchored* predictions have two factors, or a factor and a constant, fitted on the one run named with the case. That
+  run is left out of every score.
+- Errors are (predicted - measured) / measured. Tables of runs have what was measured and, in percent, the error of
+  *blind*, in bold if the measured figure is outside its interval, and that of *anchored*, if there is one.
+- A case is *validated*, *interpolated* or *extrapolated*, like the weakest part of its step times.
+"""
+
+
+_LACKING = """
+- B300 within 6 % at TP2, TP4 and TP8: measured were a mixture at TP2 with expert parallelism and Qwen3-32B at TP4, and
+  nothing at TP8. Why the mixture is further off is not known; no table has its linear attention.
+- RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU.
+- Prefill and decode apart (cases that run if named): TPOT is off by 5 (SGLang) and 29 % (TensorRT-LLM) with
+  [published workers](../../docs/fleet.md#prefill-and-decode-apart), by 54 % with searched ones, whose TTFT is off
+  by 40."""
+
+
+def markdown(results: Sequence[CaseResult]) -> str:
+    """The page `lab/results/external.md`."""
+    parts = [_PREFACE, "## Targets\n", markdown_table(TARGET_HEADER, map(target_row, _verdicts(results))), _LACKING]
+    parts += ["\n## By how far predictions are told to be trusted\n", markdown_table(MARK_HEADER, mark_rows(results))]
+    parts += _intervals(results)
+    for result in results:
+        parts += list(_section(result))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+LeftOut = Mapping[str, Sequence[Sequence[str]]]
+"""Of each level, rows of the table of what was left out (`leave_out.table`)."""
+
+_LEFT_OUT = "\n## How far off groups are that taught nothing\n"
+
+
+def left_out_section(tables: LeftOut) -> str:
+    """The last section of that page, which another command writes."""
+    parts = [
+        _LEFT_OUT,
+        "Every row is predicted by what the other groups taught; its band is as wide as rows of other groups needed.",
+        "*Off* is the median error. Targets: TPOT 8 % and TTFT 20 % off, for vLLM alone 7 and 15 %, and 85 to 95 % of",
+        "the rows of a GPU under an engine in the band. What misses is bold;",
+        "[why](../../docs/cost-model.md#what-other-engines-teach), as far as it is known. To write this section:",
+        "`tokentwin validate external --leave-out gpu --leave-out engine ... --write lab/results/external.md`.",
+    ]
+    for level, rows in tables.items():
+        parts += [f"\n### By {level}\n", markdown_table(LEFT_OUT_HEADER, map(_against_targets, rows))]
+    return "\n".join(parts) + "\n"
+
+
+_MEDIANS_PCT = {"all": (8.0, 20.0), "vLLM": (7.0, 15.0)}  # of TPOT and TTFT
+_IN_BAND_PCT = (85.0, 95.0)
+
+
+def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
+    """A row of `leave_out.table`, with what misses its target in bold."""
+    name, count, *cells = row
+    low, high = _IN_BAND_PCT if name.startswith("of these") else (0.0, 100.0)
+    bounds = [*((0.0, most) for most in _MEDIANS_PCT.get(name, (inf, inf))), (low, high), (low, high)]
+    held = (not cell or least <= float(cell) <= most for cell, (least, most) in zip(cells, bounds, strict=True))
+    return name, count, *(cell if ok else f"**{cell}**" for cell, ok in zip(cells, held, strict=True))
+
+
+def with_section(page: str, section: str) -> str:
+    """A page with another last section."""
+    return page.partition(_LEFT_OUT)[0] + section
+
+
+def section_of(page: str) -> str:
+    """That section of a page; empty where it has none."""
+    return "".join(page.partition(_LEFT_OUT)[1:])
+
+
+def _verdicts(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Verdict]]:
+    return ((result, verdict) for result in results for verdict in result.verdicts)
+
+
+def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
+    """How many figures lie in their intervals."""
+    rows = [row for result in results for row in result.rows]
+    if not rows:
+        return
+    doubtful = {run.name for result in results for run in result.runs if run.caution}
+    calm = [row for row in rows if row.run not in doubtful]
+    yield "\n## Intervals\n"
+    yield f"{_share(rows)} lie in their 90 % interval; {_share(calm)} of runs that no caution is about."
+
+
+def _share(rows: Sequence[Row]) -> str:
+    covered = sum(row.covered for row in rows)
+    return f"{covered} of {len(rows)} figures ({100 * covered / max(len(rows), 1):.0f} %)"
+
+
+def _section(result: CaseResult) -> Iterator[str]:
+    case = result.case
+    coverage, why = result.provenance
+    yield f"\n## {case.title}\n"
+    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {coverage.name.lower()}: {why}.\n"
+    if result.correction is not None and case.anchor is not None:
+        fit = result.correction
+        yield (
+            f"Anchored on *{case.anchor.run}*: decode steps x {fit.decode:.3f}, prompts x {fit.prefill:.3f}, "
+            f"{fit.overhead_ms:.1f} ms outside the engine.\n"
+        )
+    if case.notes:
+        yield f"{case.notes}\n"
+    if len(result.runs) > MANY:
+        yield from _summed_up(result)
+    else:
+        yield from _by_run(result)
+        if cautions := [f"- *{run.name}*: {run.caution}." for run in result.runs if run.caution]:
+            yield "\n" + "\n".join(cautions)
+
+
+def _by_run(result: CaseResult) -> Iterator[str]:
+    """A line for each run, with a cell for each figure that any of them has."""
+    found: dict[str, dict[str, str]] = {}
+    for row in result.rows:
+        told = (percent(row.error_pct(column)).removesuffix(" %") for column in ("blind", "anchored"))
+        blind, *anchored = filter(None, told)
+        cell = (shown(row.measured), blind if row.covered else f"**{blind}**", *anchored)
+        found.setdefault(row.run, {})[row.figure] = ", ".join(cell)
+    figures = list(dict.fromkeys(row.figure for row in result.rows))
+    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in found.items()))
+
+
+def _summed_up(result: CaseResult) -> Iterator[str]:
+    yield f"Of *blind*, in groups of {FEW} runs or more:\n"
+    yield markdown_table(group_header(result), group_rows(result))
+    calm = [run.name for run in result.runs if not run.caution]
+    medians = (result.median_error_pct(figure, calm) for figure in result.case.shown)
+    errors = ", ".join(f"{f} {m:.1f} %" for f, m in zip(result.case.shown, medians, strict=True) if m is not None)
+    yield f"\nThe {len(calm)} rows that nothing below speaks against: {errors}.\n"
+    cautions = (re.sub(r"at concurrency \d+ \(.*\)", "at another concurrency", run.caution) for run in result.runs)
+    doubts = Counter(why for caution in cautions for why in caution.split("; ") if why)
+    if doubts:
+        yield "Rows that look wrong are scored like all others:\n"
+        yield from (f"- {count}: {why}" for why, count in doubts.most_common())
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,192 @@
+"""Compiles every kernel ahead of time for sm_90, as it would be launched, on a machine that needs no GPU.
+
+What the compiler reports (registers, shared memory, stack, spills) and whether the PTX has the instructions that a
+kernel was written for decide much of its speed, and all of it can be held by a test.
+`python -m lab.gpu_suite.aot` prints the table and fails if a kernel is not within its limits; `--write
+docs/kernels.md` puts the table between that page's markers, `--check docs/kernels.md` fails if it is not there.
+It must run without TRITON_INTERPRET, under which nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction
+
+from realengine.kernels.specialisation import Specialisation
+
+MODULES = (
+    "kv_splits",
+    "paged_attention",
+    "rope_store",
+    "add_rms_norm",
+    "silu_mul",
+    "grouped_gemm",
+    "packed_gemm",
+    "argmax",
+    "draw",
+    "token_mask",
+)
+TARGET = GPUTarget("cuda", 90, 32)
+_BEGIN = "<!-- begin: made by python -m lab.gpu_suite.aot --write -->"
+_END = "<!-- end -->"
+_COUNTED = ("wgmma", "cp.async")
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Resources(NamedTuple):
+    """What a compiled kernel uses: warps, pipeline stages, registers and stack of a thread, shared memory of a program.
+
+    Registers that did not fit are spilled to the stack: `spill_bytes` are the loads and stores of that, in bytes.
+    `counts` has how often each expected string, "wgmma" and "cp.async" stand in the PTX.
+    """
+
+    warps: int
+    stages: int
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+    counts: dict[str, int]
+
+
+def compile_report(spec: Specialisation) -> Resources:
+    """Compile `spec` for `TARGET` and read what it uses from the machine code. Needs `compile_only`."""
+    made: list[tuple[JITFunction, Any]] = []
+
+    def compiling(kernel: JITFunction, grid: object) -> Callable[..., None]:
+        return lambda *a, **k: made.append((kernel, kernel.run(*a, grid=grid, warmup=True, **k)))
+
+    compile_only(compiling)
+    spec.launch()
+    compiled = [kernel for function, kernel in made if function is spec.kernel][spec.which]
+    ptx = compiled.asm["ptx"]
+    usage = _tool("cuobjdump", "-res-usage", of=compiled.asm["cubin"])
+    used = dict(re.findall(r"\b(REG|STACK):(\d+)", usage))
+    registers, stack = int(used["REG"]), int(used["STACK"])
+    return Resources(
+        warps=compiled.metadata.num_warps,
+        stages=compiled.metadata.num_stages,
+        registers=registers,
+        stack_bytes=stack,
+        spill_bytes=_spill_bytes(ptx) if stack else 0,
+        shared_bytes=compiled.metadata.shared,
+        counts={text: ptx.count(text) for text in dict.fromkeys((*spec.expects, *_COUNTED))},
+    )
+
+
+class _CompileOnly:
+    """As much of a Triton driver as the JIT needs to compile for `TARGET` where there is no GPU, or none in use."""
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(launch: Callable[[JITFunction, object], Callable[..., object]] | None = None) -> None:
+    """From here on this process compiles what it launches, and launches nothing; `launch` does so with a kernel and its
+    grid."""
+    triton.runtime.driver.set_active(_CompileOnly())
+    JITFunction.__getitem__ = launch or (lambda kernel, grid: partial(kernel.run, grid=grid, warmup=True))
+
+
+def specialisations() -> list[Specialisation]:
+    """All that the modules of kernels name, in their order."""
+    modules = (importlib.import_module(f"realengine.kernels.{name}") for name in MODULES)
+    return [spec for module in modules for spec in module.specialisations()]
+
+
+def faults(spec: Specialisation, used: Resources) -> list[str]:
+    """What of a kernel's resources is not as it should be; a line each."""
+    found = []
+    if used.registers > spec.register_ceiling:
+        found.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
+    if used.stack_bytes:
+        found.append(f"{used.stack_bytes} bytes of stack, {used.spill_bytes} bytes of spills")
+    found += [f"no {text} in its PTX" for text in spec.expects if not used.counts[text]]
+    return [f"{spec.name}: {fault}" for fault in found]
+
+
+def table(reports: list[tuple[Specialisation, Resources]]) -> str:
+    """Markdown: the compiler's version, and a row for each sort of kernel: in how many forms it is compiled, and over
+    them the least and most registers of a thread, bytes of shared memory, and counts in the PTX."""
+    lines = [
+        f"Triton {triton.__version__}, sm_{TARGET.arch}.",
+        "",
+        "| kernel | forms | registers | ceiling | shared | wgmma | cp.async |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, alike in groupby(reports, key=lambda report: report[0].name.split()[0]):
+        rows = [
+            (used.registers, spec.register_ceiling, used.shared_bytes, *(used.counts[text] for text in _COUNTED))
+            for spec, used in alike
+        ]
+        spans = (" to ".join(map(str, sorted({min(column), max(column)}))) for column in zip(*rows, strict=True))
+        lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.aot", description="Compile every kernel.")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between this page's markers")
+    parser.add_argument("--check", type=Path, metavar="PAGE", help="fail if this page has another table")
+    options = parser.parse_args(arguments)
+    if triton.knobs.runtime.interpret:
+        parser.error("TRITON_INTERPRET is set: the interpreter compiles nothing; unset it")
+    reports = [(spec, compile_report(spec)) for spec in specialisations()]
+    made = table(reports)
+    print(made)
+    found = [fault for spec, used in reports for fault in faults(spec, used)]
+    if options.write:
+        before, _, after = _parts(options.write)
+        options.write.write_text(f"{before}{_BEGIN}\n{made}\n{_END}{after}")
+    if options.check:
+        written = _parts(options.check)[1]
+        # Another compiler allots other registers: only the one that the page names can be held to it.
+        comparable = written.splitlines()[:1] in ([], made.splitlines()[:1])
+        if comparable and written != made:
+            found.append(f"{options.check}: its table is not the one above; make it with --write {options.check}")
+    print(*found, sep="\n", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _parts(page: Path) -> tuple[str, str, str]:
+    """A page before, between and after its markers."""
+    before, _, rest = page.read_text().partition(_BEGIN)
+    written, _, after = rest.partition(_END)
+    return before, written.strip(), after
+
+
+def _spill_bytes(ptx: str) -> int:
+    report = _tool("ptxas", "-v", "-arch=sm_90a", "-o", "/dev/null", of=ptx.encode())
+    return sum(int(number) for number in re.findall(r"(\d+) bytes spill", report))
+
+
+def _tool(name: str, *options: str, of: bytes) -> str:
+    """The output of one of the CUDA tools that come with Triton, given a file of these contents."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(of)
+        file.flush()
+        done = subprocess.run([_TOOLS / name, *options, file.name], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""What the device can do at most: the rates that every other figure is held against, measured if that worked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lab.gpu_suite.ragged_batch import Numbers
+from lab.gpu_suite.timing import Bench, Timing
+from realengine.projection import quantised
+
+_COPY_BYTES = 4 << 30  # read, and as many written
+_GEMM_SIZE = 8192
+_LAUNCHES = 200
+
+
+def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """A row for each: `ceiling` is its name, `value` None where the device has none, `spread_pct` as in `Timing`.
+
+    copy_bytes_per_s      of a large copy, bytes read and bytes written
+    gemm_flops_per_s      of a bf16 GEMM, 8192 in each dimension, of random numbers (zeros would be faster)
+    fp8_gemm_flops_per_s  of the same in fp8 e4m3 with a scale for each row and column
+    launch_graph_ns       from one launch of a kernel with next to nothing to do to the next, in a graph
+    launch_eager_ns       the same when the host launches them
+
+    `dry_run` does it in miniature.
+    """
+    copied = 1 << 20 if dry_run else _COPY_BYTES
+    size = 64 if dry_run else _GEMM_SIZE
+    numbers = Numbers(bench.device)
+
+    def pair(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        source = numbers(copied // 2)
+        return source, torch.empty_like(source)
+
+    copy = bench.time(pair, lambda tensors: tensors[1].copy_(tensors[0]), 2 * copied)
+    yield _rate("copy_bytes_per_s", 2 * copied, copy)
+    gemm = bench.time(lambda _: (numbers(size, size), numbers(size, size)), lambda x: x[0] @ x[1], 2 * size * size * 2)
+    yield _rate("gemm_flops_per_s", 2 * size**3, gemm)
+
+    def scaled(_: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        (x, x_scale), (weight, scale) = quantised(numbers(size, size)), quantised(numbers(size, size))
+        return x, weight.t(), x_scale, scale.t().contiguous()
+
+    try:
+        fp8 = bench.time(scaled, lambda x: torch._scaled_mm(*x, out_dtype=torch.bfloat16), 2 * size * size)
+        yield _rate("fp8_gemm_flops_per_s", 2 * size**3, fp8)
+    except RuntimeError:  # the device has no fp8 units
+        yield {"ceiling": "fp8_gemm_flops_per_s", "value": None, "spread_pct": None}
+
+    tiny = torch.zeros(32, device=bench.device)
+    graph = bench.time(lambda _: tiny, lambda x: x.add_(1), tiny.nbytes)
+    yield {"ceiling": "launch_graph_ns", "value": graph.median_ns, "spread_pct": graph.spread_pct}
+    eager = bench.time_eagerly(lambda: tiny.add_(1), _LAUNCHES)
+    yield {"ceiling": "launch_eager_ns", "value": eager.median_ns, "spread_pct": eager.spread_pct}
+
+
+def _rate(name: str, amount: int, timing: Timing) -> dict[str, Any]:
+    return {"ceiling": name, "value": amount / timing.median_ns * 1e9, "spread_pct": timing.spread_pct}

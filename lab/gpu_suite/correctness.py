@@ -1,0 +1,192 @@
+"""Every kernel against float64, on fresh random inputs, at the shapes that it will be run and timed at.
+
+What it must compute is in `operations.py`. Memory that a kernel allocates is NaN before it runs, and so is the cache
+wherever no row has written: what is not written, or read without right, is seen. Each is run twice, and a result that
+moves is a race. A case that raises is a row like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any
+
+import torch
+
+from lab.gpu_suite.attention_operations import attention, invariance, rope_store
+from lab.gpu_suite.operations import (
+    Mixture,
+    On,
+    Operation,
+    Outputs,
+    Packing,
+    add_rms_norm,
+    argmax,
+    draw,
+    grouped_gemm,
+    packed_gemm,
+    silu_mul,
+    token_mask,
+)
+from lab.gpu_suite.ragged_batch import layer_spec
+from realengine.kernels.attention_shapes import SHAPES, WINDOWED, Shape
+
+_F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+
+
+def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """A row for each check, the kernels of the measured models first.
+
+    kernel, case, dtype   what was checked, on what, in which dtype
+    backend               "triton", or "torch": the references of the engine, where Triton has no device to run on
+    error, limit          see `relative_error`; wrong rows (argmax); distance in cumulative mass (draw); differing
+                          elements of a repeat. Text if it is not a number
+    ok                    error <= limit
+
+    `dry_run` does a few tiny shapes, in Triton's interpreter if that is on.
+    """
+    for seed, case in enumerate(cases(device, dry_run)):
+        yield from check_case(case, _backend_of(device), seed)
+
+
+def cases(device: torch.device, dry_run: bool) -> Iterator[Operation]:
+    """What is checked. On the meta device they can be prepared and run, and nothing is computed."""
+    on = On(device, _backend_of(device))
+    yield from _tiny_cases(on) if dry_run else _cases(on)
+
+
+def check_case(case: Operation, backend: str, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """The row of a case, and of its repeat, bit for bit, if it ran."""
+    about = {"kernel": case.kernel, "case": case.case, "dtype": _name(case.dtype), "backend": backend}
+    try:
+        make, call, error_of = case.prepare()
+        assert error_of is not None
+        given = [make(seed) for _ in range(3)]  # alike: a call may change what it is given
+        with _empty_is_nan():
+            first, second = call(*given[0]), call(*given[1])
+        error = float(error_of(given[2], first))
+        moved = float(_differing(first, second))
+    except Exception as failure:  # whatever a kernel's launch may raise
+        message = f"{type(failure).__name__}: {str(failure)[:300]}"
+        yield about | {"error": message, "limit": case.limit, "ok": False}
+        return
+    yield about | {"error": error if isfinite(error) else str(error), "limit": case.limit, "ok": error <= case.limit}
+    yield about | {"case": f"{case.case}, twice", "error": moved, "limit": 0.0, "ok": moved == 0}
+
+
+# What is checked
+
+
+def _cases(on: On) -> Iterator[Operation]:
+    shapes = sorted(SHAPES, key=lambda shape: (shape.page != 16, shape.cached == _FP8, shape.dtype != _BF16))
+    for number, shape in enumerate(shapes):
+        if number == 2:  # those of the measured models are done
+            yield from _small_cases(on)
+        yield from _attention_cases(on, shape)
+        norms, interleaved = shape.model.startswith("Qwen3"), shape.model.startswith("SmolLM2")
+        rows = [(700, 1), (3, 1), (1, 1), (300, 300), (1027, 130)]
+        yield rope_store(on, shape, layer_spec(shape, norms, interleaved), rows)
+    yield from _attention_cases(on, WINDOWED._replace(window=512))  # shorter than most contexts of the cases
+
+
+def _attention_cases(on: On, shape: Shape) -> Iterator[Operation]:
+    ragged = [(context, 1) for context in (1, 15, 16, 17, 64, 65, 129, 1000, 4097, 2500)]
+    chunks = [(700, 1), (3, 1), (300, 300), (1027, 130), (65, 2), (129, 129)]
+    many = [(1 + 37 * index % 901, 1) for index in range(200)]
+    for rows, longest in ((ragged, 8192), (many, 1024), (chunks, 2048)):
+        yield attention(on, shape, rows, longest, checked=True)
+    yield invariance(on, shape, ragged)
+
+
+def _small_cases(on: On) -> Iterator[Operation]:
+    for size in (4096, 1024, 576, 8192):
+        for tokens in (1, 300):
+            yield add_rms_norm(on, tokens, size)
+    yield add_rms_norm(on, 7, 4096, add=False)
+    yield add_rms_norm(on, 7, 4096, _F16)
+    for size in (14336, 3072, 1536):
+        yield silu_mul(on, 300, size)
+    yield silu_mul(on, 1, 14336, _F16)
+    mixtures = [Mixture(4096, 7168, 8, 2), Mixture(2048, 768, 128, 8)]  # Mixtral 8x7B on two ranks, Qwen3-30B-A3B
+    mixtures += [mixtures[1]._replace(quantization=name) for name in ("fp8", "int4", "int8")]
+    for mixture in mixtures:
+        for tokens in (1, 300):
+            yield grouped_gemm(on, mixture, tokens, others=mixture.experts // 5)
+    yield add_rms_norm(on, 300, 4096, fp8=True)
+    yield add_rms_norm(on, 7, 8192, add=False, fp8=True)
+    yield silu_mul(on, 300, 14336, fp8=True)
+    qkv, down = Packing(6144, 4096, 4, 128), Packing(4096, 14336, 4, 128, zeros=True)  # Llama-3.1-8B's, that as in AWQ
+    for packing in (qkv, down, Packing(6144, 4096, 8)):
+        for tokens in (1, 17, 300):  # each has tiles of its own
+            yield packed_gemm(on, packing, tokens)
+    yield packed_gemm(on, qkv, 5, _F16)
+    for vocab in (128_256, 151_936):
+        for rows in (1, 64):
+            for make in (argmax, token_mask, draw):
+                yield make(on, rows, vocab)
+    yield argmax(on, 4, 49_152, _F32)
+    yield draw(on, 16, 49_152, _F32)
+
+
+def _tiny_cases(on: On) -> Iterator[Operation]:
+    rows = [(1, 1), (17, 1), (70, 1)]
+    for dtype, cached in [(_F32, _F32), (_F16, _F16), (_BF16, _FP8)]:
+        shape = Shape("tiny", 4, 2, 64, dtype, cached, 16)
+        yield attention(on, shape, rows, 128, checked=True)
+        yield attention(on, shape, [(9, 1), (20, 20), (40, 7)], 128, checked=True)
+        if dtype == _F32:
+            for short in (rows, [(20, 20), (40, 7)]):
+                yield attention(on, shape._replace(window=9), short, 128, checked=True)
+            yield invariance(on, shape, rows)
+        # The interpreter rounds to fp8 wrongly.
+        exact = on.device.type != "cpu" or on.backend == "torch"
+        kept = shape if exact else shape._replace(cached=dtype)
+        spec = layer_spec(kept, norms=dtype == _F32, interleaved=dtype == _F16)
+        yield rope_store(on, kept, spec, [(5, 1), (20, 20), (40, 7)])
+        yield add_rms_norm(on, 3, 96, dtype)
+        yield silu_mul(on, 3, 48, dtype)
+        yield grouped_gemm(on, Mixture(72, 48, 6, 2), 40, dtype, others=1)
+        yield packed_gemm(on, Packing(48, 160, 4, 32, zeros=dtype == _F16), 5, dtype)
+        if exact:
+            yield add_rms_norm(on, 3, 96, dtype, fp8=True)
+            yield silu_mul(on, 3, 48, dtype, fp8=True)
+    yield grouped_gemm(on, Mixture(72, 48, 6, 2, "int4"), 40, _F32, others=1)
+    yield add_rms_norm(on, 2, 64, _F32, add=False)
+    yield argmax(on, 3, 300, _F32)
+    yield token_mask(on, 3, 300, _F32)
+    yield draw(on, 9, 300, _F32)
+
+
+def _backend_of(device: torch.device) -> str:
+    if device.type != "cpu":
+        return "triton"
+    try:
+        from realengine.kernels.interpreting import INTERPRETING
+    except ImportError:
+        return "torch"
+    return "triton" if INTERPRETING else "torch"
+
+
+def _differing(first: Outputs, second: Outputs) -> int:
+    """Elements whose bits differ."""
+    pairs = zip(first, second, strict=True)
+    return sum(
+        int((a.contiguous().view(torch.uint8) != b.contiguous().view(torch.uint8)).view(-1, a.itemsize).any(-1).sum())
+        for a, b in pairs
+    )
+
+
+@contextmanager
+def _empty_is_nan() -> Iterator[None]:
+    """Every tensor made without content holds NaN, or the largest integer; torch does so when it is deterministic."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,350 @@
+"""The operations of a layer as they are checked and timed: random inputs of one size, the call that the engine makes,
+how far its answer is from float64, and what it must move and compute by its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lab.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
+from lab.gpu_suite.references import distance_from_draw, normalised, relative_error
+from realengine.kernels.attention_shapes import Shape
+from realengine.layer_ops import LayerOps, Routing
+from realengine.loading import rounded
+from realengine.projection import DenseProjection, Fp8Projection, Fp8Rows, quantised
+from realengine.step_input import Batch
+from realengine.stored_weight import PackedWeight
+
+_BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
+NAME = {torch.float32: "float32", torch.float16: "float16", _BF16: "bf16", _FP8: "fp8"}
+LIMIT = {
+    torch.float32: 1e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1e-2,
+    _FP8: 0.07,
+}  # of `relative_error`: a few roundings, of fp8 one
+_DRAW_LIMIT = 1e-4  # of the cumulative mass: sums of 150,000 float32 numbers
+_EPS = 1e-5
+_KINDS = (
+    (0.0, 5, 0.5), (1.0, 0, 1.0), (0.7, 1, 1.0), (1.3, 50, 1.0), (1.0, 0, 0.9), (0.8, 40, 0.95), (2.0, 0, 1e-6),
+    (1.0, 9000, 0.5),
+)  # fmt: skip
+"""Ways to draw: temperature, top-k, top-p."""
+
+Outputs = tuple[Tensor, ...]
+
+
+class Cost(NamedTuple):
+    """What an operation must move and compute: each input read once, each output written once, two operations for a
+    multiply-add of a matrix product. Activations are in bf16."""
+
+    bytes: int
+    flops: int = 0
+
+
+class Prepared(NamedTuple):
+    """make   inputs, by a seed
+    call   of inputs, which it may change
+    error  of what `call` made of inputs like these; None where only times are of interest
+    """
+
+    make: Callable[[int], tuple[Any, ...]]
+    call: Callable[..., Outputs]
+    error: Callable[[tuple[Any, ...], Outputs], float] | None = None
+
+
+class Operation(NamedTuple):
+    """`case` tells it from others of its kernel. An error above `limit` is a fault. `about` is what a row of the grid
+    says of its size."""
+
+    kernel: str
+    case: str
+    dtype: torch.dtype
+    limit: float
+    prepare: Callable[[], Prepared]
+    cost: Cost = Cost(0)
+    about: Mapping[str, Any] = {}
+
+
+class On(NamedTuple):
+    """Where operations run, and whose they are: "torch", "triton" or "hybrid", as in a deployment."""
+
+    device: torch.device
+    backend: str
+
+    def ops(self, dtype: torch.dtype) -> LayerOps:
+        """The small operations, which heads are nothing to."""
+        spec = layer_spec(Shape("any", 1, 1, 64, dtype, dtype, 16)).model_copy(update={"norm_eps": _EPS})
+        return backend_for(self.backend, spec, 16, self.device, 128).ops
+
+    def about(self, tokens: int, inputs: int, outputs: int, **more: Any) -> dict[str, Any]:
+        sizes = {"backend": self.backend, "tokens": tokens, "inputs": inputs, "outputs": outputs}
+        return {"part": "", "dtype": "bf16", **sizes, **more}
+
+
+class Mixture(NamedTuple):
+    """The sizes of a layer's experts: `inner` of one, how many there are, how many a token goes to; and what their
+    weights are rounded to, as `Deployment` names it."""
+
+    hidden: int
+    inner: int
+    experts: int
+    topk: int
+    quantization: str = "none"
+
+
+class Packing(NamedTuple):
+    """Sizes of a packed weight: `zeros` if groups have a zero point; `group` 0 is all inputs."""
+
+    outputs: int
+    inputs: int
+    bits: int
+    group: int = 0
+    zeros: bool = False
+
+    def weight(self, numbers: Numbers, dtype: torch.dtype) -> PackedWeight:
+        """Random words, and scales with which its products are about as large as the activations."""
+        group = self.group or self.inputs
+        words = numbers(self.outputs, self.inputs * self.bits // 32, dtype=torch.float32, scale=1e9).to(torch.int32)
+        scale = numbers(self.outputs, -(-self.inputs // group), dtype=dtype, scale=2.0**-self.bits * self.inputs**-0.5)
+        zero = (numbers(*scale.shape, dtype=torch.float32).abs() * 2).to(torch.uint8) if self.zeros else None
+        return PackedWeight(words, scale, zero, self.bits, group)
+
+    def dense(self, weight: PackedWeight) -> Tensor:
+        """What it stands for, in float64."""
+        zero = torch.full_like(weight.scale, 2 ** (self.bits - 1)) if weight.zero is None else weight.zero
+        scale, zero = (
+            part.double().repeat_interleave(weight.group, 1)[:, : self.inputs] for part in (weight.scale, zero)
+        )
+        return (weight.integers().double() - zero) * scale
+
+
+def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> Operation:
+    """A projection in bf16, or with its weights and activations in fp8, and a float32 scale for each output."""
+
+    def prepare() -> Prepared:
+        def make(seed: int) -> tuple[Any, ...]:
+            numbers = Numbers(on.device, seed)
+            weight = numbers(outputs, inputs)
+            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(*quantised(weight))
+            return projection, numbers(tokens, inputs)
+
+        return Prepared(make, lambda projection, x: (projection(x),))
+
+    weights = inputs * outputs * dtype.itemsize + (4 * outputs if dtype == _FP8 else 0)
+    cost = Cost(weights + 2 * tokens * (inputs + outputs), 2 * tokens * inputs * outputs)
+    about = on.about(tokens, inputs, outputs, dtype=NAME[dtype]) | {"backend": "torch"}
+    return Operation("gemm", f"{tokens} x {inputs} x {outputs}", dtype, LIMIT[dtype], prepare, cost, about)
+
+
+def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF16) -> Operation:
+    """Tokens by packed integers; for each group a 16-bit scale and, if it has one, a zero point of a byte."""
+    inputs, outputs = packing.inputs, packing.outputs
+
+    def prepare() -> Prepared:
+        def make(seed: int) -> tuple[Any, ...]:
+            numbers = Numbers(on.device, seed)
+            weight, x = packing.weight(numbers, dtype), numbers(tokens, inputs, dtype=dtype)
+            return x, on.ops(dtype).packed(weight, dtype, None), weight
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            x, _, weight = given
+            return relative_error(out[0], x.double() @ packing.dense(weight).T)
+
+        return Prepared(make, lambda x, projection, _: (projection(x),), error)
+
+    groups = outputs * -(-inputs // (packing.group or inputs))
+    weights = inputs * outputs * packing.bits // 8 + (3 if packing.zeros else 2) * groups
+    cost = Cost(weights + 2 * tokens * (inputs + outputs), 2 * tokens * inputs * outputs)
+    about = on.about(tokens, inputs, outputs, dtype=f"int{packing.bits}")
+    return Operation("packed_gemm", f"{tokens} tokens, {packing}", dtype, LIMIT[dtype], prepare, cost, about)
+
+
+def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF16, others: int = 0) -> Operation:
+    """Tokens through experts chosen at random, of which the first `others` are another rank's.
+
+    The cost is that of weights in bf16, of those that are chosen on average over choices drawn evenly.
+    """
+    hidden, inner, experts, topk, quantization = mixture
+    own = experts - others
+
+    def prepare() -> Prepared:
+        ops = on.ops(dtype)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            numbers = Numbers(on.device, seed)
+            x = numbers(tokens, hidden, dtype=dtype)
+            stored = [
+                [rounded(numbers(*shape, dtype=dtype, scale=shape[1] ** -0.5), quantization) for _ in range(own)]
+                for shape in ((2 * inner, hidden), (hidden, inner))
+            ]
+            shares, chosen = numbers(tokens, experts, dtype=torch.float32).softmax(-1).topk(topk)
+            ordered, choices = chosen.flatten().sort(stable=True)
+            bounds = torch.arange(others, experts + 1, device=on.device)
+            routing = Routing(choices, torch.searchsorted(ordered, bounds, out_int32=True), shares)
+            return x, *(ops.expert_weights(each, own, dtype) for each in stored), routing, stored, chosen
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            """Against the definition, expert by expert."""
+            x, _, _, routing, stored, chosen = given
+            expected, x, shares = torch.zeros_like(x, dtype=torch.float64), x.double(), routing.shares.double()
+            for expert, weights in enumerate(zip(*stored, strict=True), others):
+                gate_up, down = (each if isinstance(each, Tensor) else each.dense(torch.float64) for each in weights)
+                token, number = (chosen == expert).nonzero(as_tuple=True)
+                answer = _swiglu(x[token] @ gate_up.double().T) @ down.double().T
+                expected.index_add_(0, token, answer * shares[token, number, None])
+            return relative_error(out[0], expected)
+
+        return Prepared(make, lambda x, gate_up, down, routing, *_: (ops.experts(x, gate_up, down, routing),), error)
+
+    touched = experts * (1 - (1 - topk / experts) ** tokens)
+    each = 3 * hidden * inner
+    cost = Cost(round(2 * touched * each) + 2 * 2 * tokens * hidden, 2 * tokens * topk * each)
+    about = on.about(tokens, hidden, hidden)
+    return Operation("grouped_gemm", f"{tokens} tokens, {mixture}", dtype, LIMIT[dtype], prepare, cost, about)
+
+
+def add_rms_norm(
+    on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, add: bool = True, fp8: bool = False
+) -> Operation:
+    """The residual, which must be the rounded sum, and RMSNorm; without `add` the norm alone, with `fp8` e4m3 rows."""
+
+    def prepare() -> Prepared:
+        ops = on.ops(dtype)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            numbers = Numbers(on.device, seed)
+            return *numbers(2, tokens, size, dtype=dtype, scale=3), numbers(size, dtype=dtype)
+
+        def call(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
+            return *_parts(ops.add_norm(x, residual if add else None, weight, fp8)), residual if add else x
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            x, residual, weight = given
+            summed = (x.double() + residual.double()).to(dtype) if add else x
+            normed = relative_error(_whole(out[:-1]), normalised(out[-1].double(), weight.double(), _EPS))
+            return max(normed, relative_error(out[-1], summed.double()))
+
+        return Prepared(make, call, error)
+
+    what = f"{tokens} x {size}{'' if add else ', no residual'}{', to fp8' if fp8 else ''}"
+    cost, about = Cost(2 * size * (4 * tokens + 1)), on.about(tokens, size, size)
+    return Operation("add_rms_norm", what, dtype, LIMIT[_FP8 if fp8 else dtype], prepare, cost, about)
+
+
+def silu_mul(on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, fp8: bool = False) -> Operation:
+    """SwiGLU's product of `[tokens, 2 * size]`; with `fp8` as e4m3 rows."""
+
+    def prepare() -> Prepared:
+        ops = on.ops(dtype)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            return (Numbers(on.device, seed)(tokens, 2 * size, dtype=dtype, scale=4),)
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            return relative_error(_whole(out), _swiglu(given[0].double()))
+
+        return Prepared(make, lambda gate_up: _parts(ops.silu_mul(gate_up, fp8)), error)
+
+    what = f"{tokens} x {size}{', to fp8' if fp8 else ''}"
+    cost, about = Cost(2 * 3 * tokens * size), on.about(tokens, 2 * size, size)
+    return Operation("silu_mul", what, dtype, LIMIT[_FP8 if fp8 else dtype], prepare, cost, about)
+
+
+def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
+    """How many rows have another token than the first largest; the first row's largest is there twice."""
+
+    def prepare() -> Prepared:
+        batch, ops = _sampling(on, [None] * rows, dtype)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            logits = Numbers(on.device, seed)(batch.layout.samples, vocab, dtype=dtype, scale=3)
+            logits[0, -1] = logits[0, vocab // 2] = 9.0
+            return (logits,)
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            (logits,) = given
+            places = torch.arange(vocab, device=on.device)
+            largest = logits == logits.max(dim=1, keepdim=True).values
+            return float((out[0] != torch.where(largest, places, vocab).amin(dim=1)).sum())
+
+        return Prepared(make, lambda logits: (ops.sample(logits, batch, True),), error)
+
+    cost, about = Cost(rows * (2 * vocab + 4)), on.about(rows, vocab, 1, rows=rows)
+    return Operation("argmax", f"{rows} x {vocab}", dtype, 0.0, prepare, cost, about)
+
+
+def draw(
+    on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16, kinds: Sequence[tuple[float, int, float]] = _KINDS
+) -> Operation:
+    """The largest distance of a row's uniform number from the cumulative mass of the token drawn."""
+
+    def prepare() -> Prepared:
+        numbers = torch.rand(rows, generator=torch.Generator().manual_seed(rows)).tolist()
+        hows: list[Draw] = [(*kinds[(3 + index) % len(kinds)], number) for index, number in enumerate(numbers)]
+        batch, ops = _sampling(on, hows, dtype)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            logits = Numbers(on.device, seed)(batch.layout.samples, vocab, dtype=dtype, scale=3)
+            logits[:, vocab // 7 : vocab // 5] = -torch.inf
+            return (logits,)
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            drawn = zip(given[0], hows, out[0].tolist(), strict=False)
+            return max(distance_from_draw(row, how, token) for row, how, token in drawn)
+
+        return Prepared(make, lambda logits: (ops.sample(logits, batch, False),), error)
+
+    part = "temperature {:g}, top-k {}, top-p {:g}".format(*kinds[0])
+    cost, about = Cost(rows * (2 * vocab + 4 + 16)), on.about(rows, vocab, 1, rows=rows, part=part)
+    return Operation("draw", f"{rows} x {vocab}", dtype, _DRAW_LIMIT, prepare, cost, about)
+
+
+def token_mask(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
+    """How many logits are not what the masks of every second row leave."""
+
+    def prepare() -> Prepared:
+        ops, samples = on.ops(dtype), torch.arange(0, rows, 2, dtype=torch.int32, device=on.device)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            numbers = Numbers(on.device, seed)
+            bits = numbers(len(samples), -(-vocab // 32), dtype=torch.float32, scale=1e9).to(torch.int32)
+            return numbers(rows, vocab, dtype=dtype), bits
+
+        def call(logits: Tensor, bits: Tensor) -> Outputs:
+            ops.mask(logits, samples, bits)
+            return (logits,)
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            wanted, bits = given
+            allowed = (bits[..., None] >> torch.arange(32, device=on.device) & 1).flatten(1)[:, :vocab] == 1
+            wanted[::2] = torch.where(allowed, wanted[::2], -torch.inf)
+            return float((out[0] != wanted).sum())
+
+        return Prepared(make, call, error)
+
+    return Operation("token_mask", f"{rows} x {vocab}", dtype, 0.0, prepare)
+
+
+def _sampling(on: On, draws: Sequence[Draw | None], dtype: torch.dtype) -> tuple[Batch, LayerOps]:
+    """A step that samples once for each of `draws`, and for padding rows."""
+    shape = Shape("sample", 1, 1, 64, dtype, dtype, 16)
+    attention, ops = backend_for(on.backend, layer_spec(shape), 16, on.device, 128)
+    return batch_of([(1, 1)] * len(draws), 16, attention, on.device, draws=draws), ops
+
+
+def _swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=1)
+    return gate / (1 + (-gate).exp()) * up
+
+
+def _parts(found: Tensor | Fp8Rows) -> Outputs:
+    return (found.rows, found.scale) if isinstance(found, Fp8Rows) else (found,)
+
+
+def _whole(parts: Outputs) -> Tensor:
+    """What `_parts` were of, in float64."""
+    return parts[0].double() * parts[1] if len(parts) > 1 else parts[0].double()

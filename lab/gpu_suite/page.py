@@ -1,0 +1,226 @@
+"""What the suite found, each figure beside its target: a table for the terminal, a page for the docs.
+
+`python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md` makes the page from what a run left in DIR;
+without --results, from nothing, and every figure says that it was not yet measured. A dry run's figures never get on
+the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.gpu_suite.results import FILE, ceilings_of, load, stand_ins
+
+UNMEASURED = "not yet measured"
+_LARGE, _SMALL = "engine_large", "engine_small"
+_RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+class Target(NamedTuple):
+    """A figure that is aimed at: the least (or, if `most`, the largest) allowed, and how to find it in the results.
+    `ceiling` names the one it is a share of."""
+
+    name: str
+    limit: float
+    unit: str
+    find: Callable[[dict[str, Any]], float | None]
+    most: bool = False
+    ceiling: str = ""
+
+    def met(self, value: float) -> bool:
+        return value <= self.limit if self.most else value >= self.limit
+
+    def says(self) -> str:
+        return f"{'at most' if self.most else 'at least'} {self.limit:,g}{self.unit}"
+
+
+class Line(NamedTuple):
+    """A target and what was found; `met` is None where nothing was."""
+
+    name: str
+    target: str
+    found: str
+    met: bool | None
+
+
+def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale: float = 100) -> Callable[..., Any]:
+    def find(found: dict[str, Any]) -> float | None:
+        rows = (row for row in found.get(model, []) if row["kind"] == kind and row.get(size) == wanted)
+        return next((scale * row[figure] for row in rows if row.get(figure) is not None), None)
+
+    return find
+
+
+def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
+    """Of copy bandwidth, what attention to at least 16 decode rows of at least 4096 tokens each reaches, in bf16."""
+    return [
+        row["roofline_share"]
+        for row in rows
+        if row["op"] == "attention_decode" and row["rows"] >= 16 and row["longest"] == row["context"] >= 4096
+        if row["kv_dtype"] == "bf16" and row["roofline_share"] is not None
+    ]
+
+
+def _attention(found: dict[str, Any]) -> float | None:
+    shares = decode_shares(found.get("kernels", []))
+    return 100 * min(shares) if shares else None
+
+
+def _run_error(stat: str) -> Callable[[dict[str, Any]], float | None]:
+    def find(found: dict[str, Any]) -> float | None:
+        rows = [row for scenario in found.get("validation", []) for row in scenario.get("rows", [])]
+        errors = [abs(row["error_pct"]) for row in rows if row["metric"] in _RUN_METRICS and row["stat"] == stat]
+        return max(errors, default=None)
+
+    return find
+
+
+def _decisions(found: dict[str, Any]) -> float | None:
+    rows = [row for row in found.get("validation", []) if "decisions" in row]
+    total = sum(row["decisions"] for row in rows)
+    return 100 * sum(row["decisions_identical"] for row in rows) / total if total else None
+
+
+_COPY, _GEMM = "copy_bytes_per_s", "gemm_flops_per_s"
+_DECODES = [(rows, _benchmark(_LARGE, "decode", "rows", rows, "roofline_share")) for rows in (1, 8, 64)]
+_PREFILL = _benchmark(_LARGE, "prefill", "tokens", 8192, "gemm_share")
+_IDLE = _benchmark(_LARGE, "decode", "rows", 64, "idle_share")
+_THROUGHPUT = _benchmark(_SMALL, "throughput", "requests", 256, "output_tokens_per_s", 1)
+_ATTENTION = "attention decode, batch >= 16, context >= 4k, of copy bandwidth (worst)"
+TARGETS = (
+    *(
+        Target(f"decode step, batch {n}, context 1k, of the roofline", 80, " %", find, False, _COPY)
+        for n, find in _DECODES
+    ),
+    Target(_ATTENTION, 80, " %", _attention, False, _COPY),
+    Target("prefill of 8k tokens, of the measured GEMM rate", 60, " %", _PREFILL, False, _GEMM),
+    Target("GPU idle in decode, batch 64", 3, " %", _IDLE, most=True),
+    Target("Qwen3-0.6B shape, 256 requests, output tokens/s", 25_000, "", _THROUGHPUT),
+    Target("engine and simulator decide alike (rung 1)", 100, " %", _decisions),
+    Target("mean TTFT, TPOT, E2E of an unseen run (worst error)", 3, " %", _run_error("mean"), most=True),
+    Target("p99 TTFT, TPOT, E2E of an unseen run (worst error)", 5, " %", _run_error("p99"), most=True),
+)
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    """Every target with what was found. A dry run meets none and misses none: its figures mean nothing."""
+    dry = found.get("environment", {}).get("dry_run", False)
+    made = []
+    for target in TARGETS:
+        value = target.find(found)
+        stood_in = target.ceiling in stand_ins(found)
+        text = UNMEASURED if value is None else f"{value:,.1f}{target.unit}{' (of a stand-in)' if stood_in else ''}"
+        made.append(Line(target.name, target.says(), text, None if value is None or dry else target.met(value)))
+    return made
+
+
+def faults(found: dict[str, Any]) -> list[str]:
+    """What must not happen on any machine: a wrong kernel, a decision that differs, a phase that failed."""
+    checks = [*found.get("correctness", []), *found.get("end_to_end", [])]
+    wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in checks if not row["ok"]]
+    wrong += [f"precompile: {row['failed']}" for row in found.get("precompile", []) if "failed" in row]
+    wrong += [f"{name}: {said}" for name, said in found.items() if name.endswith("_failed") and said]
+    wrong += [f"{row['scenario']}: {row['failed']}" for row in found.get("validation", []) if row.get("failed")]
+    decided = _decisions(found)
+    if decided is not None and decided < 100:
+        wrong.append(f"decisions: only {decided:.3f} % as recorded")
+    return wrong
+
+
+def table(found: dict[str, Any]) -> str:
+    """Figures beside targets, for a terminal."""
+    rows = [("figure", "target", "found", "met"), *((n, t, f, _word(m)) for n, t, f, m in lines(found))]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def page(found: dict[str, Any]) -> str:
+    """lab/results/gpu.md."""
+    real = found if found and not found.get("environment", {}).get("dry_run") else {}
+    text = ["# Measured on a GPU", ""]
+    text += ["```", "python -m lab.gpu_suite --out DIR"]
+    text += ["python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md", "```"]
+    text += [
+        "The first command measures, the second writes this page ([how](../../docs/engine.md#measuring-a-gpu)).",
+        "",
+    ]
+    if not real:
+        text += ["**No GPU has run the suite yet.** A test runs all of it in miniature on the CPU.", ""]
+    else:
+        text += ["## Where and with what", "", *_table(("", ""), real["environment"].items()), ""]
+        text += ["## Ceilings", "", *_table(("", "value", "from"), _ceilings(real)), ""]
+    text += ["## Targets", ""]
+    text += _table(("figure", "target", "found", "met"), ((n, t, f, _word(m)) for n, t, f, m in lines(real)))
+    checks = [*real.get("correctness", []), *real.get("end_to_end", [])]
+    if checks:
+        held = sum(row["ok"] for row in checks)
+        text += ["", "## Checks", "", f"{held} of {len(checks)} checks of kernels and whole engines held.", ""]
+        text += _table(
+            ("engine", "error", "at most"), ((r["case"], r["error"], r["limit"]) for r in real.get("end_to_end", []))
+        )
+    for name in (_LARGE, _SMALL):
+        for kind in ("decode", "prefill", "mixed", "throughput", "timing"):
+            rows = [row for row in real.get(name, []) if row["kind"] == kind]
+            if rows:
+                columns = [column for column in rows[0] if column not in ("kind", "model")]
+                cells = ([row.get(column, "-") for column in columns] for row in rows)
+                text += ["", f"## {rows[0]['model']}: {kind}", "", *_table(columns, cells)]
+    verdicts = [(row["scenario"], row.get("verdict") or row.get("failed")) for row in real.get("validation", [])]
+    if verdicts:
+        text += ["", "## The twin against these runs", "", *_table(("scenario", "verdict"), verdicts)]
+    wrong = faults(real)
+    if wrong:
+        text += ["", "## Faults", "", *(f"- {fault}" for fault in wrong)]
+    return "\n".join(text) + "\n"
+
+
+def _ceilings(found: dict[str, Any]) -> Iterable[tuple[object, ...]]:
+    spread = {row["ceiling"]: row["spread_pct"] for row in found.get("ceilings", [])}
+    for name, value in ceilings_of(found).items():
+        if name not in spread:
+            yield name, value, "a stand-in: another H200"
+        elif value is None:
+            yield name, "none", ""
+        else:
+            yield name, value, f"measured, spread {spread[name]:.2g} %"
+
+
+def _word(met: bool | None) -> str:
+    return "-" if met is None else "yes" if met else "NO"
+
+
+def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
+    names = [str(name) for name in head]
+    made = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    return made + [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.page", description=__doc__)
+    parser.add_argument("--results", type=Path, help=f"directory with {FILE}")
+    parser.add_argument("--write", type=Path, help="the page; else it is printed")
+    arguments = parser.parse_args()
+    try:
+        found = load(arguments.results) if arguments.results else {}
+    except (OSError, ValueError) as error:
+        print(f"error: results {arguments.results}: cannot be read: {error}; run the suite first", file=sys.stderr)
+        return 2
+    if arguments.write:
+        arguments.write.write_text(page(found), encoding="utf-8")
+    else:
+        print(page(found), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,139 @@
+"""The phases of the suite, most valuable first. None needs another to have worked.
+
+The headline figures come before the long grid of kernel times, the recordings before what can be computed elsewhere
+from what was written.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lab.gpu_suite.ceilings import measure_ceilings
+from lab.gpu_suite.correctness import check_kernels
+from lab.gpu_suite.end_to_end import check_engines
+from lab.gpu_suite.engine_benchmark import benchmark
+from lab.gpu_suite.kernel_grid import kernel_grid, write_grid
+from lab.gpu_suite.precompile import precompile
+from lab.gpu_suite.recorded_runs import pack, record_runs, unpack
+from lab.gpu_suite.suite import Phase, Work
+from lab.gpu_suite.timing import find_bench
+from lab.gpu_suite.validation import calibrate_all, validate_runs
+from realengine.engine import Engine
+from realengine.hardware import describe
+from realengine.weights import load_model_files
+from serving.deployments.config import Deployment
+
+
+def environment(work: Work) -> None:
+    """Machine and versions."""
+    found: dict[str, Any] = dict(describe(work.sizes.device))
+    found |= {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": work.commit,
+        "platform": platform.platform(),
+        "dry_run": work.sizes.dry_run,
+    }
+    if work.sizes.device == "cuda":
+        found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
+        found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
+        command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+        with suppress(OSError):  # an image without it
+            found["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    work.results.set("environment", found)
+
+
+def _benchmark(work: Work, which: str, kinds: tuple[str, ...], warm: bool = True) -> None:
+    deployment = getattr(work.sizes, which)
+    engine = _engine(work, deployment, warm)
+    for row in benchmark(engine, work.ceilings, work.sizes.benchmark, kinds, work.left):
+        work.results.add(f"engine_{which}", {"model": deployment.model.removeprefix("random:"), **row})
+    engine.close()
+
+
+def _engine(work: Work, deployment: Deployment, warm: bool = True) -> Engine:
+    engine = Engine(deployment, load_model_files(deployment.model, Path()))
+    if engine.memory_report:
+        work.results.set("memory", engine.memory_report)
+    if warm:
+        engine.warm_up()
+    return engine
+
+
+def runs(work: Work) -> Iterator[dict[str, Any]]:
+    """Recorded scenarios of the large model."""
+    engine = _engine(work, work.sizes.large)
+    recordings = work.scratch / "runs"
+    for row in record_runs(engine, recordings, work.sizes.run_seconds, work.sizes.run_longest, work.left):
+        pack(recordings / row["run"], work.out)
+        yield row
+    engine.close()
+
+
+def kernels(work: Work) -> Iterator[dict[str, Any]]:
+    device = torch.device(work.sizes.device)
+    return kernel_grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run)
+
+
+def _kernel_table(work: Work) -> None:
+    """What was measured, whether the phase came to its end or not."""
+    found = work.results.found
+    write_grid(found.get("kernels", []), work.out / "kernels.parquet", found.get("environment", {}))
+
+
+def validation(work: Work) -> None:
+    """Needs nothing but the archives: it may run later, on another machine."""
+    recordings = unpack(work.out, work.scratch / "validated")
+    if not recordings:
+        raise RuntimeError("there are no recordings; the phase that records them must run first")
+    work.results.set("validation", [])
+    for row in validate_runs(recordings, work.scratch / "validation", work.left):
+        work.results.add("validation", row)
+    failed = calibrate_all(recordings, work.scratch / "calibration")
+    work.results.set("calibration_failed", failed)
+    if failed is None:
+        shutil.copy(work.scratch / "calibration" / "calibration.json", work.out / "calibration.json")
+
+
+PHASES = (
+    Phase("environment", 0.1, environment),
+    Phase("ceilings", 0.3, lambda work: measure_ceilings(find_bench(work.sizes.device), work.sizes.dry_run)),
+    Phase("precompile", 0.7, lambda work: precompile(work.sizes, work.left)),
+    Phase("correctness", 0.5, lambda work: check_kernels(torch.device(work.sizes.device), work.sizes.dry_run)),
+    Phase("end_to_end", 0.5, lambda work: check_engines(work.sizes.device, work.sizes.dry_run)),
+    Phase(
+        "small", 0.8, partial(_benchmark, which="small", kinds=("throughput", "decode", "prefill", "mixed", "timing"))
+    ),
+    # `benchmark` runs each size of decode steps before it measures it: no other warm-up.
+    Phase("decode", 0.7, partial(_benchmark, which="large", kinds=("decode",), warm=False)),
+    Phase("large", 0.8, partial(_benchmark, which="large", kinds=("prefill", "throughput", "mixed", "timing"))),
+    Phase("runs", 1.9, runs),
+    Phase("kernels", 0.9, kernels, after=_kernel_table),
+    Phase("validation", 0.8, validation),
+)
+GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end_to_end", "decode")}
+
+
+def chosen(only: str, skip: str) -> list[Phase]:
+    """The phases that comma-separated names of them or of groups ask for, in their order. Raises ValueError for a name
+    there is not."""
+    groups = GROUPS | {phase.name: (phase.name,) for phase in PHASES}
+
+    def named(names: str) -> set[str]:
+        asked = [name for name in names.split(",") if name]
+        for name in asked:
+            if name not in groups:
+                raise ValueError(name)
+        return {phase for name in asked for phase in groups[name]}
+
+    wanted = (named(only) or set(groups)) - named(skip)
+    return [phase for phase in PHASES if phase.name in wanted]

@@ -1,0 +1,170 @@
+"""Compiles ahead, on every core, what the suite's phases will launch, into the JIT's own disk cache.
+
+The launches themselves say what that is: correctness cases, points of the grid and the models of the engines are run
+on torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT only compiles and does not launch.
+So the key under which a kernel is cached is the one that the launch will look for. No GPU is used, nor needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
+from signal import SIGKILL
+from time import sleep
+from typing import Any
+
+import numpy as np
+import torch
+
+from lab.gpu_suite.correctness import cases
+from lab.gpu_suite.end_to_end import checked
+from lab.gpu_suite.kernel_grid import points
+from lab.gpu_suite.operations import Operation
+from lab.gpu_suite.ragged_batch import backend_for
+from lab.gpu_suite.sizes import Sizes
+from realengine.kv_cache import FP8, KvCache
+from realengine.model import Model
+from realengine.step_graphs import mixed_layout, pad
+from realengine.step_input import Batch, RowInput, pack
+from realengine.weights import RANDOM, shapes
+from serving.deployments.config import Deployment
+from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
+from serving.deployments.model_spec import ModelSpec
+
+_META = torch.device("meta")
+_DRY_KERNELS = 2  # a dry run compiles no more: each takes a second or two
+_MOST_KERNELS = 4096
+_POLL_S = 0.05
+
+
+def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """Fill the cache, a row for each kernel as it is done: its name, `seconds`, and `cached` if it was there before.
+
+    Also a row for each launch that could not be prepared, with `failed`. There are none where Triton is not installed
+    or interprets.
+    """
+    try:
+        from realengine.kernels.interpreting import INTERPRETING
+    except ImportError:
+        return
+    if INTERPRETING:
+        return
+    most = _DRY_KERNELS if sizes.dry_run else _MOST_KERNELS
+    context = get_context("fork")
+    claims = context.Array("b", most)
+    done = context.SimpleQueue()
+    wanted = list(islice(launches(sizes), most))
+    workers = [
+        context.Process(target=compile_launches, args=(wanted, claims, done.put, number == 0))
+        for number in range(min(os.cpu_count() or 1, most))
+    ]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers) or not done.empty():
+        if left() < 0:  # what is not compiled now is by the first launch
+            break
+        if done.empty():
+            sleep(_POLL_S)
+        else:
+            yield done.get()
+    for worker in workers:
+        worker.kill()
+        worker.join()
+        if worker.exitcode not in (0, -SIGKILL):
+            yield {"failed": f"a compiling process ended with {worker.exitcode}"}
+
+
+def compile_launches(
+    launches: Iterable[Callable[[], None]], claims: Any, tell: Callable[[dict[str, Any]], None], tells_failures: bool
+) -> None:
+    """Go through all `launches` with a JIT that compiles for an H100 or H200 and does not launch, and compile each
+    kernel that no other worker has claimed. The JIT stays so: this is the whole of a process.
+
+    What cannot be launched cannot be in any worker, and one of them `tells_failures`.
+    """
+    import triton
+
+    from lab.gpu_suite.aot import compile_only
+
+    compile_only()
+    numbers: dict[str, int] = {}
+
+    def is_claimed(*, key: Any, fn: Any, **_: Any) -> bool:
+        number = numbers.setdefault(f"{fn.name} {key}", len(numbers))
+        if number >= len(claims):
+            return True
+        with claims.get_lock():
+            claimed = bool(claims[number])
+            claims[number] = 1
+        return claimed
+
+    def compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        seconds = 0.0 if cache_hit else times.total / 1e6
+        tell({"kernel": src.name.lstrip("_"), "seconds": round(seconds, 2), "cached": cache_hit})
+
+    triton.knobs.runtime.jit_cache_hook = is_claimed
+    triton.knobs.compilation.listener = compiled
+    for launch in launches:
+        try:
+            launch()
+        except Exception as error:
+            if tells_failures:
+                tell({"failed": f"{type(error).__name__}: {str(error)[:300]}"})
+
+
+# What is launched
+
+
+def launches(sizes: Sizes) -> Iterator[Callable[[], None]]:
+    """Everything that launches kernels, as it is launched, the phases in their order."""
+    for case in cases(_META, sizes.dry_run):
+        yield partial(run_once, case)
+    for checked_engine in checked("cuda", sizes.dry_run):
+        yield from _steps(checked_engine.deployment, checked_engine.spec)
+    for deployment in (sizes.small, sizes.large):
+        yield from _steps(
+            deployment.model_copy(update={"attention": "triton"}), RANDOM[deployment.model.removeprefix("random:")]
+        )
+    for point in points(_META, sizes.dry_run):
+        if point.operation.kernel != "gemm":
+            yield partial(run_once, point.operation)
+
+
+def run_once(operation: Operation) -> None:
+    make, call, _ = operation.prepare()
+    call(*make(0))
+
+
+def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], None]]:
+    """Steps of the engine of `deployment`: every number of decode rows, prompts, both ways to sample."""
+    config, dtype = deployment.scheduler, getattr(torch, deployment.dtype)
+    spec = spec.model_copy(update={"num_layers": 2})  # the first has no residual, the others are alike
+    attention, ops = backend_for(
+        deployment.attention, spec, config.block_size, _META, config.max_model_len, deployment.batch_invariant
+    )
+
+    def step(lengths: list[int], how: tuple[float, int, float, float] | None, graph: bool = False) -> None:
+        state = {name: torch.empty(shape, dtype=dtype, device=_META) for name, shape in shapes(spec)}
+        model = Model(spec, state, dtype, _META, ops, attention, quantization=deployment.quantization)
+        cached = FP8 if deployment.kv_cache_dtype == "fp8" else dtype
+        kv = KvCache(spec, 2, config.block_size, cached, _META)
+        blocks = np.zeros(-(-max(lengths) // config.block_size), dtype=np.int32)
+        rows = [RowInput([0] * length, 0, blocks, 0, (how,)) for length in lengths]
+        packed = pack(rows, config.block_size, 0, attention.tiles).step
+        samples = packed.layout.samples
+        if graph:
+            packed = pad(packed, mixed_layout(packed.layout))
+        batch = Batch.of(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
+        logits = model.compute_logits(model.forward(batch.tokens, batch, kv)[:samples])
+        ops.sample(logits, batch.first(samples), packed.greedy)
+
+    buckets = [rows for rows in DECODE_BUCKETS if rows <= padded(config.max_num_seqs)]
+    for rows in buckets:
+        yield lambda rows=rows: step([1] * rows, None)  # type: ignore[misc]
+    yield lambda: step([1], (1.0, 50, 0.9, 0.5))
+    yield lambda: step([1, min(config.max_num_batched_tokens, config.max_model_len) - 1], None)
+    if attention.capturable == "always":
+        yield lambda: step([1, 99], None, graph=True)

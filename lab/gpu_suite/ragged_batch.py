@@ -1,0 +1,150 @@
+"""One layer's share of a step with random content, packed as the engine packs it.
+
+Kernels are checked and timed on it through the interfaces that the engine calls them by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realengine.attention import Attention, TorchAttention
+from realengine.kernels.attention_shapes import Shape
+from realengine.kv_cache import LayerKv
+from realengine.layer_ops import LayerOps, TorchOps
+from realengine.step_input import Batch, RowInput, pack
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.model_spec import ModelSpec
+
+Row = tuple[int, int]  # KV tokens with this step's, and query tokens
+Draw = tuple[float, int, float, float]  # temperature, top-k, top-p, uniform number
+
+
+class Backend(NamedTuple):
+    """The operations of a layer as the engine gets them, for one shape."""
+
+    attention: Attention
+    ops: LayerOps
+
+
+class Numbers:
+    """Random numbers of a normal distribution on `device`; on the meta device, where nothing is computed, none."""
+
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
+        self.device = device
+        self._draw = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+        """A tensor of that shape and dtype, times `scale`."""
+        made = torch.empty(shape, dtype=dtype, device=self.device).normal_(generator=self._draw)
+        return made if scale == 1 else made.mul_(scale)
+
+
+class _Processors(NamedTuple):
+    """The part of a device that attention wants."""
+
+    multiprocessors: int
+
+
+def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> ModelSpec:
+    """A model with such attention, of no size otherwise; `norms` of query and key heads, `interleaved` rotation."""
+    return ModelSpec(
+        name=shape.model,
+        family="qwen3" if norms else "llama",
+        vocab_size=1,
+        hidden_size=shape.heads * shape.dim,
+        num_layers=1,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.dim,
+        intermediate_size=1,
+        max_positions=1 << 17,
+        rope_theta=10000.0,
+        rope_interleaved=interleaved,
+        qk_norm=norms,
+    )
+
+
+def backend_for(
+    name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
+) -> Backend:
+    """`name` is "torch", "triton" or "hybrid", as in a deployment; `longest` context in tokens."""
+    config = SchedulerConfig(max_model_len=longest, block_size=page)
+    deployment = Deployment(device="cuda", batch_invariant=batch_invariant, scheduler=config)
+    processors: Any = _Processors(_multiprocessors(device))
+    kind: Any = TorchAttention
+    if name == "torch":
+        return Backend(kind(spec, deployment, processors), TorchOps(spec))
+    from realengine.triton_attention import HybridAttention, TritonAttention
+    from realengine.triton_ops import TritonOps
+
+    kind = TritonAttention if name == "triton" else HybridAttention
+    return Backend(kind(spec, deployment, processors), TritonOps(spec))
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """Of the device, which decide how KV is divided; the meta device stands for an H200."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return find_gpu("H200").sm_count if device.type == "meta" else 4
+
+
+def batch_of(
+    rows: Sequence[Row],
+    page: int,
+    attention: Attention,
+    device: torch.device,
+    seed: int = 0,
+    draws: Sequence[Draw | None] | None = None,
+) -> Batch:
+    """A step of `rows`, their blocks shuffled over a cache of `pool_blocks`; greedy, or with a draw for each row."""
+    needs = [-(-context // page) for context, _ in rows]
+    shuffled = np.random.default_rng(seed).permutation(np.arange(1, 1 + sum(needs), dtype=np.int32))
+    ends = np.cumsum(needs)
+    inputs = [
+        RowInput((0,) * tokens, context - tokens, shuffled[end - need : end], 0, (draw,))
+        for (context, tokens), need, end, draw in zip(rows, needs, ends, draws or [None] * len(rows), strict=True)
+    ]
+    step = pack(inputs, page, 0, attention.tiles).step
+    return Batch.of(torch.from_numpy(step.packed).to(device), step.layout, step.packed)
+
+
+def pool_blocks(rows: Sequence[Row], page: int) -> int:
+    """Blocks of a cache for `batch_of` these rows: the null block, and what they need."""
+    return 1 + sum(-(-context // page) for context, _ in rows)
+
+
+def random_cache(shape: Shape, blocks: int, numbers: Numbers) -> LayerKv:
+    """Keys and values with a number everywhere."""
+    size = (blocks, shape.kv_heads, shape.page, shape.dim)
+    keys, values = (numbers(*size, dtype=shape.dtype).to(shape.cached) for _ in range(2))
+    return LayerKv(keys, values)
+
+
+def context_slots(batch: Batch, page: int) -> Tensor:
+    """Every slot, int64, that holds a token of some row's context."""
+    assert batch.host is not None
+    blocks = batch.host[batch.layout.places()["blocks"]].astype(np.int64)
+    slots = []
+    for context, start in zip(batch.on_host("context"), batch.on_host("table_start"), strict=True):
+        at = np.arange(context)
+        slots.append(blocks[start + at // page] * page + at % page)
+    return torch.from_numpy(np.concatenate(slots)).to(batch.blocks.device)
+
+
+def outside_is_nan(kv: LayerKv, slots: Tensor) -> LayerKv:
+    """`kv` where `slots` are, NaN elsewhere."""
+    kept = []
+    for cache in kv[:2]:
+        blocks, _, page, _ = cache.shape
+        written = torch.zeros(blocks * page, dtype=torch.bool, device=cache.device)
+        written[slots] = True
+        inside = written.view(blocks, 1, page, 1)
+        kept.append(torch.where(inside, cache.float(), torch.nan).to(cache.dtype))
+    keys, values = kept
+    return LayerKv(keys, values)

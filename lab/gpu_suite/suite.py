@@ -1,0 +1,170 @@
+"""Runs phases one after the other, each in a process of its own with its share of the time.
+
+What one of them does, to itself or to the GPU's context, crashing or hanging included, costs that phase only: it is a
+line in the results, and the next one runs. Processes are forked, so that they start at once with everything imported.
+CUDA does not survive a fork, so this process never uses the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+
+from lab.gpu_suite.results import FILE, Results, ceilings_of
+from lab.gpu_suite.sizes import Sizes
+
+GRACE_S = 25.0  # a phase that looks at the time ends by itself; one that is this late is killed
+_DYING_S = 10.0  # a process that a driver holds on to is left behind after this
+_LEFT_BEFORE = (FILE, "kernels.parquet", "calibration.json", "recordings-*.tar")
+
+
+class Work(NamedTuple):
+    """What a phase works with. `scratch` is a folder of this run, `end` is when it should be done, on `monotonic`."""
+
+    sizes: Sizes
+    out: Path
+    scratch: Path
+    results: Results
+    commit: str
+    end: float
+
+    def left(self) -> float:
+        """Seconds until it should be done."""
+        return self.end - monotonic()
+
+    @property
+    def ceilings(self) -> dict[str, Any]:
+        """By name, as measured before, or stand-ins."""
+        return ceilings_of(self.results.found)
+
+    def keep(self, name: str, rows: Iterable[dict[str, Any]] | None) -> None:
+        """Write rows as they come, to the list `name`, until time is up."""
+        for row in rows or ():
+            self.results.add(name, row)
+            if self.left() < 0:
+                break
+
+
+class Phase(NamedTuple):
+    """`run` does it, in a process of its own, and may give rows, which are kept under its name; `after` is done here
+    when that has ended, however it did.
+
+    minutes  its share of the suite's time is this, of the sum of those that are run
+    """
+
+    name: str
+    minutes: float
+    run: Callable[[Work], Iterable[dict[str, Any]] | None]
+    after: Callable[[Work], None] | None = None
+
+
+class Suite:
+    """One run of `phases`. Everything it writes is in `out`: results.jsonl, kernels.parquet, recordings-N.tar,
+    calibration.json. What an earlier run left there is removed, unless `adding`."""
+
+    def __init__(
+        self,
+        out: Path,
+        phases: Sequence[Phase],
+        minutes: float,
+        sizes: Sizes,
+        commit: str = "",
+        *,
+        adding: bool = False,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in () if adding else (path for name in _LEFT_BEFORE for path in out.glob(name)):
+            path.unlink()
+        self.results = Results(out)
+        self._out, self._phases, self._sizes, self._commit = out, phases, sizes, commit
+        self._seconds, self._grace_s = 60 * minutes, grace_s
+
+    def run(self) -> None:
+        """Every phase in turn. Time that one does not need is shared by those after it."""
+        began = monotonic()
+        with tempfile.TemporaryDirectory(prefix="tokentwin-suite-", ignore_cleanup_errors=True) as scratch:
+            for number, phase in enumerate(self._phases):
+                share = phase.minutes / sum(later.minutes for later in self._phases[number:])
+                seconds = share * max(began + self._seconds - monotonic(), 0.0)
+                self._run(phase, Path(scratch), seconds)
+        self.results.set("seconds", round(monotonic() - began, 1))
+
+    def _run(self, phase: Phase, scratch: Path, seconds: float) -> None:
+        started = monotonic()
+        work = Work(self._sizes, self._out, scratch, self.results, self._commit, started + seconds)
+        if self.results.found.get(f"{phase.name}_failed"):  # in a run before this one
+            self.results.set(f"{phase.name}_failed", None)
+
+        def failed(why: str) -> None:
+            self.results.set(f"{phase.name}_failed", why)
+
+        run_apart(lambda: work.keep(phase.name, phase.run(work)), seconds + self._grace_s, failed)
+        if phase.after is not None:
+            phase.after(work)
+        took = monotonic() - started
+        self.results.set(f"{phase.name}_seconds", round(took, 1))
+        print(f"{phase.name}: {took:.0f} s", file=sys.stderr, flush=True)
+
+
+def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], None]) -> bool:
+    """Run `work` in a process group of its own for at most `seconds`; whether it ended well.
+
+    If it did not, `failed` is told why in one line: what it raised, what signal ended it, or that its time was up.
+    Whatever the group has left running is killed. Raises RuntimeError if this process has used CUDA.
+    """
+    if torch.cuda.is_initialized():
+        raise RuntimeError("this process has used CUDA and cannot be forked: a bug of the suite")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = get_context("fork").Process(target=_lead, args=(work, failed))
+    process.start()
+    assert process.pid is not None
+    with suppress(OSError):  # the child does so too; whoever is first
+        os.setpgid(process.pid, process.pid)
+    try:
+        process.join(max(seconds, 0.0))
+        late = process.is_alive()
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join(_DYING_S)
+    if late:
+        failed(f"killed: not done after {seconds:.0f} s")
+    elif process.exitcode is not None and process.exitcode < 0:
+        failed(f"ended by {signal.Signals(-process.exitcode).name}")
+    elif process.exitcode not in (0, _REPORTED):
+        failed(f"ended with exit code {process.exitcode}")
+    return not late and process.exitcode == 0
+
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_REPORTED = 3  # exit code of a process that has said itself what it raised
+
+
+def _lead(work: Callable[[], None], failed: Callable[[str], None]) -> None:
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    with suppress(OSError, AttributeError):  # Linux: end with the parent, also if that is killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        failed(f"{type(error).__name__}: {str(error)[:500]} ({Path(last.filename).name}:{last.lineno})")
+        sys.exit(_REPORTED)

@@ -1,0 +1,156 @@
+"""Kernel tables in, a GPU's fitted surfaces out: `python -m lab.kernels.fit --tables package --gpu H100`.
+
+Of a GPU that NVIDIA has no tables of: `--profiles DIR/RTX4090 --gpu RTX-4090`. `--forms` fits collectives or exchanges
+instead; `--own` compares a fit with what our own GPU suite measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.kernels.surface_file import write_surfaces
+from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
+from calibration.operations import Collective
+from lab.kernels import collective_fit, exchange_fit
+from lab.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
+from lab.kernels.llmservingsim import profiled
+from lab.kernels.own_tables import agreement
+from lab.kernels.surface_fit import fit_kernel
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.errors import UserError
+
+_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
+_FEWEST_SHAPES = 20
+_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # where vLLM's latent attention is another kernel than the tables'
+_FEWEST_HEADS = 6  # of latent attention, which differs by its number of heads alone
+# A FlashInfer kernel that looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
+_UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
+
+
+def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
+    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them.
+
+    Raises UserError for tables that cannot be read.
+    """
+
+    def left_out(key: str, measured: list[Measured]) -> bool:
+        latent = key.startswith("mla_")
+        few = len(measured) < (_FEWEST_HEADS if latent else _FEWEST_SHAPES)
+        return (gpu.name, key) in _UNTUNED or few or (latent and gpu.name in _TRITON_MLA)
+
+    # `collective_fit` has closed forms for collectives
+    others = (m for m in measurements(tables, gpu.name) if not isinstance(m.operation, Collective))
+    about = {
+        "source": "NVIDIA aiconfigurator kernel tables (ai-dynamo/aiconfigurator)",
+        "licence": "Apache-2.0, Copyright (c) NVIDIA CORPORATION & AFFILIATES",
+        "tables": ", ".join(t for t in provenance(tables, gpu.name).split(", ") if not t.startswith("comm/")),
+    }
+    return _fitted(gpu, others, about, left_out)
+
+
+def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
+    """The surfaces of what LLMServingSim profiled of `gpu`: few shapes, and other kernels from other GPUs' fits.
+
+    Raises UserError for profiles that cannot be read.
+    """
+    about = {
+        "source": "LLMServingSim kernel profiles (casys-kaist/LLMServingSim), vLLM 0.19.0",
+        "licence": "MIT",
+        "tables": f"profiler/perf/{folder.name}",
+    }
+    return _fitted(gpu, profiled(folder), about, lambda key, measured: False)
+
+
+def _fitted(
+    gpu: GpuSpec,
+    every: Iterable[Measured],
+    about: dict[str, Any],
+    left_out: Callable[[str, list[Measured]], bool],
+) -> tuple[KernelSurfaces, dict[str, Any]]:
+    by_key: dict[str, list[Measured]] = defaultdict(list)
+    for measured in every:
+        by_key[measured.key].append(measured)
+    fits: dict[str, KernelFit] = {}
+    errors = {}
+    for key, of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
+        if not left_out(key, of_key):
+            fits[key], held_out = fit_kernel(gpu, of_key, fits.get(_TIMED_WITH_HOST.get(key, "")))
+            errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
+    return KernelSurfaces(gpu, fits), about | {"held_out": errors}
+
+
+def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
+    """Closed forms into a JSON file, of which other GPUs are kept."""
+    made = {"collectives": collective_fit.fit_all, "exchanges": exchange_fit.fit_all}[what]
+    known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    for name, about in made(tables, names):
+        known[name] = about
+        for key, form in about["forms"].items():
+            errors = form.get("off_by") or {of: form[of] for of in ("error", "error_apart")}
+            print(f"{name:<14}{key:<26}" + ", ".join(f"{of} {100 * error:.1f} %" for of, error in errors.items()))
+    out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _fit_surfaces(given: argparse.Namespace) -> None:
+    gpu = find_gpu(given.gpu)
+    out = given.out or bundled(gpu.name)
+    kernels, about = fit_profiles(given.profiles, gpu) if given.profiles else fit_kernels(given.tables, gpu)
+    write_surfaces(out, kernels, about)
+    print(f"{gpu.name}: absolute error at points held out, median and 9 of 10, in per cent")
+    print(f"{'kernel':<22}{'shapes':>16}{'sizes':>16}")
+    for key, held_out in about["held_out"].items():
+        shapes, sizes = (
+            f"{100 * held_out[f'{of}_median']:.1f} {100 * held_out[f'{of}_p90']:5.1f}" for of in ("shapes", "sizes")
+        )
+        print(f"{key:<22}{shapes:>16}{sizes:>16}")
+    print(f"wrote {out}: {out.stat().st_size / 1024:.0f} KiB")
+
+
+def _agree(path: Path, gpu: str) -> None:
+    print(f"{'kernel':<20}{'points':>8}{'median off':>12}{'9 of 10':>10}{'surface / ours':>16}")
+    for kind, ratios in agreement(path, find_gpu(gpu)).items():
+        median, p90 = np.quantile(100 * np.abs(ratios - 1), [0.5, 0.9])
+        print(f"{kind:<20}{len(ratios):>8}{median:>10.1f} %{p90:>8.1f} %{np.median(ratios):>16.2f}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.kernels.fit", description=__doc__)
+    parser.add_argument(
+        "--tables",
+        default=PACKAGE,
+        help="folder with one system's tables, or `package` for those of aiconfigurator-core",
+    )
+    parser.add_argument("--profiles", type=Path, help="instead: folder with LLMServingSim's profiles of the GPU")
+    parser.add_argument(
+        "--forms", choices=["collectives", "exchanges"], help="instead: closed forms of these, to --out"
+    )
+    parser.add_argument("--own", type=Path, help="instead: compare the fit with kernels.parquet of the GPU suite")
+    parser.add_argument("--gpu", help="name in the catalogue of GPUs; without it, --forms fits all that have tables")
+    parser.add_argument("--out", type=Path, help="file to write; default: the GPU's bundled Parquet file")
+    given = parser.parse_args(arguments)
+    if not (given.out if given.forms else given.gpu):
+        parser.error("give --out FILE with --forms, and --gpu NAME without")
+    try:
+        if given.forms:
+            _fit_forms(given.forms, given.tables, [given.gpu] if given.gpu else [], given.out)
+        elif given.own:
+            _agree(given.own, given.gpu)
+        else:
+            _fit_surfaces(given)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Where the lab is: beside the house in a checkout, and nowhere else, since no wheel has it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from serving.errors import UserError
+
+_ROOT = Path(__file__).parents[1]
+
+
+def lab_is_here() -> bool:
+    """Whether `lab` can be imported: from now on, where an installation leads into a checkout."""
+    if not all((_ROOT / name).is_file() for name in ("pyproject.toml", "lab/__init__.py")):
+        return False
+    if str(_ROOT) not in sys.path:
+        sys.path.insert(0, str(_ROOT))
+    return True
+
+
+def need_lab(field: str, otherwise: str = "") -> None:
+    """Make `lab` importable. Raises UserError about `field` where it is not there; `otherwise` is another remedy."""
+    if not lab_is_here():
+        remedy = "needs the lab, which only a checkout of the repository has; run this in one"
+        raise UserError(field, None, f"{remedy}, or {otherwise}" if otherwise else remedy)

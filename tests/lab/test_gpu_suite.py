@@ -1,0 +1,326 @@
+"""The GPU suite without a GPU: a dry run goes all the way, and the page says nothing that was not measured."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from lab.gpu_suite.__main__ import _commit, main
+from lab.gpu_suite.engine_benchmark import decode_weight_bytes, idle_share, prefill_flops, usual_workload
+from lab.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
+from lab.gpu_suite.phases import GROUPS, PHASES, chosen
+from lab.gpu_suite.recorded_runs import pace_of, record_runs
+from lab.gpu_suite.results import Results, load
+from lab.gpu_suite.scenarios import Pace, scenarios
+from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
+from realengine.engine import Engine
+from realengine.hardware import _driver
+from realengine.weights import RANDOM, load_model_files
+from traces.recording import Recording
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "traces" / "gpu"
+
+
+def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lab.gpu_suite", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+# Validation starts a process for each of eleven commands, most of which is imports: here for the first of each verb,
+# and of two scenarios of the five. Each of its bands takes 39 simulated runs: here five, where they are not in a
+# process of their own.
+FEWER_PROCESSES = """
+import itertools, sys
+from calibration.validation import same_weather
+from lab.gpu_suite import phases, validation
+from lab.gpu_suite.__main__ import main
+from tests.command import tokentwin
+
+same_weather._DRAWS = 5
+apart, started = validation._tokentwin, set()
+phases.validate_runs = lambda *about: itertools.islice(validation.validate_runs(*about), 2)
+
+def once_apart(verb, *arguments):
+    if verb not in started:
+        started.add(verb)
+        return apart(verb, *arguments)
+    done = tokentwin(verb, *arguments)
+    return None if done.returncode == 0 else done.stderr
+
+validation._tokentwin = once_apart
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    out = tmp_path_factory.mktemp("suite")
+    command = [sys.executable, "-c", FEWER_PROCESSES, "--out", out, "--minutes", "600", "--dry-run"]
+    return out, subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.deep
+def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = dry
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = load(out)
+    for name in ("environment", "correctness", "end_to_end", "kernels", "runs", "engine_large", "engine_small"):
+        assert found[name], name
+    assert all(f"{phase.name}_seconds" in found for phase in PHASES)
+    assert found["environment"]["dry_run"] is True
+    assert all(row["ok"] for row in found["correctness"] + found["end_to_end"])
+    assert {row["ceiling"] for row in found["ceilings"]} >= {"copy_bytes_per_s", "gemm_flops_per_s"}
+    assert "of a stand-in" not in done.stdout
+    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "mixed", "throughput", "timing"}
+    assert found["engine_small"][0]["kind"] == "throughput"
+    assert pq.read_table(out / "kernels.parquet").num_rows == len(found["kernels"]) > 10
+    assert len(found["runs"]) == 10
+    assert [row["decisions_identical"] == row["decisions"] > 0 for row in found["validation"]] == [True] * 2
+    files = list(out.iterdir())
+    assert len(files) <= 8
+    assert all(file.stat().st_size < 16e6 for file in files)
+    assert "FAULT" not in done.stdout
+    assert done.stdout.startswith("figure")
+
+
+@pytest.mark.deep
+def test_its_scenarios_are_what_they_are_called(dry, tmp_path):
+    for archive in dry[0].glob("recordings-*.tar"):
+        with tarfile.open(archive) as packed:
+            packed.extractall(tmp_path, filter="data")
+    runs = {path.name: Recording.load(path) for path in tmp_path.iterdir()}
+    assert len(runs) == 10
+    totals: dict[str, dict[str, int]] = {
+        name: {c: sum(run.requests[c].to_pylist()) for c in ("preemptions", "prefix_hit_tokens", "prompt_tokens")}
+        for name, run in runs.items()
+    }
+    assert totals["kv-tight-1"]["preemptions"] > 0
+    assert totals["shared-prefix-1"]["prefix_hit_tokens"] > totals["shared-prefix-1"]["prompt_tokens"] / 10
+    assert not totals["roomy-1"]["preemptions"] and not totals["roomy-1"]["prefix_hit_tokens"]
+    mean = {name: total["prompt_tokens"] / runs[name].requests.num_rows for name, total in totals.items()}
+    assert mean["long-prompts-1"] > 2 * mean["roomy-1"]
+
+
+@pytest.mark.deep
+def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    found = load(dry[0])
+    assert page(found) == page({})
+    assert UNMEASURED not in lines(found)[-1].found  # the table of the run itself has its figures
+    assert all(line.met is None for line in lines(found))
+
+
+def test_the_docs_page_is_what_the_measurements_make() -> None:
+    found = Results(MEASURED).found
+    assert (ROOT / "lab" / "results" / "gpu.md").read_text(encoding="utf-8") == page(found)
+
+
+def test_a_page_without_measurements_claims_none() -> None:
+    assert all(line.found == UNMEASURED and line.met is None for line in lines({}))
+    assert page({}).count(UNMEASURED) == len(TARGETS)
+
+
+RESULTS: dict[str, Any] = {
+    "environment": {"gpu": "a GPU", "date": "2030-01-01"},
+    "ceilings": [{"ceiling": "copy_bytes_per_s", "value": 4e12, "spread_pct": 0.5}],
+    "engine_large": [
+        {"kind": "decode", "model": "m", "rows": 1, "roofline_share": 0.81, "idle_share": 0.2},
+        {"kind": "decode", "model": "m", "rows": 64, "roofline_share": 0.7, "idle_share": 0.01},
+    ],
+    "end_to_end": [{"kernel": "engine", "case": "float32: logits", "error": 1e-6, "limit": 1e-3, "ok": True}],
+    "validation": [
+        {
+            "scenario": "s",
+            "failed": None,
+            "verdict": "v",
+            "decisions": 10,
+            "decisions_identical": 10,
+            "rows": [
+                {"metric": "ttft_ms", "stat": "mean", "error_pct": -4.0},
+                {"metric": "ttft_ms", "stat": "p99", "error_pct": 1.0},
+            ],
+        }
+    ],
+}
+
+
+def test_figures_are_held_to_their_targets() -> None:
+    by_name = {line.name: line for line in lines(RESULTS)}
+    met = {name.split(",")[1] if name.startswith("decode") else name: line.met for name, line in by_name.items()}
+    assert met[" batch 1"] is True and met[" batch 64"] is False and met[" batch 8"] is None
+    assert by_name["GPU idle in decode, batch 64"].met is True
+    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].found == "4.0 %"
+    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].met is False
+    assert "| a GPU |" in page(RESULTS) and "NO" in table(RESULTS)
+    assert "1 of 1 checks" in page(RESULTS)
+    assert faults(RESULTS) == []
+
+
+def test_a_share_of_a_ceiling_that_was_not_measured_says_so() -> None:
+    without = {name: value for name, value in RESULTS.items() if name != "ceilings"}
+    decode = "decode step, batch 1, context 1k, of the roofline"
+    found = {line.name: line.found for line in lines(without)}
+    assert found[decode] == "81.0 % (of a stand-in)" and "stand-in" not in table(RESULTS)
+    assert found["GPU idle in decode, batch 64"] == "1.0 %"
+    assert "| copy_bytes_per_s | 4,300,000,000,000 | a stand-in: another H200 |" in page(without)
+    assert "| gemm_flops_per_s | 788,000,000,000,000 | a stand-in: another H200 |" in page(RESULTS)
+
+
+def test_faults_are_named() -> None:
+    wrong = {
+        "correctness": [{"kernel": "k", "case": "c", "ok": False, "error": 0.5}, {"kernel": "k", "ok": True}],
+        "runs_failed": "OutOfMemoryError: x",
+        "kernels_failed": None,
+        "end_to_end": [{"kernel": "engine", "case": "float32: logits", "error": 1.4, "limit": 1e-3, "ok": False}],
+        "precompile": [{"kernel": "k", "seconds": 1.0}, {"failed": "TypeError: x"}],
+        "validation": [{"scenario": "s", "failed": None, "decisions": 10, "decisions_identical": 9, "rows": []}],
+    }
+    assert len(faults(wrong)) == 5
+    assert any("only 90.000 %" in fault for fault in faults(wrong))
+
+
+def test_the_workload_is_the_one_engines_are_compared_on() -> None:
+    workload = usual_workload()
+    assert len(workload) == 256
+    assert sum(output for _, output in workload) == 133_966
+    assert all(100 <= len(prompt) <= 1024 and 100 <= output <= 1024 for prompt, output in workload)
+
+
+def test_the_rooflines_are_those_of_the_papers() -> None:
+    """15.0 GB of weights and 131,072 KV bytes a token for Llama-3.1-8B in bf16."""
+    llama = RANDOM["llama-3.1-8b"]
+    assert decode_weight_bytes(llama, 2) == pytest.approx(15.0e9, rel=0.002)
+    assert llama.kv_bytes_per_token(2) == 131_072
+    assert prefill_flops(llama, 1) == pytest.approx(decode_weight_bytes(llama, 1) * 2, rel=0.001)
+    embedding = 2 * llama.vocab_size * llama.hidden_size
+    each = prefill_flops(llama, 1) - embedding - 4 * 4096 * 32  # GEMMs of a token, less its one query-key pair
+    assert prefill_flops(llama, 8192) == embedding + 8192 * each + 4 * (8192 * 8193 // 2) * 4096 * 32
+
+
+def test_idle_is_the_time_between_steps() -> None:
+    class Took:
+        def __init__(self, start_ns: int, end_ns: int) -> None:
+            self.start_ns, self.end_ns = start_ns, end_ns
+
+    assert idle_share([Took(0, 40), Took(50, 90), Took(90, 100)]) == 0.1  # type: ignore[list-item]
+    assert idle_share([]) is None
+
+
+def test_smoke_is_a_part_of_the_phases() -> None:
+    assert [phase.name for phase in chosen("smoke", "")] == list(GROUPS["smoke"])
+    assert sum(phase.minutes for phase in chosen("smoke", "")) <= 3
+    assert sum(phase.minutes for phase in PHASES) == pytest.approx(8)
+    assert [phase.name for phase in chosen("validation,smoke", "end_to_end,decode,ceilings")] == [
+        "environment", "precompile", "correctness", "validation",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--minutes", "0", "--dry-run"), "minutes 0.0"),
+        (("--minutes", "nan", "--dry-run"), "minutes nan"),
+        (("--minutes", "8"), "no CUDA device"),
+        (("--dry-run", "--only", "smoke,decoding"), "phase decoding: does not exist; choose from smoke, environment"),
+        (("--dry-run", "--skip", "nothing"), "phase nothing: does not exist"),
+        (("--dry-run", "--only", "runs", "--skip", "runs"), "no phase is left"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, says, tmp_path, monkeypatch, capsys):
+    if says == "no CUDA device":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["suite", "--out", str(tmp_path / "out"), *arguments])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_scenarios_fit_into_their_minutes() -> None:
+    """At the pace of an 8B model on an H200 near its roofline: enough requests, and answers soon done after the last.
+
+    Each of the ten runs must be over in 15 s, or five scenarios and their repeats do not fit into a third of 8 minutes.
+    """
+    sizes = gpu_sizes()
+    pace = Pace(decode_step_ns=10_000_000, prompt_token_ns=30_000)
+    config = sizes.large.scheduler.model_copy(update={"num_blocks": 50_000})
+    for workload, limits in scenarios(config, pace, sizes.run_seconds, sizes.run_longest):
+        requests = list(workload.requests)
+        assert len(requests) > 50, workload.name
+        assert max(r.output_len for r in requests) * pace.decode_step_ns / 1e9 < 15 - sizes.run_seconds
+        assert max(r.prompt_len + r.output_len for r in requests) <= sizes.run_longest
+        assert limits.get("num_blocks", config.num_blocks) > 4224 // config.block_size
+        if limits:
+            assert 500 < limits["num_blocks"] < 5000
+
+
+def test_the_pace_is_that_of_real_contexts() -> None:
+    """Decode steps of half the batch are timed at the prompts' lengths, not over next to no KV."""
+    sizes = dry_sizes()
+    engine = Engine(sizes.large, load_model_files(sizes.large.model, Path()))
+    steps: list[tuple[int, int]] = []
+    finish = engine.finish
+
+    def noted() -> Any:
+        step = finish()
+        if step is not None and not step.plan.prefill_rows:
+            steps.append((step.plan.decode_rows, step.plan.decode_context))
+        return step
+
+    engine.finish = noted  # type: ignore[method-assign]
+    pace = pace_of(engine, 24, 8)
+    rows = sizes.large.scheduler.max_num_seqs // 2
+    assert max(context / rows for count, context in steps if count == rows) > 24
+    assert pace.decode_step_ns > pace.prompt_token_ns > 0
+    engine.close()
+
+
+def test_a_run_cut_short_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
+    """The benchmark after it has the same engine, and must not get a scenario's few blocks."""
+    sizes = dry_sizes()
+    engine = Engine(sizes.large, load_model_files(sizes.large.model, Path()))
+    whole = engine.deployment.scheduler
+    times_asked = itertools.count()
+    runs = list(record_runs(engine, tmp_path, 0.2, sizes.run_longest, lambda: 100.0 if next(times_asked) < 3 else 0.0))
+    assert [run["run"] for run in runs] == ["roomy-1", "roomy-2", "kv-tight-1"]
+    assert engine.deployment.scheduler == whole
+    engine.close()
+
+
+def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _commit() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("said", "driver"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build", "570.86.15"),
+        ("nothing of the kind", ""),
+    ],
+)
+def test_the_driver_is_named(said: str, driver: str, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text(said, encoding="utf-8")
+    assert _driver(tmp_path / "version") == driver
+    assert _driver(tmp_path / "absent") == ""
+
+
+def test_an_output_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    done = suite("--out", tmp_path / "file", "--dry-run")
+    assert done.returncode == 2 and "is not a directory" in done.stderr
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
