@@ -22,7 +22,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -53,8 +53,7 @@ class Stream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         self.asked_ns = monotonic_ns()
         self.transport.write(self._request)
 
