@@ -30,7 +30,7 @@ AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 
 @dataclass(frozen=True)
 class PricedScenario:
-    """`replicas` of a deployment behind a router or, if the deployment has a fleet, that fleet.
+    """A workload for `replicas` of a deployment behind a router or, if the deployment has a fleet, that fleet.
 
     pools               the fleet's pools, if `cost` does not price all of them
     router              a router's name; empty for the fleet's router, or round robin

@@ -60,7 +60,7 @@ class _Worker(NamedTuple):
 
 
 class Workers(Generic[Common]):
-    """At most `jobs` processes, which live until the context is left; by default one for each CPU of this process.
+    """A pool of at most `jobs` processes, which live until the context is left; by default one for each CPU.
 
     common      the argument of every task
     marked      a function that receives the amounts that tasks `mark`

@@ -149,7 +149,7 @@ def _tried(
 def _changes(
     scenario: PricedScenario, base: Baseline, known: DiagnosisDocument, cause: Counterfactual, source: Source | None
 ) -> list[Counterfactual]:
-    """Return settings and purchases against the cause: among the best, those with the fewest GPUs first.
+    """Return settings and purchases against the cause: among the best, changes with the fewest GPUs first.
 
     With equal GPUs, changes that keep every bit of weights and KV come before the others.
     """

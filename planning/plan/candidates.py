@@ -1,4 +1,4 @@
-"""The candidates of a fleet: a GPU, the number that share the model, a policy, settings, a split; and those ruled out.
+"""The candidates of a fleet: a GPU, the number that share the model, a policy, settings, a split; and ruled-out ones.
 
 Settings that the deployment leaves open are its engine's defaults on each GPU. A deployment that names
 `gpu_memory_utilization` gets the KV blocks that the GPU has room for; any other keeps its own number everywhere.

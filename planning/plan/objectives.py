@@ -79,7 +79,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Objectives:
-    """All objectives, and the bounds by metric that attainment is counted against (the loosest of each)."""
+    """The objectives of a plan, and the bounds by metric that attainment counts (the loosest of each metric)."""
 
     each: tuple[Objective, ...]
     bounds: tuple[tuple[str, float], ...]

@@ -1,7 +1,7 @@
 """One fleet on the traffic, simulated: the objectives that it meets, and its figures per user and per GPU.
 
 A trial stops as soon as an objective is broken whatever the requests still to come do, unless it has to go on: most
-fleets that a search looks at are too small, and those are the slowest to simulate.
+fleets that a search looks at are too small, and small fleets are the slowest to simulate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SURE = 4.0  # standard deviations by which more of a sample break an objective 
 Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; a new cost has timed no step yet
 
 
-Found = dict[tuple[str, int, float], "Trial"]  # keys: engine, replicas, and share of cases in which steps take no longer
+Found = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share of cases in which steps take no longer
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Trial:
 
     Figures are at the centre of the interval of step times. A run that was stopped before its end has none, but the
     objective that was `broken` by then. `late` is the same fleet with steps as slow as the risk makes it take into
-    account, if those break an objective.
+    account, if they break an objective.
     """
 
     replicas: int
