@@ -1,6 +1,6 @@
-"""Questions and their answers: plan, compare, sweep, diagnose, and what they share.
+"""Questions and their answers: plan, compare, sweep, diagnose, and the code that they share.
 
-The command line, the dashboard and the Python API are faces over this package: what one of them can ask, all can.
+The command line, the dashboard and the Python API are faces over this package: all of them can ask the same questions.
 """
 
 import os

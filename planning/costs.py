@@ -1,7 +1,7 @@
-"""Which deployment a verb simulates, and what prices its steps.
+"""Deployments with the cost model that prices their steps.
 
-A calibration of our own engine holds for that engine alone; one of another engine, and the bundled kernels, for
-whatever can be derived from them; a cost model of one's own for whatever it says.
+A calibration of our own engine holds for that engine alone. A calibration of another engine, or the bundled kernels,
+hold for every deployment that can be derived from them. A user's cost model holds for whatever it says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serving.own_cost import identity, names_own_cost, own_cost
 class Priced(NamedTuple):
     """A deployment, its cost model (which counts the steps that it times), and the id of the calibration behind it.
 
-    `defaults` says which settings the deployment left to its engine, and what they are.
+    `defaults` says which settings the deployment left to its engine, and their values.
     """
 
     deployment: Deployment
@@ -39,22 +39,25 @@ class Priced(NamedTuple):
 
     @property
     def gpu(self) -> GpuSpec | None:
-        """What its kernels run on; None for our own engine, timed where it was measured."""
+        """The GPU of the kernel tables; None for our own engine, timed where it was measured."""
         behind = pure(self.cost)
         return behind.kernels.gpu if isinstance(behind, OperationCost) else None
 
     @property
     def device(self) -> str:
-        """By which name its price is known: the GPU's, or `cpu` or `cuda` for our own engine."""
+        """The name under which its price is known: the GPU's, or `cpu` or `cuda` for our own engine."""
         return self.gpu.name if self.gpu else self.deployment.device
 
     def usd_per_gpu_hour(self, prices: Mapping[str, float]) -> float | None:
-        """The price of its `device` in `prices`, or else in the catalogue; None if it is in neither."""
+        """Return the price of `device` in `prices`, or else in the catalogue; None if it is in neither."""
         return prices.get(self.device, self.gpu.usd_per_hour if self.gpu else None)
 
 
 def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
-    """Dollars per GPU-hour from `H100=2.9`, one by one or between commas. Raises UserError for what is no price."""
+    """Parse dollars per GPU-hour from texts like `H100=2.9`, separated by commas or blanks.
+
+    Raises UserError for a text that is no price.
+    """
     prices: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
         name, _, text = pair.rpartition("=")
@@ -70,11 +73,11 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> Priced:
-    """`deployment`, from a calibration or a GPU alone.
+    """Return `deployment` with its cost model, from a calibration, a GPU, or both.
 
-    `calibration` is a directory, or the `module:Class` of a cost model of one's own.
+    `calibration` is a directory, or the `module:Class` of a user's cost model.
 
-    Raises UserError when they do not go together.
+    Raises UserError when the arguments do not go together.
     """
     check_timed(calibration, gpu)
     deployment = with_kv_groups(deployment)
@@ -91,14 +94,17 @@ def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> 
 
 
 def check_timed(calibration: str | None, gpu: str | None) -> None:
-    """Raises UserError where neither is there to time steps."""
+    """Raise UserError if neither a calibration nor a GPU is given to time steps."""
     if calibration is None and gpu is None:
         remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
         raise UserError("calibration", None, remedy)
 
 
 def timing_gpu(calibration: str | None, gpu: str | None) -> GpuSpec | None:
-    """The GPU whose kernel tables time the steps; None where our own engine or a cost model of one's own does."""
+    """Return the GPU whose kernel tables time the steps.
+
+    None if our own engine's calibration or a user's cost model times them.
+    """
     if calibration is None:
         return find_gpu(gpu or "")
     if names_own_cost(calibration):
@@ -108,7 +114,7 @@ def timing_gpu(calibration: str | None, gpu: str | None) -> GpuSpec | None:
 
 
 def calibration_in(directory: str | Path) -> Calibration | ExternalCalibration:
-    """What `tokentwin calibrate` left there, of our own engine or of another. Raises UserError for anything else."""
+    """Return the calibration in a directory, of our own engine or of another. Raises UserError if there is none."""
     file = Path(directory) / FILE
     return ExternalCalibration.load(file) if file.exists() else Calibration.load(directory)
 
@@ -121,7 +127,7 @@ def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
 
 
 def _check_blocks(deployment: Deployment) -> None:
-    """Raise UserError where KV blocks are to follow from the memory of a GPU that nothing is known of."""
+    """Raise UserError if KV blocks should follow from the memory of an unknown GPU."""
     if deployment.gpu_memory_utilization is not None:
         remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
@@ -155,7 +161,7 @@ def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
         stated, known = getattr(deployment, name), getattr(base, name)
         launching = name == "enforce_eager" and stated and measured.launches.ns is not None
         if name == "engine" and stated == base.engine_name.name:
-            continue  # in the release that was measured
+            continue  # the release that was measured
         if stated != known and not launching:
             remedy = f"must be {known}, as the calibration was measured; calibrate again to change it"
             raise UserError(name, stated, remedy)
@@ -163,9 +169,9 @@ def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
 
 
 def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
-    """With the acceptance of drafts that `base` was measured with, unless it states its own.
+    """Return `deployment` with the draft acceptance that `base` was measured with, unless it states one.
 
-    Raises UserError for drafts of another make, which have another price.
+    Raises UserError for drafts of another kind, which take another time.
     """
     speculative, known = deployment.scheduler.speculative, base.scheduler.speculative
     if (speculative and speculative.timing()) != (known and known.timing()):
@@ -179,14 +185,14 @@ def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
 
 
 def base_deployment(calibration: str | None) -> Deployment:
-    """What a scenario's deployment completes: what was calibrated, or what a GPU serves where nothing is stated."""
+    """Return the deployment that completes a scenario's: the calibrated one, or a GPU's default if there is none."""
     if calibration is None:
         return served()
     if names_own_cost(calibration):
         return Deployment()
     learnt = calibration_in(calibration)
     known = learnt.learnt_as
-    if isinstance(learnt, Calibration):  # of an engine that was run here, and can be again
+    if isinstance(learnt, Calibration):  # an engine that was run here, and can run here again
         return known
-    unsaid = known.model_copy(update={"engine": None})  # what a calibration was learnt on, nobody stated
+    unsaid = known.model_copy(update={"engine": None})  # nobody stated the engine that it was learnt on
     return unsaid if unsaid.engine_name.name == known.engine_name.name else known

@@ -1,4 +1,4 @@
-"""From what somebody stated, in a file or as flags, to the deployment that it means."""
+"""Deployments from what a user stated, in a file or as flags."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FLAGS = (
     "model", "device", "dtype", "threads", "attention", "quantization", "kv_cache_dtype", "tensor_parallel_size",
     "pipeline_parallel_size", "gpu_memory_utilization", "policy",
 )  # fmt: skip
-ENGINES = ("tokentwin", "vllm")  # that can make a real run
+ENGINES = ("tokentwin", "vllm")  # engines that can make a real run
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
 
 
 def read_deployment(
     deployment_file: str | None, flags: dict[str, Any], otherwise: Deployment | None = None
 ) -> Deployment:
-    """The deployment in the file (else `otherwise`, else the default), with every flag that was given in its place."""
+    """Return the deployment in the file (else `otherwise`, else the default), with all given flags applied."""
     stated = stated_deployment(deployment_file) if deployment_file else None
-    data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # the rest may be chosen later
+    data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # others may be chosen later
     if flags.get("num_blocks") is not None:
         if flags.get("gpu_memory_utilization") is not None:
             remedy = "cannot be combined with gpu_memory_utilization; give one of them"
@@ -47,16 +47,16 @@ def read_deployment(
 
 
 def on_engine(deployment: Deployment, engine: str | None) -> Deployment:
-    """Return `deployment` with real runs made on `engine`, one of `ENGINES`; None leaves it as it is stated."""
+    """Return `deployment` with real runs made on `engine`, one of `ENGINES`; None leaves its engine as stated."""
     if engine is None:
         return deployment
     return deployment.model_copy(update={"engine": "vllm" if engine == "vllm" else None})
 
 
 def stated_deployment(path: str | Path) -> Deployment:
-    """The deployment in a YAML file, or that of a recording with the KV blocks that it had.
+    """Return the deployment in a YAML file, or the deployment of a recording with its number of KV blocks.
 
-    Raises UserError that names it where it is neither.
+    Raises UserError that names the path if it is neither.
     """
     if not Path(path).is_dir():
         return load_deployment(path)
@@ -71,15 +71,20 @@ def stated_deployment(path: str | Path) -> Deployment:
 
 
 def refuse_engine_flags(flags: dict[str, Any]) -> None:
-    """Raises UserError for a flag that only the real engine heeds: a GPU's kernel tables know no such choice, except
-    between a tiled attention and an unfused one."""
+    """Raise UserError for a flag that only the real engine heeds.
+
+    A GPU's kernel tables know no such choice, except between a tiled attention and an unfused one.
+    """
     for name in _OF_THE_REAL_ENGINE:
         if flags.get(name) is not None and flags[name] != "unfused":
             raise UserError(name, flags[name], "works only on the real engine; leave it out with --gpu")
 
 
 def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
-    """`stated`, or `otherwise` if there is none; if it names no model, that of `otherwise` and what goes with it."""
+    """Return `stated`, or `otherwise` if it is None.
+
+    If `stated` names no model, it gets the model of `otherwise` and the settings that go with the model.
+    """
     if stated is None:
         return otherwise
     if "model" in stated.model_fields_set:
@@ -91,5 +96,5 @@ def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
 
 
 def served() -> Deployment:
-    """What a GPU serves where nothing else is stated."""
+    """Return the default deployment on a GPU."""
     return Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)

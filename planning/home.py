@@ -1,4 +1,4 @@
-"""Where tokentwin keeps what it fetches: `$TOKENTWIN_HOME`, or `~/.cache/tokentwin`."""
+"""The directory of fetched files: `$TOKENTWIN_HOME`, or `~/.cache/tokentwin`."""
 
 from __future__ import annotations
 

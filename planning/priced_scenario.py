@@ -1,4 +1,4 @@
-"""One simulation, ready to be made: what is offered, to which fleet, and what times the steps of each of its pools."""
+"""One simulation, ready to run: a workload, a fleet, and a cost model for each of its pools."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 
 @dataclass(frozen=True)
 class PricedScenario:
-    """`replicas` of a deployment behind a router or, where the deployment has a fleet, that fleet.
+    """A workload for `replicas` of a deployment behind a router or, if the deployment has a fleet, that fleet.
 
-    pools               the fleet's pools where they are not all priced by `cost`
-    router              a router's name; empty is the fleet's own, or round robin
-    calibration         id of what times the steps of what no pool times by its own
-    gpu                 what those run on; None for our own engine
-    front_door          the API server through which clients reach it; None where they meet the router
-    defaults            which settings its pools left to their engine, and what those are: a line each
-    usd_per_gpu_hour    by pool, None where there is no price; and
-    devices             by which names their prices are known
+    pools               the fleet's pools, if `cost` does not price all of them
+    router              a router's name; empty for the fleet's router, or round robin
+    calibration         id of the calibration that times the pools without one of their own
+    gpu                 the GPU of these pools; None for our own engine
+    front_door          the API server through which clients reach the fleet; None if clients meet the router
+    defaults            the settings that pools left to their engine, and their values: a line each
+    usd_per_gpu_hour    price by pool, None for a pool without a price
+    devices             names under which the prices are known
     """
 
     workload: Workload
@@ -57,28 +57,28 @@ class PricedScenario:
 
     @property
     def fleet(self) -> FleetConfig:
-        """As it starts."""
+        """The fleet at its start."""
         return self.deployment.fleet or plain_fleet(self.replicas)
 
     @property
     def routed_fleet(self) -> FleetConfig:
-        """The same behind the router that routes."""
+        """The fleet with the router that routes."""
         router = RouterConfig(name=self.router) if self.router else self.fleet.router
         return self.fleet.model_copy(update={"router": router})
 
     @property
     def all_pools(self) -> Sequence[PricedPool]:
-        """Each with what times its steps."""
+        """All pools, each with its cost model."""
         return self.pools or alike_pools(self.fleet, self.deployment, self.cost)
 
     @property
     def engines(self) -> int:
-        """How many there are at the start."""
+        """Number of engines at the start."""
         return sum(pool.replicas for pool in self.fleet.pools)
 
     @property
     def ranks(self) -> int:
-        """Data-parallel ranks of them, each of which is simulated as a replica."""
+        """Number of data-parallel ranks of the engines; each rank is simulated as a replica."""
         return sum(pool.ranks * pool.config.replicas for pool in self.all_pools)
 
     @property
@@ -87,7 +87,7 @@ class PricedScenario:
 
     @property
     def num_blocks(self) -> int | None:
-        """KV blocks of one replica, without the null block; None if they differ."""
+        """KV blocks of one replica, without the null block; None if replicas differ."""
         sizes = {pool.deployment.scheduler.num_blocks - 1 for pool in self.all_pools}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -97,15 +97,18 @@ class PricedScenario:
 
     @property
     def judged(self) -> list[JudgedCost]:
-        """What times the steps of each pool, where it knows how sure it is."""
+        """The cost models of the pools that know how sure they are."""
         return [pool.cost for pool in self.all_pools if isinstance(pool.cost, JudgedCost)]
 
     def provenance(self) -> tuple[Coverage, str]:
-        """How far to trust the steps simulated so far, and why: as far as those of its least certain pool."""
+        """Return how far to trust the steps simulated so far, and why: as far as the least certain pool."""
         return max((cost.provenance() for cost in self.judged), key=lambda provenance: provenance[0])
 
     def ends(self) -> list[PricedScenario]:
-        """The same at the fast and at the slow end of the 90 % interval, known once the centre was simulated."""
+        """Return this scenario at the fast and at the slow end of the 90 % interval.
+
+        The ends are known only after the centre was simulated.
+        """
         both = [cost.ends() for cost in self.judged]
         return [
             replace(
@@ -116,16 +119,19 @@ class PricedScenario:
         ]
 
     def requests(self, tokens: bool = False) -> pa.Table:
-        """Simulate it; the dataset `requests` of its recording, of which nothing else is kept.
+        """Simulate the scenario and return the dataset `requests`; nothing else is kept.
 
-        With `tokens`, also when each token came.
+        With `tokens`, the time of each token is kept, too.
         """
         sink = TableSink()
         self.cluster(Cluster, sink, steps=False, tokens=tokens).run(self.workload)
         return sink.requests
 
     def measured(self, slo: Mapping[str, float], full: bool = False) -> tuple[pa.Table, RunMetrics]:
-        """Simulate it: its requests, and metrics under `slo`, bounds in ms; `full` adds those of steps and tokens."""
+        """Simulate the scenario and return its requests and metrics under `slo`, bounds in ms.
+
+        `full` adds the metrics of steps and tokens.
+        """
         sink = TableSink()
         cluster = self.cluster(Cluster, sink, steps=full, tokens=full)
         done = cluster.run(self.workload)
@@ -140,9 +146,9 @@ class PricedScenario:
         return sink.requests, RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
 
     def cluster(self, kind: type[AnyCluster], sink: RunSink, steps: bool = True, **settings: Any) -> AnyCluster:
-        """Its fleet, as `kind` makes it with these further settings; rows go to `sink`.
+        """Return the fleet as a cluster of class `kind` with the further settings; rows go to `sink`.
 
-        Steps are also kept where an API server needs to know of them.
+        Steps are also kept if an API server needs to know of them.
         """
         return kind(
             self.deployment,
@@ -167,13 +173,14 @@ def price_scenario(
     router: str = "",
     prices: Mapping[str, float] | None = None,
 ) -> PricedScenario:
-    """Steps are timed as `costs.priced` has it; a pool of the deployment's fleet may be timed by another GPU.
+    """Return a scenario whose steps are timed as in `costs.priced`; a pool of the fleet may be timed by another GPU.
 
-    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for what does not fit.
+    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for arguments that do not
+    fit.
     """
     if router:
         find_router(router)
-    own = priced(calibration, gpu, deployment.model_copy(update={"fleet": None}))  # which has no part in a step's time
+    own = priced(calibration, gpu, deployment.model_copy(update={"fleet": None}))  # a step's time ignores the fleet
     fleet, pools, timed = deployment.fleet, None, [own]
     if fleet is not None:
         if replicas is not None:
@@ -200,8 +207,9 @@ def price_scenario(
 
 
 def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfig | str | None) -> Deployment:
-    """`deployment` with a fleet (of one replica, if it has none), the replicas of its first pool and its router
-    replaced if they are given; a router may be a name.
+    """Return `deployment` with a fleet, by default one of one replica.
+
+    `replicas` replaces the replicas of its first pool, and `router`, which may be a name, its router.
     """
     fleet = deployment.fleet or FleetConfig()
     if replicas is not None:
@@ -218,10 +226,10 @@ def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfi
 def _priced_pool(
     pool: PoolConfig, own: Priced, calibration: str | None, gpu: str | None, deployment: Deployment
 ) -> Priced:
-    """What a pool runs and is timed by: its own calibration or GPU, or else what prices `own`.
+    """Return a pool's deployment and cost model: from its own calibration or GPU, or else `own`.
 
-    What it changes in the deployment is priced anew, its KV blocks by its GPU's memory included. A calibration of its
-    own brings its GPU.
+    Settings that the pool changes in the deployment are priced again, and its KV blocks follow from its GPU's memory. A
+    calibration of the pool brings its GPU.
     """
     if not pool.deployment and pool.gpu is None and pool.calibration is None:
         return own._replace(deployment=pool_deployment(own.deployment, pool))

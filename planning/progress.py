@@ -1,4 +1,4 @@
-"""Progress of long work: what it reports, and one progress bar on stderr, or log lines where that is no terminal."""
+"""Progress of long work: reports of it, shown as one progress bar on stderr, or as log lines if that is no terminal."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 LOG = logging.getLogger("tokentwin")
-Tell = Callable[[str, float], None]  # the stage that work is at, and the share of all of it that is done
+Tell = Callable[[str, float], None]  # the current stage, and the share of all work that is done
 
 
-_EARLIEST, _EARLIEST_S = 0.1, 2.0  # share done and seconds gone, before which time left would be a guess
+_EARLIEST, _EARLIEST_S = 0.1, 2.0  # share done and seconds passed, before which an estimate would be a guess
 
 
 class TimeLeft:
-    """How long work will still take, if the rest goes on as what is done.
+    """An estimate of the time left, if the rest of the work goes on like the work done.
 
-    The estimate never rises; one that proves far too short is not told any more.
+    The estimate never rises; an estimate that proves far too short is withdrawn.
     """
 
     def __init__(self, began_s: float) -> None:
         self._began_s, self._least_s = began_s, math.inf
 
     def __call__(self, share: float, now_s: float) -> float | None:
-        """In seconds, when so large a share is done; None while nothing tells."""
+        """Return the seconds left when `share` is done; None if there is no good estimate."""
         passed_s = now_s - self._began_s
         if share < _EARLIEST or passed_s < _EARLIEST_S:
             return None
@@ -39,17 +39,17 @@ class TimeLeft:
 
 
 def in_words(seconds: float) -> str:
-    """`50 s`, `6 min`."""
+    """Return a duration in words: `50 s`, `6 min`."""
     return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def quiet(stage: str, share: float) -> None:
-    """Reports nothing."""
+    """Report nothing."""
 
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar labelled `what`; call the yielded function with how many of `total` are done."""
+    """Show a bar labelled `what`; call the yielded function with the number done of `total`."""
     from rich.progress import MofNCompleteColumn
 
     with _bar(what, total, MofNCompleteColumn()) as update:
@@ -58,7 +58,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def telling() -> Iterator[Tell]:
-    """A bar that is labelled with the stage, for what takes a `Tell`."""
+    """Show a bar that is labelled with the stage, for functions that take a `Tell`."""
     from rich.progress import TaskProgressColumn
 
     with _bar("starting", 1, TaskProgressColumn()) as update:

@@ -1,7 +1,7 @@
-"""What can time the steps of a recorded run again: the calibration behind it, found by its id.
+"""The calibrations that can time the steps of a recorded run again.
 
-A simulated run names the id of what timed it. That is a calibration of our own engine, one of another engine on a GPU,
-or the bundled kernel tables of a GPU alone. A real run names none: any calibration of the same engine will do.
+A simulated run names the id of its calibration: one of our own engine, one of another engine on a GPU, or the bundled
+kernel tables of a GPU alone. A real run names none: any calibration of the same engine will do.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from traces.recording_notes import notes_of
 
 
 class Source(NamedTuple):
-    """A calibration (a directory) and a GPU, as `costs.priced` takes them; either may be None, not both."""
+    """A calibration (a directory) and a GPU, as `costs.priced` takes them; at most one of them is None."""
 
     calibration: str | None
     gpu: str | None
 
 
 def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | None:
-    """What timed a simulated run, among `calibrations` and the bundled tables; None if it is none of them.
+    """Return the source that timed a simulated run, among `calibrations` and the bundled tables.
 
-    `run` is its row of `runs`. A damaged calibration is passed over.
+    `run` is the run's row of `runs`. None if no source fits. A damaged calibration is skipped.
     """
     from calibration.kernels.surfaces import bundled_names
     from calibration.steps.predict import identity
@@ -40,7 +40,7 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
     if noted in gpus():
         if identity(noted) == wanted:
             return Source(None, noted)
-    else:  # GPUs without tables of their own have one id together, and cannot be told apart by it
+    else:  # GPUs without their own tables share one id, which cannot tell them apart
         for name in bundled_names():
             if identity(name) == wanted:
                 return Source(None, name)
@@ -59,7 +59,7 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
 
 def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> list[Source]:
-    """The `calibrations` of our own engine that were measured with this deployment, scheduler and policy aside."""
+    """Return the `calibrations` of our own engine measured with this deployment, scheduler and policy aside."""
     found = []
     for directory in calibrations:
         if (directory / FILE).exists():
@@ -73,5 +73,8 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
 
 
 def repriced(source: Source, deployment: Deployment) -> Priced:
-    """The cost model of `deployment`, its fleet aside, by `source`. Raises UserError when they do not go together."""
+    """Return the cost model of `deployment`, its fleet aside, by `source`.
+
+    Raises UserError when they do not go together.
+    """
     return priced(*source, deployment.model_copy(update={"fleet": None}))

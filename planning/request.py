@@ -1,6 +1,7 @@
-"""Requests as plain values: each is checked when it is made, and its JSON names the job that answers it.
+"""Requests as plain values: a request is checked when it is made, and its JSON names the job that answers it.
 
-Every face (the command line, the dashboard, a file, Python) makes the same requests, and nothing here knows of them.
+Every face (the command line, the dashboard, a file, Python) makes the same requests, and nothing here knows of the
+faces.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from serving.errors import UserError
 
 
 class Request(BaseModel):
-    """A request, or a part of one. Numbers are finite, and a field that is not known is refused."""
+    """A request, or a part of one. Numbers are finite, and an unknown field is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
-        """The plain JSON that makes the same request; fields that are None are left out."""
+        """Return the plain JSON that makes the same request; fields that are None are left out."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -27,10 +28,10 @@ def _stated(deployment: Deployment | None) -> dict[str, Any] | None:
     return None if deployment is None else deployment.model_dump(mode="json", exclude_unset=True)
 
 
-# A deployment of which only what was stated is kept: the rest follows from what it is completed by.
+# A deployment that keeps only the stated settings: the deployment that completes it gives the others.
 StatedDeployment = Annotated[Deployment, AfterValidator(with_stated_blocks), PlainSerializer(_stated)]
 
-# What times the steps of a simulation; None where a GPU's kernel tables do.
+# The calibration or cost model that times the steps of a simulation; None if a GPU's kernel tables time them.
 TimedBy = Annotated[
     str | None,
     Field(description="directory that `tokentwin calibrate` wrote, or your own cost model as path/to/file.py:NAME"),
@@ -38,9 +39,10 @@ TimedBy = Annotated[
 
 
 class Timing(Request):
-    """A calibration, or the kernel tables of a GPU; or a calibration of another engine, on this GPU.
+    """The source of step times: a calibration, a GPU's kernel tables, or a calibration of another engine on this GPU.
 
-    With a `model` of the catalogue what is served is that, on so many GPUs, with room for the longest request.
+    With a `model` of the catalogue, that model is served on `tensor_parallel_size` GPUs, with room for the longest
+    request.
     """
 
     calibration: TimedBy = None

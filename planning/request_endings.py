@@ -1,4 +1,7 @@
-"""How the requests of a run ended, in words: one that sheds most of them looks quick by the latencies of the others."""
+"""A summary in words of how the requests of a run ended.
+
+It matters because a run that sheds most requests looks quick by the latencies of the others.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from dataclasses import dataclass
 
 from traces.run_metrics import RunMetrics
 
-ENOUGH = 0.99  # share of the requests that must finish for the latencies of those to speak for all
+ENOUGH = 0.99  # share of the requests that must finish for their latencies to speak for all
 
 
 def status_word(status: str) -> str:
-    """A status of the dataset `requests` as people write it."""
+    """Return a status of the dataset `requests` as people write it."""
     return status.replace("_", " ")
 
 
 @dataclass(frozen=True)
 class RequestEndings:
-    """How many requests ended in each status, most first."""
+    """Number of requests by final status, largest number first."""
 
     counts: Mapping[str, int]
 
@@ -27,12 +30,12 @@ class RequestEndings:
 
     @property
     def text(self) -> str:
-        """How many ended how."""
+        """The number of requests by final status, as text."""
         return ", ".join(f"{count:,} {status_word(status)}" for status, count in self.counts.items())
 
     @property
     def shortfall(self) -> str | None:
-        """The share that did not finish, where it is more than 1 %."""
+        """The share of requests that did not finish, if it is more than 1 %."""
         if self._finished >= ENOUGH * self._count:
             return None
         share = f"{100 * (1 - self._finished / self._count):.3g} % did not finish"
@@ -40,7 +43,7 @@ class RequestEndings:
 
     @property
     def latencies_of(self) -> str:
-        """Of how many requests the latencies are, as a clause."""
+        """A clause that says how many requests the latencies cover."""
         if not self._finished:
             return "there are no latencies"
         return f"latencies are those of the {self._finished:,} of {self._count:,} requests that finished"

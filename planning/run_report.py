@@ -1,4 +1,4 @@
-"""A run on a terminal: the percentiles of its latencies, its other metrics, and how its requests ended."""
+"""A report of a run on a terminal: latency percentiles, other metrics, and how its requests ended."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NARROWEST_LABEL = 18
 
 
 def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100) -> Iterator[RenderableType]:
-    """Latency percentiles and the run's scalars.
+    """Yield latency percentiles and the run's scalars.
 
-    `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers. Where `width` characters are
-    too few, statistics are left out; no number is cut.
+    `bands` are the ends of 90 % bands by metric and statistic, shown under the numbers. If `width` characters are too
+    few, statistics are left out; no number is cut.
     """
     distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
     scalars = metrics.scalars()
@@ -65,7 +65,7 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100
 
 
 def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
-    """The statistics whose columns fit on `width` characters in full, beside a label."""
+    """Return the statistics whose columns fit in `width` characters in full, beside a label."""
     widths = {stat: max((len(row.get(stat, "")) for row in rows), default=0) for stat in _STATS}
     left = list(_STATS)
     for stat in _DROPPED_FIRST:

@@ -1,6 +1,7 @@
-"""Everything that one simulated run depends on: two runs of equal scenarios give equal numbers.
+"""A scenario: all inputs of one simulated run, so that two runs of equal scenarios give equal numbers.
 
-`tokentwin simulate` and a sweep's file make them; the JSON form of one, defaults filled in, identifies a sweep's run.
+`tokentwin simulate` and a sweep's file make scenarios. A scenario's JSON, with defaults filled in, identifies a sweep's
+run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TraceWorkload(Request):
-    """The requests of a trace, or of a specification in a file of its own."""
+    """The requests of a trace, or of a specification in a separate file."""
 
     trace: str = Field(
         min_length=1, description="a trace in any format, a recording, or a YAML specification for `trace synth`"
@@ -37,9 +38,9 @@ class TraceWorkload(Request):
 
 
 class Scenario(Request):
-    """One run: what is offered, to what, and how its steps are timed.
+    """One run: its workload, its deployment, and the source of its step times.
 
-    `workload` is a `TraceWorkload` when it names a `trace`, and otherwise what `tokentwin trace synth` takes.
+    `workload` is a `TraceWorkload` when it names a `trace`, and otherwise a specification of `tokentwin trace synth`.
     """
 
     deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
@@ -97,14 +98,14 @@ class Scenario(Request):
         return self
 
     def whole(self) -> tuple[Scenario, tuple[str, ...]]:
-        """The same with its engines' defaults stated, and a line for each set of these. Raises UserError."""
+        """Return this scenario with its engines' defaults stated, and a line for each set of them. Raises UserError."""
         from planning.whole_deployment import whole_deployment
 
         deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
         return self.model_copy(update={"deployment": deployment}), defaults
 
     def offered(self) -> Workload:
-        """The workload. Raises UserError when its trace cannot be read."""
+        """Return the workload. Raises UserError when its trace cannot be read."""
         from planning.traffic import is_specification
         from traces.reader import read_workload
         from traces.reshape import reshaped, spread_ticks
@@ -120,7 +121,7 @@ class Scenario(Request):
         return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale, warm_up_s=source.warm_up_s)
 
     def priced(self) -> PricedScenario:
-        """Ready to be simulated. Raises UserError when its settings do not go together."""
+        """Return the scenario ready to be simulated. Raises UserError when its settings do not go together."""
         from planning.priced_scenario import price_scenario, with_fleet
         from sim.router import find_router
 
@@ -129,4 +130,4 @@ class Scenario(Request):
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)
         find_router(priced.fleet.router.name, **priced.fleet.router.settings)
-        return replace(priced, workload=self.offered())  # which takes longest, and comes once all else is right
+        return replace(priced, workload=self.offered())  # last, since reading takes longest

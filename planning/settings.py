@@ -1,7 +1,7 @@
 """Settings of a deployment by name, as options like `--vary max_num_seqs=64,256` give them.
 
-A name is a dotted path (`scheduler.max_num_seqs`, `fleet.router`); what only the scheduler has needs no path. Values
-are YAML.
+A name is a dotted path (`scheduler.max_num_seqs`, `fleet.router`); a setting that only the scheduler has needs no path.
+Values are YAML.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serving.yaml_file import parse_yaml
 
 
 def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
-    """The name and the value of `NAME=VALUE`, or, of `many`, the list of `NAME=VALUE,VALUE`. Raises UserError."""
+    """Return the name and the value of `NAME=VALUE`, with `many` the list of `NAME=VALUE,VALUE`. Raises UserError."""
     name, equals, text = pair.partition("=")
     if not name or not equals:
         raise UserError(option, pair, "must be NAME=VALUE, e.g. max_num_seqs=" + ("64,256" if many else "64"))
@@ -27,7 +27,7 @@ def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
 
 
 def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[str, Any]:
-    """What `named_value` gives of all pairs, by name. Raises UserError for a name that comes twice."""
+    """Return the values of all pairs by name, as `named_value` reads them. Raises UserError for a repeated name."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, value = named_value(option, pair, many)
@@ -38,8 +38,8 @@ def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[
 
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
-    """`base` with each setting in its place. Raises UserError that names the setting that is wrong, or set twice."""
-    data = base.model_dump(mode="json", exclude_unset=True)  # what nobody stated, the engine's defaults fill
+    """Return `base` with all settings applied. Raises UserError that names a setting that is wrong or set twice."""
+    data = base.model_dump(mode="json", exclude_unset=True)  # the engine's defaults fill settings that nobody stated
     whole, known = base.model_dump(mode="json"), dict[tuple[str, ...], str]()
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
@@ -59,12 +59,12 @@ def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
             path = known["scheduler", "num_blocks"]
             remedy = "cannot be combined with gpu_memory_utilization; give one of them"
             raise UserError(path, data["scheduler"]["num_blocks"], remedy)
-        data["gpu_memory_utilization"] = None  # stated, so they do not follow from memory
+        data["gpu_memory_utilization"] = None  # the blocks are stated, so they do not follow from memory
     return parse(Deployment, data, where="deployment")
 
 
 def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `base` with each value at its path; mappings that are missing on the way are made."""
+    """Return a copy of `base` with each value at its path; missing mappings on the way are made."""
     config = deepcopy(base)
     for path, value in overrides.items():
         *way, last = path.split(".")

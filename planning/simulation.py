@@ -1,4 +1,4 @@
-"""A simulated run, recorded with what is known of it: what timed it, how far to trust that, its bands, its prices."""
+"""A simulated run, recorded with its source of step times, how far to trust it, its bands and its prices."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _MANY_STEPS = 100_000
 class SimulatedRun(Answer):
     """A recording and its metrics.
 
-    bands       ends of the 90 % bands by metric and statistic; None where they were not wanted
+    bands       ends of the 90 % bands by metric and statistic; None if they were not wanted
     standing    how far its step times can be trusted: the `mark`, and the `reason`
-    defaults    which settings its pools left to their engine, and what those are: a line each
+    defaults    the settings that pools left to their engine, and their values: a line each
     """
 
     recording: Recording
@@ -50,7 +50,7 @@ class SimulatedRun(Answer):
         return ("requests", "steps")
 
     def table(self, name: str) -> pa.Table:
-        """`requests` or `steps` of the recording; `tokentwin columns` says what their columns are."""
+        """Return `requests` or `steps` of the recording; `tokentwin columns` explains their columns."""
         return self.recording.table(name)
 
     def report(self) -> Iterator[RenderableType]:
@@ -70,8 +70,8 @@ def recorded(
 ) -> SimulatedRun:
     """Simulate `scenario` and record it in the directory `out`.
 
-    `band` simulates the ends of the 90 % interval of step times, too; `details` keeps steps and token times. Raises
-    UserError if `out` exists and `overwrite` is not set.
+    With `band`, the ends of the 90 % interval of step times are simulated, too; `details` keeps steps and token times.
+    Raises UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
     done = simulate_to(
@@ -115,14 +115,17 @@ def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[
 
 
 def _give_back(steps: int) -> None:
-    """Free what a simulation of so many steps held. Its parts know one another, so they must be searched for."""
+    """Free the memory of a simulation of `steps` steps. Its objects refer to each other, so a search must find them."""
     if steps > _MANY_STEPS:  # the search takes 0.03 s
         gc.collect()
         pa.default_memory_pool().release_unused()
 
 
 def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:
-    """That of the least certain pool; of steps that lie beyond what was measured also how many, if they were kept."""
+    """Return the provenance of the least certain pool.
+
+    If steps lie beyond the measured range and were kept, the reason says how many.
+    """
     mark, reason = max(cost.provenance() for cost in costs)
     behind = pure(costs[0])
     if mark == Coverage.EXTRAPOLATED and len(costs) == 1 and isinstance(behind, OperationCost):

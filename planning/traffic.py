@@ -1,8 +1,8 @@
-"""The traffic of a request: a trace, or what a specification synthesises, as it is, cut, or at another rate.
+"""The traffic of a request: a trace or a synthesised workload, as it is, cut, or at another rate.
 
-A fleet is sized for the busiest stretch of it. One that holds its objectives over the busiest hour holds them over the
-day; over the day alone, a bad hour could hide behind quiet ones. The stretch with the most tokens, prompt and output,
-is the busiest.
+A fleet is sized for the busiest stretch of the traffic. A fleet that meets its objectives over the busiest hour meets
+them over the day; over the day alone, a bad hour could hide behind quiet ones. The busiest stretch is the one with the
+most tokens, prompt and output.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from traces import synth
 from traces.reshape import at_rate, only, reshaped
 from traces.synth import SynthSpec, read_spec
 
-BUSIEST_S = 3600.0  # the stretch of a trace that is planned for, by default
+BUSIEST_S = 3600.0  # the default length of the stretch of a trace that is planned for
 WHOLE_S = 1e9  # longer than any traffic
 
 
 class Offered(Request):
-    """What arrives. Several specifications are of requests that arrive together, and share no prompt."""
+    """The offered traffic. Requests of several specifications arrive together, and share no prompt between them."""
 
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
         description="a trace file, a recording, or a YAML specification as `tokentwin trace synth` takes it"
@@ -44,19 +44,19 @@ class Offered(Request):
     @field_validator("traffic", mode="before")
     @classmethod
     def _specified(cls, traffic: Any) -> Any:
-        """A file in YAML is read once, here."""
+        """Read a YAML file once, here."""
         if isinstance(traffic, str | Path):
             return read_spec(traffic) if is_specification(traffic) else str(traffic)
         return parse(SynthSpec, traffic, "traffic") if isinstance(traffic, dict) else traffic
 
     @property
     def recorded(self) -> bool:
-        """Whether it is a trace, which has happened once."""
+        """True for a trace, which has happened once."""
         return isinstance(self.traffic, str)
 
     @property
     def expected_requests(self) -> float | None:
-        """How many a specification will give, or a ramp at most; None of a trace, which is not read for this."""
+        """The number of requests of a specification, for a ramp the largest; None for a trace, which is not read."""
         if isinstance(self.traffic, str):
             return None
         expected = sum(spec.expected_requests for spec in self._specs)
@@ -68,10 +68,10 @@ class Offered(Request):
         return self.traffic if isinstance(self.traffic, tuple) else (self.traffic,)
 
     def workload(self, draw: int = 0, at_named_rate: bool = False) -> Workload:
-        """The requests, in a list; of a specification those of the seed `draw` after its own.
+        """Return the requests, in a list; a specification uses the seed that lies `draw` after its seed.
 
-        `at_named_rate` brings them to the very rate that a specification names. Raises UserError for a trace that
-        cannot be read, and where a `window_s` holds nothing to plan for.
+        `at_named_rate` brings the requests to exactly the rate that a specification names. Raises UserError for a trace
+        that cannot be read, and if a `window_s` holds nothing to plan for.
         """
         if isinstance(self.traffic, str):
             from traces.reader import read_workload
@@ -91,7 +91,7 @@ class Offered(Request):
 
 
 def is_specification(path: str | Path) -> bool:
-    """Whether a file is one of YAML, by its name, and so no trace."""
+    """Return True for a YAML file, by its name; such a file is no trace."""
     return Path(path).suffix in (".yaml", ".yml")
 
 
@@ -100,14 +100,14 @@ def waits_for_answers(workload: Workload) -> bool:
 
 
 def mean_rate(workload: Workload) -> float:
-    """Requests a second from the first arrival to the last; infinite if all arrive at once."""
+    """Return the requests a second from the first arrival to the last; infinite if all arrive at once."""
     arrivals = [request.arrival_ns for request in workload.requests]
     span_ns = arrivals[-1] - arrivals[0]
     return (len(arrivals) - 1) / span_ns * 1e9 if span_ns else math.inf
 
 
 def mixed(specs: Sequence[SynthSpec]) -> Workload:
-    """The requests of all `specs`, which share no prompt with one another, in the order in which they arrive."""
+    """Return the requests of all `specs` in order of arrival; no prompt is shared between two specs."""
     workloads = [synth.synthesise(spec) for spec in specs]
     streams = [_renamed(workload, number) for number, workload in enumerate(workloads)]
     ordered = heapq.merge(*streams, key=lambda request: request.arrival_ns)
@@ -116,7 +116,7 @@ def mixed(specs: Sequence[SynthSpec]) -> Workload:
 
 
 def _renamed(workload: Workload, part: int) -> Iterator[WorkloadRequest]:
-    """Its requests, with segments that no other part has."""
+    """Yield the requests of a workload, with segments that no other part has."""
     for request in workload.requests:
         prompt = tuple((name if name == PRIVATE else f"{part}.{name}", tokens) for name, tokens in request.prompt)
         yield replace(request, prompt=prompt)
@@ -127,17 +127,17 @@ def _reseeded(spec: SynthSpec, draw: int) -> SynthSpec:
 
 
 def _at_named_rate(made: Workload, spec: SynthSpec) -> Workload:
-    """The requests of a specification at the very rate that it names.
+    """Return the requests of a specification at exactly the rate that it names.
 
-    What is drawn has a mean gap of its own: a thousand bursty ones may come out twice as fast as specified. Of sessions
-    and of a ramp no single rate is named; their requests are as drawn.
+    A drawn workload has another mean gap: a thousand bursty requests may come out twice as fast as specified. Sessions
+    and ramps name no single rate, so their requests stay as drawn.
     """
     rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
     return at_rate(made, rate) if rate else made
 
 
 def planned_traffic(workload: Workload, window_s: float, rate_scale: float | None) -> Workload:
-    """The busiest `window_s` seconds of `workload`, its requests in a list, arriving `rate_scale` times as fast.
+    """Return the busiest `window_s` seconds of `workload`, its requests in a list, arriving `rate_scale` times as fast.
 
     Raises UserError for a workload that has no rate, or no requests.
     """
@@ -161,7 +161,7 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
 
 
 def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:
-    """The first and the end index of the window, beginning with an arrival, that has the most tokens."""
+    """Return the first and the end index of the window, beginning with an arrival, that has the most tokens."""
     begins = np.array(arrivals_ns)
     ends = np.searchsorted(begins, begins + round(window_s * 1e9))
     before = np.cumsum([0, *tokens])

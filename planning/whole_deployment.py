@@ -1,4 +1,4 @@
-"""A deployment with every setting stated that it leaves to its engines, on the GPUs of all of its pools."""
+"""A deployment in which all defaults of its engines are stated, on the GPUs of all of its pools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from sim.priced_pool import merged, pool_deployment
 def whole_deployment(
     deployment: Deployment, calibration: str | None, gpu: str | None
 ) -> tuple[Deployment, tuple[str, ...]]:
-    """`deployment`, timed by `calibration` or `gpu`, with its engines' defaults; and a line for each set of these.
+    """Return `deployment` with its engines' defaults, and a line for each set of them.
 
-    Raises UserError for a GPU or a calibration that is none.
+    `calibration` or `gpu` times its steps.
+
+    Raises UserError for a GPU or a calibration that does not exist.
     """
     filled, lines = _filled(deployment, timing_gpu(calibration, gpu))
     if deployment.fleet is None:
@@ -34,7 +36,7 @@ def whole_deployment(
 
 
 def _filled(deployment: Deployment, gpu: GpuSpec | None) -> tuple[Deployment, list[str]]:
-    """As it is without a GPU."""
+    """Return `deployment` with its engine's defaults on `gpu`; without a GPU it stays unchanged."""
     if gpu is None:
         return deployment, []
     taken = defaults_taken(deployment, gpu)

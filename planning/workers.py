@@ -1,7 +1,7 @@
-"""Tasks on several processors: each worker is given what all tasks have in common once, and then one task at a time.
+"""Tasks on several processors: a worker gets the data that all tasks share once, and then one task at a time.
 
-A pool of the standard library is broken for good when one of its processes dies; here only the task in it is lost.
-Workers are deaf to Ctrl-C, which is for their parent to answer, and end with it.
+A pool of the standard library is broken for good when one of its processes dies; here only the task in that process is
+lost. Workers ignore Ctrl-C, which their parent handles, and end with their parent.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _MARKED: ContextVar[Callable[[float], None] | None] = ContextVar("marked", defau
 
 
 class _Mark(NamedTuple):
-    """So much of the work in a task is done."""
+    """A report that `amount` of the work in a task is done."""
 
     amount: float
 
 
 def mark(amount: float) -> None:
-    """Said within a task: so much more is done, in units of its own. Nothing outside of one."""
+    """Report from within a task that `amount` more is done, in units of the task; outside of a task it does nothing."""
     marked = _MARKED.get()
     if marked is not None:
         marked(amount)
 
 
 class WorkerDied(Exception):
-    """The process that a task was in ended before the task did, perhaps for want of memory."""
+    """The process of a task ended before the task did, perhaps because memory ran out."""
 
 
 class Overdue(Exception):
-    """A task took longer than it may, and its process was ended."""
+    """A task took longer than its limit, and its process was ended."""
 
 
 class _Worker(NamedTuple):
@@ -60,10 +60,10 @@ class _Worker(NamedTuple):
 
 
 class Workers(Generic[Common]):
-    """At most `jobs` processes, by default one for each CPU that this process may use, which live until it is left.
+    """A pool of at most `jobs` processes, which live until the context is left; by default one for each CPU.
 
-    common      what every task is called with
-    marked      is given what tasks `mark`, as they do it
+    common      the argument of every task
+    marked      a function that receives the amounts that tasks `mark`
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Workers(Generic[Common]):
         self._idle: list[_Worker] = []
 
     def run(self, tasks: Sequence[Task[Common, Answer]]) -> list[Answer]:
-        """The answer of each task, in their order, whatever the number of workers; one job is done in this process.
+        """Return the answer of each task, in their order, whatever the number of workers; one job runs in this process.
 
-        Raises what a task raises, and UserError when a worker dies.
+        Raises the exception of a task, and UserError when a worker dies.
         """
         found: dict[int, Answer] = {}
         alone = ((at, task(self.common)) for at, task in enumerate(tasks))
@@ -97,13 +97,13 @@ class Workers(Generic[Common]):
     def each(
         self, tasks: Sequence[Task[Common, Answer]], limit_s: float | None = None
     ) -> Generator[tuple[int, Answer | BaseException], None, None]:
-        """The number of each task and its answer, or what it raised, as they come; `WorkerDied` where its process did,
-        and `Overdue` after `limit_s` seconds, in which the process may have to start.
+        """Yield the number of each task and its answer or exception, as they come; always from other processes.
 
-        Always in other processes.
+        The answer is `WorkerDied` if the process died, and `Overdue` after `limit_s` seconds, which include the start
+        of the process.
         """
         left = iter(enumerate(tasks))
-        busy: dict[Connection, tuple[_Worker, int, float]] = {}  # with the time at which it began, in that order
+        busy: dict[Connection, tuple[_Worker, int, float]] = {}  # with its start time, in the order of start times
 
         def give(worker: _Worker | None = None) -> None:
             following = next(left, None)
@@ -113,7 +113,7 @@ class Workers(Generic[Common]):
                 return
             worker = worker or (self._idle.pop() if self._idle else _started(self.common))
             busy[worker.connection] = worker, following[0], monotonic()
-            with suppress(*_LOST):  # a process that is gone is found out when it is waited for
+            with suppress(*_LOST):  # a process that is gone is noticed when it is waited for
                 worker.connection.send(following[1])
 
         try:
@@ -144,7 +144,7 @@ class Workers(Generic[Common]):
                         give(worker)
                         yield at, answer
         finally:
-            for worker, _, _ in busy.values():  # nobody waits for what they are at
+            for worker, _, _ in busy.values():  # nobody waits for the answers of these workers
                 _end(worker)
 
     def __enter__(self) -> Workers[Common]:
@@ -158,7 +158,7 @@ class Workers(Generic[Common]):
 def _started(common: Any) -> _Worker:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
-    resource_tracker.ensure_running()  # which start() would do, and thereby unblock the signal
+    resource_tracker.ensure_running()  # start() would do this, and thereby unblock the signal
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # and so for good in the child
     try:
         with without_main():
@@ -167,7 +167,7 @@ def _started(common: Any) -> _Worker:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     theirs.close()
     with suppress(*_LOST):
-        ours.send(common)  # not as an argument: Python itself would read that, and complain if we die meanwhile
+        ours.send(common)  # not as an argument: Python would read that, and complain if this process dies meanwhile
     return _Worker(ours, process)
 
 
@@ -195,7 +195,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or what it says: one of somebody's own class may not survive the way to another process."""
+    """Return the error, or its text if its class may not survive the way to another process."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -204,7 +204,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _end_with_parent() -> None:
-    """Nobody waits for an answer any more when the parent was killed."""
+    """Exit when the parent was killed, because nobody waits for an answer any more."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,1 +1,1 @@
-"""Workloads in, recordings out: trace readers and writers, synthesis, and the recorded runs themselves."""
+"""Workloads and recordings: trace readers and writers, synthesis, and recorded runs."""

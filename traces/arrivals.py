@@ -1,6 +1,6 @@
-"""When requests (or sessions) arrive: the processes that synthesis draws arrival times from.
+"""Arrival processes: synthesis draws the arrival times of requests or sessions from them.
 
-Each yields times in nanoseconds, in order and without end, a chunk at a time. Rates are per second.
+A process yields times in nanoseconds, in ascending order, in chunks and without end. Rates are per second.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Rate = Annotated[float, Field(gt=0, le=1e9)]
 
 class _Arrivals(Settings, allow_inf_nan=False):
     def times_ns(self, rng: np.random.Generator, chunk: int) -> Iterator[np.ndarray]:
-        """Arrays of `chunk` arrival times, int64, without end."""
+        """Yield int64 arrays of `chunk` arrival times, without end."""
         raise NotImplementedError
 
 
 class _Renewal(_Arrivals):
-    """Independent gaps of one distribution; the first arrival comes after a gap."""
+    """A process with independent gaps of one distribution; the first request arrives after a gap."""
 
     def times_ns(self, rng: np.random.Generator, chunk: int) -> Iterator[np.ndarray]:
         last = 0
@@ -65,7 +65,7 @@ class Gamma(_Renewal):
 
 
 class Constant(_Arrivals):
-    """One arrival every 1/rate seconds, the first at 0."""
+    """A process with one arrival every 1/rate seconds, the first at 0."""
 
     kind: Literal["constant"]
     rate: Rate
@@ -80,8 +80,8 @@ class Constant(_Arrivals):
 class Ramp(_Arrivals):
     """A Poisson process whose rate goes from `start_rate` to `end_rate` in `over_s` seconds and stays there.
 
-    Unit-rate arrivals S are mapped through the inverse of the cumulative rate, a t + k t^2 / 2 with slope k
-    (time rescaling; Cinlar, Introduction to Stochastic Processes, 1975).
+    Unit-rate arrivals S are mapped through the inverse of the cumulative rate, a t + k t^2 / 2 with slope k (time
+    rescaling; Cinlar, Introduction to Stochastic Processes, 1975).
     """
 
     kind: Literal["ramp"]
@@ -97,7 +97,7 @@ class Ramp(_Arrivals):
         while True:
             unit = last + np.cumsum(rng.standard_exponential(chunk))
             inside = np.clip(unit, 1e-300, at_end)
-            # The root in the form without cancellation, right for k = 0 as well.
+            # This form of the root has no cancellation and also holds for k = 0.
             times = 2 * inside / (a + np.sqrt(np.maximum(a * a + 2 * slope * inside, 0)))
             times += np.maximum(unit - at_end, 0) / b
             _representable(times[-1] * _SECOND_NS)
@@ -106,7 +106,7 @@ class Ramp(_Arrivals):
 
 
 class Closed(_Arrivals):
-    """A closed loop: `concurrency` requests outstanding, the next released when one completes."""
+    """A closed loop: `concurrency` requests are outstanding, and the next one is released when one completes."""
 
     kind: Literal["closed"]
     concurrency: int = Field(ge=1, le=10**9)

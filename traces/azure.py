@@ -1,6 +1,6 @@
 """Azure LLM inference traces: CSV of TIMESTAMP, ContextTokens, GeneratedTokens.
 
-https://github.com/Azure/AzurePublicDataset, 2023 (100 ns timestamps, CRLF) and 2024 (with a UTC offset). They
+https://github.com/Azure/AzurePublicDataset, 2023 (100 ns timestamps, CRLF) and 2024 (with a UTC offset). The traces
 hold no prompts, so every prompt is private. The first arrival is time 0.
 """
 

@@ -1,6 +1,6 @@
-"""What was served and what its clients saw of it, as one table: a request's time adds up without a gap.
+"""The times of a server and of its clients in one table, in which the time of a request adds up without a gap.
 
-Only durations are taken from the client's recording, so the two need no common clock.
+Only durations are taken from the client's recording, so the two recordings need no common clock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from traces.recording_notes import notes_of
 
 
 def as_clients_saw(requests: pa.Table) -> pa.Table:
-    """`requests`, of those behind an API server from when it had each of them to when its tokens were text.
+    """Return `requests` with the times that their clients saw, where an API server recorded them.
 
-    When each token was text is not recorded: `token_times_ns` stay those of the engine.
+    A request then begins when the API server received it, and its first and last token count when they were text. The
+    time when each token was text is not recorded, so `token_times_ns` remains the engine's.
     """
     for name, seen in (("arrival", "received"), ("first_token", "first_text"), ("finish", "last_text")):
         at = requests.schema.get_field_index(f"{name}_ns")
@@ -26,11 +27,11 @@ def as_clients_saw(requests: pa.Table) -> pa.Table:
 
 
 def seen_from_outside(served: pa.Table, sent: pa.Table) -> pa.Table:
-    """Return what vLLM's scheduler recorded (`served`) with the times of its API server, as far as clients know them.
+    """Return `served`, which vLLM's scheduler recorded, with the times of its API server as far as clients know them.
 
-    The rows of `sent` are those of its clients. The API server has a request at `arrival_ns` of vLLM, and the engine at
-    `queued_ns`; a token is text when its client has it. The quickest first token is taken to have reached its client at
-    once: that is what relates the two clocks.
+    `sent` has the clients' rows of the same requests. The API server has a request at vLLM's `arrival_ns`, and the
+    engine at `queued_ns`. A token counts as text when its client has it. To relate the two clocks, the quickest first
+    token is taken to have reached its client at once.
     """
     received_ns = served.column("arrival_ns")
     begin_ns = pc.max(pc.subtract(served.column("first_token_ns"), sent.column("first_token_ns"))).as_py()
@@ -48,9 +49,9 @@ def seen_from_outside(served: pa.Table, sent: pa.Table) -> pa.Table:
 
 
 def matched(server: Recording, client: Recording) -> tuple[pa.Table, pa.Table]:
-    """What `server` and what `client` recorded of the requests that they have in common, in the order of the server.
+    """Return the rows of `server` and of `client` for the requests that both recorded, in the order of the server.
 
-    Raises UserError if they have none in common, and for a twin whose time was faster than the client's.
+    Raises UserError if they share no request, or if the server is a twin that did not run at speed 1.
     """
     speed = (notes_of(server.run).get("served") or {}).get("speed", 1.0)
     if speed != 1.0:

@@ -1,4 +1,4 @@
-"""The column dictionary: name, type, unit and definition of every column, as the Parquet files themselves carry them.
+"""The column dictionary: name, type, unit and definition of every column, taken from the Parquet schemas.
 
 It is written as `columns.json` beside each dataset, for tools that do not read the metadata of Arrow fields.
 """
@@ -18,11 +18,11 @@ from traces.parquet import SCHEMA, arrow_reason
 from traces.schema import DATASETS, arrow_schema
 
 FILE = "columns.json"
-_NAMES_INSIDE = re.compile(r" \('\w+'\)")  # which Parquet gives to the fields of a map
+_NAMES_INSIDE = re.compile(r" \('\w+'\)")  # Parquet gives these names to the fields of a map
 
 
 def described(schema: pa.Schema) -> list[dict[str, str]]:
-    """One entry a column: `name`, `type` (Arrow's), `unit` (empty for a count or a label) and `definition`."""
+    """Return one entry a column: `name`, `type` (Arrow's), `unit` (empty for a count or a label) and `definition`."""
     return [
         {
             "name": field.name,
@@ -35,12 +35,12 @@ def described(schema: pa.Schema) -> list[dict[str, str]]:
 
 
 def recording_columns() -> dict[str, list[dict[str, str]]]:
-    """The columns of every dataset of a recording, by dataset."""
+    """Return the columns of every dataset of a recording, by dataset."""
     return {"workload": described(SCHEMA), **{name: described(arrow_schema(name)) for name in DATASETS}}
 
 
 def columns_text(datasets: Mapping[str, list[dict[str, str]]]) -> str:
-    """What `columns.json` holds: JSON, one line a column."""
+    """Return the text of `columns.json`: JSON, one line a column."""
     blocks = (
         f'  "{name}": [\n' + ",\n".join(f"    {json.dumps(column, ensure_ascii=False)}" for column in columns) + "\n  ]"
         for name, columns in datasets.items()
@@ -49,9 +49,9 @@ def columns_text(datasets: Mapping[str, list[dict[str, str]]]) -> str:
 
 
 def columns_at(path: Path) -> dict[str, list[dict[str, str]]]:
-    """The columns of one Parquet file, or of the dataset in the directory `path`.
+    """Return the columns of one Parquet file, or of the datasets in the directory `path`.
 
-    Raises UserError where there is neither, or the file is damaged.
+    Raises UserError if `path` holds no Parquet file, or if a file is damaged.
     """
     if path.is_dir():
         beside = path / FILE

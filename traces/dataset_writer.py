@@ -1,4 +1,4 @@
-"""One growing Parquet file of a recording: rows become Arrow pieces, pieces become row groups."""
+"""A writer of one growing Parquet file of a recording: rows become Arrow pieces, pieces become row groups."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 from serving.errors import UserError, reason
 from traces.schema import DATASETS, arrow_schema
 
-_ROW_GROUP = {"steps": 65_536}  # rows; of other datasets pages look at groups one by one
-_COMPRESSION = {"steps": "lz4"}  # of numbers that are packed already: a fifth of the time is saved
+_ROW_GROUP = {"steps": 65_536}  # rows; pages read the groups of the other datasets one by one
+_COMPRESSION = {"steps": "lz4"}  # faster than zstd: numbers are packed already, so a fifth of the time is saved
 _OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large
-_PIECE = 1024  # rows kept as Python objects before they become Arrow: 30 times smaller
+_PIECE = 1024  # rows kept as Python objects before they become Arrow, which is 30 times smaller
 
 
 class DatasetWriter:
-    """The file of dataset `name`; of its list columns only those to `keep` are written, or all."""
+    """A writer of the file of dataset `name`. `keep` names the list columns to write, or None for all."""
 
     def __init__(self, name: str, path: Path, metadata: Mapping[str, str], keep: Collection[str] | None) -> None:
         self.name = name
@@ -36,14 +36,15 @@ class DatasetWriter:
         self._row_group = _ROW_GROUP.get(name, _OTHER_ROW_GROUP)
         self._path = path
         numbers = [field.name for field in self._schema if pa.types.is_integer(field.type)]
-        # Not of lists: a dictionary of token times, which are all different, takes longer than all else and is larger.
+        # No dictionary for lists: token times all differ, so theirs would take longer than everything else and be
+        # larger.
         words = [field.name for field in self._schema if field.name not in lists.union(numbers)]
         self._writer = pq.ParquetWriter(
             path,
             self._schema,
             compression=_COMPRESSION.get(name, "zstd"),
             use_dictionary=words,
-            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most grow from row to row
+            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most columns grow from row to row
         )
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -66,11 +67,11 @@ class DatasetWriter:
             self._writer.close()
 
     def abandon(self) -> None:
-        """Let the file go: its content no longer matters, its handle does."""
+        """Close the file without finishing it: its content no longer matters, but its handle must be released."""
         self._rows, self._pieces = [], []
-        with suppress(OSError):  # what could not be written cannot be finished either
+        with suppress(OSError):  # a file that could not be written cannot be finished either
             self._writer.close()
-        self._writer.is_open = False  # else it would try once more
+        self._writer.is_open = False  # otherwise pyarrow would try to close the file once more
 
     def _pack(self) -> None:
         if self._rows:
@@ -111,7 +112,7 @@ class DatasetWriter:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises UserError where something below `path` cannot be written."""
+    """Raise UserError if something below `path` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -119,7 +120,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_columns(dataset: str, columns: Collection[str]) -> None:
-    """Raises KeyError for a name that is no column of `dataset`."""
+    """Raise KeyError for a name that is no column of `dataset`."""
     unknown = sorted(set(columns) - {c.name for c in DATASETS[dataset]})
     if unknown:
         raise KeyError(f"{dataset} has no column {', '.join(unknown)}")

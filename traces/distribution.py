@@ -1,4 +1,4 @@
-"""What is reported of many values: mean, spread, and percentiles that are values which occurred."""
+"""The figures that are reported of many values: mean, spread, and percentiles that are values which occurred."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from traces.numeric_columns import Floats, known
 
 PERCENTILES = (50, 90, 95, 99)
-_PIECE = 1 << 16  # values: their differences from the mean fit a cache
+_PIECE = 1 << 16  # values: so many differences from the mean fit a cache
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What is reported of many values. With no values, `count` is 0 and the rest is NaN."""
+    """Mean, spread and percentiles of many values. Without values, `count` is 0 and the rest is NaN."""
 
     mean: float
     std: float
@@ -31,9 +31,9 @@ class Distribution:
 
     @classmethod
     def of(cls, values: NDArray[Any], spent: bool = False) -> Distribution:
-        """The distribution of `values`; NaN means no value and is left out.
+        """Return the distribution of `values`; NaN means no value and is left out.
 
-        Values that are `spent` may be put in another order: millions need no copy then.
+        With `spent`, the order of `values` may be changed: millions of them then need no copy.
         """
         values = known(np.asarray(values, dtype=np.float64))
         if not len(values):
@@ -48,7 +48,7 @@ class Distribution:
 
 
 def percentiles(values: NDArray[Any], ranks: tuple[int, ...], spent: bool = False) -> list[float]:
-    """Exact nearest-rank percentiles: of n values in order, p*q* is number ceil(q n / 100), from 1."""
+    """Return exact nearest-rank percentiles: p*q* of n sorted values is number ceil(q n / 100), counted from 1."""
     at = [max(-(-q * len(values) // 100), 1) - 1 for q in ranks]
     ordered = values if spent else values.copy()
     ordered.partition(sorted(set(at)))
@@ -56,7 +56,10 @@ def percentiles(values: NDArray[Any], ranks: tuple[int, ...], spent: bool = Fals
 
 
 def _squares(values: Floats, mean: float) -> float:
-    """The sum of squared differences from the mean, halved where numpy halves a sum, so to the bit that of `std`."""
+    """Return the sum of squared differences from the mean.
+
+    The values are halved where numpy halves a sum, so the result equals that of `std` to the bit.
+    """
     if len(values) > _PIECE:
         half = len(values) // 2 // 8 * 8
         return _squares(values[:half], mean) + _squares(values[half:], mean)
@@ -65,11 +68,10 @@ def _squares(values: Floats, mean: float) -> float:
 
 
 def ecdf(values: NDArray[Any], points: int = 400) -> tuple[Floats, Floats]:
-    """The empirical distribution in at most `points` of the values, in ascending order, each with the percentage of all
-    that are no larger; NaN is left out.
+    """Return at most `points` of the values in ascending order, with the percentage of all values that are no larger.
 
-    Half of the points are spread evenly over the ranks, half crowd towards the largest values, so that the tail keeps
-    its detail.
+    This is the empirical distribution; NaN is left out. Half of the points are spread evenly over the ranks, and half
+    crowd towards the largest values, so that the tail keeps its detail.
     """
     ordered = np.sort(values[~np.isnan(values)])
     n = len(ordered)

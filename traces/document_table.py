@@ -1,4 +1,4 @@
-"""Parts of a document as a table: a column for each plain field, with the field's unit and definition."""
+"""A table of parts of a document: a column for each plain field, with the field's unit and definition."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64
 
 
 def table_of(kind: type[BaseModel], rows: Iterable[BaseModel | Mapping[str, Any]]) -> pa.Table:
-    """A row for each of `rows`: parts of this kind or of one made from it, or mappings with its fields."""
+    """Return a table with one row for each of `rows`, which are instances of `kind` or mappings with its fields."""
     schema = pa.schema([field for name, info in kind.model_fields.items() if (field := _field(name, info)) is not None])
     return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
 
 
 def _field(name: str, info: FieldInfo) -> pa.Field | None:
-    """None for what is neither text, a number nor a flag."""
+    """Return the Arrow field of a model's field, or None if it is neither text, a number nor a flag."""
     kind = info.annotation
     kinds = [one for one in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if one in _TYPES]
     if not kinds:

@@ -1,4 +1,4 @@
-"""How evenly tenants were served."""
+"""A measure of how evenly tenants were served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from traces.numeric_columns import Floats, over
 
 
 def jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
-    """Jain's index (Jain, Chiu and Hawe 1984) of the `tokens` that each tenant's requests got; None of one tenant."""
+    """Return Jain's index (Jain, Chiu and Hawe 1984) of the `tokens` that each tenant's requests got.
+
+    None if there are fewer than two tenants.
+    """
     names = pc.dictionary_encode(tenants.combine_chunks())
     if len(names.dictionary) < 2:
         return None

@@ -1,7 +1,8 @@
-"""What of reserved KV memory holds no token: internal fragmentation, from when requests ran and how long they were.
+"""Internal fragmentation: the share of reserved KV memory that holds no token.
 
-Tokens are taken to come evenly: the prompt's from its first step to its first token, the others to the last. With pages
-half a block less half a token is then empty on average; a contiguous reservation is empty beyond its tokens.
+It follows from when requests ran and how long they were. Tokens are assumed to come evenly: the prompt's from its first
+step to its first token, the output's from there to the last token. With pages, half a block less half a token is then
+empty on average. A contiguous reservation is empty beyond its tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import numpy as np
 from serving.deployments.config import SchedulerConfig
 from traces.numeric_columns import Floats
 
-_PIECE = 1 << 16  # requests at a time: temporaries of a million would be cleared for longer than they are used
+_PIECE = 1 << 16  # requests at a time: clearing temporaries of a million takes longer than using them
 
 
 def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> float | None:
-    """The share of token-time that is reserved and empty, of one run's requests.
+    """Return the share of token-time that the requests of one run reserved and left empty.
 
     `of` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`; requests
-    that lack one do not count. None where none has all, and for models whose layers do not all keep every token.
+    that lack one do not count. None if no request has all of them, and for models in which some layers do not keep
+    every token.
     """
     if config.kv_groups or config.state_blocks:
         return None
@@ -31,7 +33,7 @@ def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> fl
 
 
 def _token_time(columns: Floats, config: SchedulerConfig) -> tuple[float, float]:
-    """What requests used and what was reserved for them, in tokens times nanoseconds."""
+    """Return the space that requests used and the space reserved for them, in tokens times nanoseconds."""
     prompts, outputs, scheduled, first, last = columns
     prefill, decode = first - scheduled, last - first
     used = prompts / 2 * prefill + (prompts + (outputs - 1) / 2) * decode

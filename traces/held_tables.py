@@ -1,4 +1,7 @@
-"""The datasets `requests` and `steps` of a run in memory, read the way a recording is: `RunMetrics` takes either."""
+"""The datasets `requests` and `steps` of a run in memory, with the interface of a recording.
+
+`RunMetrics` takes either.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _NOTHING = pa.table({})
 
 
 class Datasets(Protocol):
-    """What metrics read: a `traces.recording.Recording`, or `HeldTables`. A column that is not there is null."""
+    """The interface that metrics read: a `traces.recording.Recording` or `HeldTables`. A missing column is null."""
 
     def table(self, dataset: str, columns: Sequence[str]) -> pa.Table: ...
     def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]: ...
@@ -24,7 +27,7 @@ class Datasets(Protocol):
 
 
 class HeldTables:
-    """Of a dataset that is not given no row."""
+    """Datasets in memory. A dataset that is not given has no rows."""
 
     def __init__(self, **datasets: pa.Table) -> None:
         self._tables = {"requests": _NOTHING, "steps": _NOTHING, **datasets}
@@ -49,5 +52,5 @@ class HeldTables:
         return [name for name in columns if has_value(self._tables[dataset], name)]
 
     def most_items(self, dataset: str, column: str) -> int:
-        """No fewer than all lists of a column hold."""
+        """Return the number of items in all lists of a column, or a larger number."""
         return sum(len(chunk.values) for chunk in self.table(dataset, [column]).column(0).chunks)

@@ -1,7 +1,7 @@
-"""Rows of a recording that grows, so that a process that is killed loses none of them.
+"""A journal of the rows of a growing recording, so that a process that is killed loses none of them.
 
-A Parquet file cannot be read before it is whole. A journal can: entry by entry, up to the one that was being written.
-It is deflated, since a step has mostly the rows of the one before.
+A Parquet file cannot be read before it is complete. A journal can: entry by entry, up to the entry that was being
+written. It is deflated, since a step has mostly the rows of the step before.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-_HEAD = 4  # bytes of an entry's length
+_HEAD = 4  # bytes of an entry's length field
 _PIECE = 1 << 20
 
 
 class Journal:
-    """Writes entries to `path`. Raises OSError when there is no more room."""
+    """A writer of entries to `path`. Its methods raise OSError when there is no more room."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -28,7 +28,7 @@ class Journal:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def add(self, *entry: Any) -> None:
-        """An entry, which is with the system when this returns."""
+        """Write an entry; the operating system has it when this returns."""
         data = self._encode(entry)
         deflate = self._deflate
         packed = deflate.compress(len(data).to_bytes(_HEAD, "big") + data) + deflate.flush(zlib.Z_SYNC_FLUSH)
@@ -40,7 +40,7 @@ class Journal:
 
 
 def entries(path: Path) -> Iterator[list[Any]]:
-    """What a journal holds; one that was not written to its end is left out."""
+    """Yield the entries of a journal, without an entry that was not written to its end."""
     inflate, decode, rest = zlib.decompressobj(), msgspec.msgpack.Decoder().decode, b""
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

@@ -1,7 +1,7 @@
-"""How long things are: the distributions that synthesis draws token counts (and think times) from.
+"""Length distributions: synthesis draws token counts (and think times) from them.
 
-All draw whole numbers of 1 or more. `min` and `max` clip after rounding, so the mean named is the one before
-clipping. A plain number stands for `fixed`.
+All draw whole numbers of 1 or more. `min` and `max` clip after rounding, so `mean` is the mean before clipping. A plain
+number stands for `fixed`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Lengths(Settings, allow_inf_nan=False):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """`count` lengths as int64."""
+        """Return `count` lengths as int64."""
         clipped = np.clip(np.rint(self._values(rng, count)), self.min, self.max)
         return clipped.astype(np.int64)
 
@@ -49,7 +49,7 @@ class Fixed(_Lengths):
 
 
 class Uniform(_Lengths):
-    """Each whole number from `low` to `high` alike, both included."""
+    """A uniform distribution of the whole numbers from `low` to `high`, both included."""
 
     kind: Literal["uniform"]
     low: int = Field(ge=1, le=LONGEST)
@@ -66,7 +66,7 @@ class Uniform(_Lengths):
 
 
 class Exponential(_Lengths):
-    """Memoryless, of mean `mean`."""
+    """An exponential distribution with mean `mean`."""
 
     kind: Literal["exponential"]
     mean: float = Field(gt=0, le=LONGEST)
@@ -76,10 +76,10 @@ class Exponential(_Lengths):
 
 
 class Lognormal(_Lengths):
-    """Lognormal of mean `mean`, and either `sigma` (of the logarithm) or one percentile.
+    """A lognormal distribution with mean `mean`, and either `sigma` (of the logarithm) or one percentile.
 
-    With m = exp(mu + s^2/2) and the p-quantile q = exp(mu + z s), ln(q/m) = z s - s^2/2; of the two roots
-    s = z -+ sqrt(z^2 - 2 ln(q/m)) the smallest positive one is taken.
+    With m = exp(mu + s^2/2) and the p-quantile q = exp(mu + z s), ln(q/m) = z s - s^2/2. Of the two roots s = z -+
+    sqrt(z^2 - 2 ln(q/m)), the smallest positive one is taken.
     """
 
     kind: Literal["lognormal"]
@@ -120,7 +120,7 @@ class Lognormal(_Lengths):
 class Empirical(_Lengths):
     """The lengths of a trace's requests, drawn with replacement.
 
-    As both `prompt` and `output`, of one trace, a request's two lengths stay together.
+    If `prompt` and `output` both name the same trace, the two lengths of a request stay together.
     """
 
     kind: Literal["empirical"]

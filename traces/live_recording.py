@@ -1,6 +1,6 @@
-"""A recording that grows while requests come, where it goes, and what is left of it when its process is killed.
+"""A recording that grows while requests come, and its recovery after its process was killed.
 
-`python -m traces.live_recording DIR` makes a recording of what such a process left.
+`python -m traces.live_recording DIR` makes a recording from the journal of such a process.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _MAPS = {column.name for dataset in DATASETS.values() for column in dataset if p
 
 
 class Place(NamedTuple):
-    """The directory `out` of a recording, None for no recording; an older one may be there, to `overwrite`.
+    """The directory `out` of a recording, or None for no recording.
 
-    A process that was started `again` records beside what was recorded before it: its engine has forgotten everything,
-    and its run is another.
+    `overwrite` allows it to replace an older recording.
+
+    A process that was started `again` records in a directory beside the older recording: its engine has forgotten
+    everything, so its run is another.
     """
 
     out: str | None
@@ -41,7 +43,7 @@ class Place(NamedTuple):
     again: bool = False
 
     def open(self, run: Mapping[str, Any]) -> LiveRecording | None:
-        """A recording of `run`. Raises UserError if there can be none; what is served `again` is then not recorded."""
+        """Open a recording of `run`. Raises UserError if that fails; a process started `again` then has none."""
         if self.out is None:
             return None
         try:
@@ -61,7 +63,7 @@ class Place(NamedTuple):
         while self.again and path.exists():
             number += 1
             path = Path(f"{self.out}-{number}")
-            with suppress(UserError):  # another's
+            with suppress(UserError):  # the journal of another process
                 recover(path)
         if number > 1:
             _LOG.warning("the recording goes on in %s", path)
@@ -69,9 +71,9 @@ class Place(NamedTuple):
 
 
 def recover(path: Path) -> None:
-    """Make a recording of what a process that was killed left at `path`, if it left anything.
+    """Make a recording from the journal that a killed process left at `path`, if there is one.
 
-    Requests that were under way are `unfinished`, and how many tokens they had is not known. Raises UserError if the
+    Requests that were under way become `unfinished`, and their number of tokens is not known. Raises UserError if the
     recording cannot be written; nothing is lost then.
     """
     journal = path / JOURNAL
@@ -79,7 +81,7 @@ def recover(path: Path) -> None:
         return
     noted = entries(journal)
     _, run = next(noted, ("run", None))
-    if run is None:  # it was killed before it had written anything
+    if run is None:  # the process was killed before it had written anything
         journal.unlink()
         return
     recording = LiveRecording(RecordingWriter(path, run, overwrite=True))
@@ -91,17 +93,17 @@ def recover(path: Path) -> None:
 
 
 class LiveRecording:
-    """The recording that `writer` writes. When it cannot be written any more, serving goes on without it.
+    """A recording that `writer` writes while a server runs. If writing fails, serving goes on without it.
 
-    With `run`, the columns of `runs` known at the start, everything is in a journal, too, from which `recover` makes it
-    if this process is killed.
+    With `run`, the columns of `runs` known at the start, everything is also written to a journal. `recover` makes the
+    recording from the journal if this process is killed.
     """
 
     def __init__(self, writer: RecordingWriter, run: Mapping[str, Any] | None = None) -> None:
         self._writer: RecordingWriter | None = writer
         self._journal: Journal | None = None
         self._workload = WorkloadWriter(writer.workload_path, "served", None, shares_prefixes=True)
-        self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids that are not in the workload yet
+        self._waiting: list[tuple[int, int]] = []  # a heap of arrivals and ids of requests not yet in the workload
         self._requests: dict[int, WorkloadRequest] = {}
         self._ended: dict[int, WorkloadRequest] = {}
         self._last_ns = 0
@@ -114,11 +116,14 @@ class LiveRecording:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is written still."""
+        """True while the recording is still being written."""
         return self._writer is not None
 
     def arrived(self, request: WorkloadRequest) -> None:
-        """A request; it enters the workload when it and all before it have ended, and it is known what it was."""
+        """Take in a request that has arrived.
+
+        It enters the workload once it and all earlier requests have ended, because only then are all its fields known.
+        """
         heappush(self._waiting, (request.arrival_ns, request.id))
         self._requests[request.id] = request
         self._note("arrived", {name: getattr(request, name) for name in _OF_A_REQUEST})
@@ -130,7 +135,7 @@ class LiveRecording:
         if row["status"] == "finished":
             if row["reason"]:
                 request = replace(request, stop_ns=row["end_ns"])
-            elif row["output_tokens"] < request.output_len:  # by a stop token
+            elif row["output_tokens"] < request.output_len:  # a stop token ended it
                 request = replace(request, output_len=row["output_tokens"], max_tokens=request.output_limit)
         elif row["reason"] and row["status"] not in ("rejected", "timed_out"):
             request = replace(request, cancel_ns=row["end_ns"])
@@ -151,7 +156,7 @@ class LiveRecording:
             self._journal.close()
 
     def repeat(self, kind: str, row: dict[str, Any]) -> None:
-        """Take in what another has noted in its journal."""
+        """Take in an entry from another recording's journal."""
         if kind == "arrived":
             self.arrived(WorkloadRequest(**{**row, "prompt": tuple(map(tuple, row["prompt"]))}))
             return
@@ -164,7 +169,7 @@ class LiveRecording:
             self.add_step(row)
 
     def leave(self, why: str) -> None:
-        """Requests that have arrived and not ended never will."""
+        """Record the requests that have arrived and not ended as unfinished, for the reason `why`."""
         for request in list(self._requests.values()):
             times = {"arrival_ns": request.arrival_ns, "send_ns": request.arrival_ns, "end_ns": self._last_ns}
             status = {"status": "unfinished", "reason": why, "prompt_tokens": request.prompt_len}

@@ -1,7 +1,7 @@
-"""Reports of load generators, read as traces: what they sent, and when.
+"""Reports of load generators, read as traces: the requests that they sent, and when.
 
-A report that holds several runs is named with the number of one: `report.json#2`. Prompts are private, because no
-report says what they have in common.
+In a report of several runs, `report.json#2` names one run. Prompts are private, because no report says which tokens
+they share.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LOG = logging.getLogger("tokentwin")
 
 
 class MeasuredTraceReader:
-    """Read the requests of one format of measured runs.
+    """A reader of the requests in one format of measured runs.
 
-    name   what the format is called
+    name   the name of the format
     marks  names of fields that a report has within its first 64 KiB
-    runs   what reads the runs in a report
+    runs   a function that reads the runs in a report
     """
 
     def __init__(self, name: str, marks: Sequence[str], runs: Callable[[Path], list[MeasuredRun]]) -> None:
@@ -35,13 +35,14 @@ class MeasuredTraceReader:
         self._runs = runs
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins like this is such a report."""
+        """Return True if a file that begins with `head` is such a report."""
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and all(mark in head for mark in self._marks)
 
     def read(self, path: Path, number: int | None = None) -> Workload:
-        """Return the requests of run `number` in the report, from 0; the number may be left out where there is one run.
+        """Return the requests of run `number` in the report, from 0; the number may be left out if there is one run.
 
-        Log what is lacking, such as requests that failed. Raises UserError for a report that is damaged, or too short.
+        Logs a warning about missing data, such as requests that failed. Raises UserError for a report that is damaged
+        or too short.
         """
         runs = self._runs(path)
         if number is None and len(runs) > 1:
@@ -59,7 +60,7 @@ def _choices(path: Path, runs: Sequence[MeasuredRun]) -> str:
     return ", ".join(numbered)
 
 
-# The formats import what computes figures of runs, which takes longer than a short simulation.
+# The functions import their formats late: what computes figures of runs takes longer to import than a short simulation.
 
 
 def _bench_serve(path: Path) -> list[MeasuredRun]:

@@ -1,8 +1,8 @@
 """Mooncake traces: JSON lines of timestamp (ms), input_length, output_length and hash_ids of 512-token blocks.
 
-https://github.com/kvcache-ai/Mooncake. Equal ids mean equal blocks after equal prefixes. The last block may be
-partial. Timestamps of the published traces are quantised to ticks of about 3 s; they are read as they
-are, and `traces.reshape.spread_ticks` spreads them.
+https://github.com/kvcache-ai/Mooncake. Equal ids mean equal blocks after equal prefixes. The last block may be partial.
+Timestamps of the published traces are quantised to ticks of about 3 s. The reader leaves them as they are, and
+`traces.reshape.spread_ticks` spreads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 class MooncakeReader:
-    """Reads a Mooncake trace: block 7 becomes the segment `("h7", 512)`. See `traces.reader.TraceReader`."""
+    """A reader of Mooncake traces: block 7 becomes the segment `("h7", 512)`. See `traces.reader.TraceReader`."""
 
     name = "mooncake"
 
@@ -49,10 +49,10 @@ def _segments(row: Row) -> Iterator[Segment]:
 
 
 def write_mooncake(workload: Workload, path: str | Path) -> None:
-    """Write `workload` as a Mooncake trace. Equal prefixes keep equal ids in whole blocks; unequal never do.
+    """Write `workload` as a Mooncake trace. Equal prefixes keep equal ids in whole blocks; unequal prefixes never do.
 
-    Lost: arrivals below the millisecond (rounded down), ids (a request is its line), priority, tenant, SLO
-    class, name, concurrency; and what prompts share inside a block that differs further on.
+    The trace loses arrivals below the millisecond (rounded down), ids (a request is its line), priority, tenant, SLO
+    class, name, concurrency, and the part that prompts share inside a block that differs further on.
     """
     hashes = _ChainedHashes()
     with Path(path).open("w", encoding="utf-8") as file:
@@ -67,11 +67,11 @@ def write_mooncake(workload: Workload, path: str | Path) -> None:
 
 
 class _ChainedHashes:
-    """Numbers blocks in order of appearance, as the published traces do.
+    """The ids of blocks, numbered in order of appearance as in the published traces.
 
-    A block is its parent block and the pieces `(segment, first token, tokens)` it is made of, which name its
-    tokens uniquely: a segment in a prompt always starts at its token 0, so no two lists of pieces are
-    the same tokens.
+    A block is identified by its parent block and its pieces `(segment, first token, tokens)`. The pieces name its
+    tokens uniquely: a segment in a prompt always starts at its token 0, so two different lists of pieces are never the
+    same tokens.
     """
 
     def __init__(self) -> None:
@@ -85,8 +85,8 @@ class _ChainedHashes:
             if any(name == PRIVATE for name, _, _ in pieces):
                 parent = self._new()
             else:
-                # A partial block of one piece is a prefix of the whole one, so it may share its id, as in
-                # the published traces; one of several pieces must be equal in full.
+                # A partial block of one piece is a prefix of the whole block, so the two may share an id, as in the
+                # published traces. A block of several pieces must be equal in full.
                 content = pieces[0][:2] if len(pieces) == 1 else tuple(pieces)
                 key = (parent, content)
                 if key not in self._ids:

@@ -1,4 +1,4 @@
-"""Columns of a recording as numpy arrays, NaN where nothing is known."""
+"""Columns of a recording as numpy arrays, with NaN for unknown values."""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ _PIECE = 1 << 18
 
 
 def numbers(table: pa.Table, name: str) -> Floats:
-    """A numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
+    """Return a numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
     return pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
 
 
 def stored(table: pa.Table, name: str) -> NDArray[Any]:
-    """A numeric column as it is stored, as float64 if it has nulls: of millions of steps, a copy takes longer."""
+    """Return a numeric column with its stored type, or as float64 if it has nulls. A copy of millions is slow."""
     column = table.column(name)
     return numbers(table, name) if column.null_count else column.to_numpy()
 
 
 def has_value(table: pa.Table, name: str) -> bool:
-    """Whether a column, which older recordings and other engines may not have, is known of any row."""
+    """Return True if some row has a value in this column, which older recordings and other engines may lack."""
     return name in table.column_names and table.column(name).null_count < table.num_rows
 
 
 def known_or_zero(table: pa.Table, name: str) -> Floats:
-    """Such a column, 0 where nothing is known; one 0 if nowhere."""
+    """Return a column with 0 for unknown values, or a single 0 if no row has a value."""
     return np.nan_to_num(numbers(table, name)) if has_value(table, name) else np.zeros(1)
 
 
 def known(values: Floats) -> Floats:
-    """The values that are no NaN; a copy only if there is one."""
+    """Return the values that are not NaN; copies only if there is a NaN."""
     missing = np.isnan(values)
     return values[~missing] if missing.any() else values
 
 
 def ratio(numerator: Floats | float, denominator: Floats) -> Floats:
-    """One over the other; NaN where there is nothing below."""
+    """Return `numerator` / `denominator`, NaN where the denominator is not above 0."""
     return np.divide(numerator, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
 
 
 def weighted_mean(values: Floats, weights: Floats) -> float:
-    """The mean of `values` by `weights`; if these are all 0, the plain one. Products of millions are not kept."""
+    """Return the mean of `values` weighted by `weights`, or the plain mean if all weights are 0.
+
+    It works in pieces, so that no array of millions of products is kept.
+    """
     total = float(weights.sum())
     if not total > 0:
         return float(values.mean())
@@ -57,14 +60,14 @@ def weighted_mean(values: Floats, weights: Floats) -> float:
 
 
 def over(numerator: float | None, denominator: float | None) -> float | None:
-    """The same of two numbers; None where either is not known."""
+    """Return the ratio of two numbers, or None if either is not known or the denominator is 0."""
     if numerator is None or not denominator or not math.isfinite(denominator):
         return None
     return float(numerator / denominator)
 
 
 def gaps_ms(times: pa.ChunkedArray) -> Floats:
-    """Milliseconds between consecutive entries of each list of `times`, in nanoseconds, pooled in order."""
+    """Return the milliseconds between consecutive entries of each list of `times` (in ns), pooled in order."""
     gaps = [np.empty(0)]
     for chunk in times.chunks:
         flat = chunk.flatten().to_numpy(zero_copy_only=False)

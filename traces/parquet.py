@@ -1,8 +1,8 @@
-"""Our own trace format: one Parquet file, one row a request, exact in every field.
+"""The trace format of this project: one Parquet file, one row a request, exact in every field.
 
-Reads and writes in row groups, so a million requests stream through in bounded memory. The prompt is a
-list of `{segment, tokens}`; how the requests are offered (name, concurrency, whether prefixes are shared)
-is in the schema metadata, because a file of no requests has it too.
+Files are read and written in row groups, so a million requests stream through in bounded memory. The prompt is a list
+of `{segment, tokens}`. The schema metadata says how the requests are offered (name, concurrency, whether prefixes are
+shared), because a file of no requests has metadata too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST
 
 MAGIC = b"PAR1"
-_PRIORITIES = 2**31  # of either sign; recordings hold 32 bits
+_PRIORITIES = 2**31  # limit for either sign; recordings hold 32 bits
 ROW_GROUP = 8192
 
 _WORKLOAD = b"tokentwin.workload"
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
         _field("max_tokens", pa.int64(), "tokens", "most it may generate; null: as many as output_len", True),
     ]
 )
-# Columns that older traces lack, and what they mean by it.
+# Columns that older traces lack, and the values that stand for them.
 _LATER = {
     "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
     "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None,
@@ -64,12 +64,12 @@ _LATER = {
 
 
 def arrow_reason(error: Exception) -> str:
-    """What went wrong with a file, without the details of the system call that pyarrow adds."""
+    """Return the reason of a failure with a file, without the details of the system call that pyarrow adds."""
     return reason(error).partition(" Detail:")[0].strip(" .\n")
 
 
 class ParquetReader:
-    """Reads the trace format of this project. See `traces.reader.TraceReader`."""
+    """A reader of this project's trace format. See `traces.reader.TraceReader`."""
 
     name = "parquet"
 
@@ -77,7 +77,7 @@ class ParquetReader:
         return head.startswith(MAGIC)
 
     def read(self, path: Path) -> Workload:
-        """The workload in `path`: checked here in full, then read row group by row group on each use."""
+        """Return the workload in `path`: checked here in full, then read row group by row group on each use."""
         try:
             file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
@@ -100,7 +100,7 @@ class ParquetReader:
 
 
 class _StoredRequests:
-    """The requests of a Parquet trace; each iteration reads the file anew."""
+    """The requests of a Parquet trace; each iteration reads the file again."""
 
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
@@ -116,7 +116,7 @@ class _StoredRequests:
 
 
 def write_parquet(workload: Workload, path: str | Path) -> None:
-    """Write `workload` to `path` in row groups of 8192. What is read back equals it in every field."""
+    """Write `workload` to `path` in row groups of 8192. The file reads back equal in every field."""
     how = workload.concurrency, workload.shares_prefixes, workload.warm_up_ns
     with WorkloadWriter(path, workload.name, *how) as writer:
         for request in workload.requests:
@@ -124,7 +124,10 @@ def write_parquet(workload: Workload, path: str | Path) -> None:
 
 
 class WorkloadWriter:
-    """Writes a workload request by request, ordered by `(arrival_ns, id)`; `close` or leaving the context ends it."""
+    """A writer of a workload, request by request in the order `(arrival_ns, id)`.
+
+    `close`, or leaving the context, ends the file.
+    """
 
     def __init__(
         self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool, warm_up_ns: int = 0
@@ -142,7 +145,7 @@ class WorkloadWriter:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left and end the file."""
+        """Write the remaining rows and end the file."""
         self._flush()
         self._writer.close()
 
@@ -161,14 +164,14 @@ class WorkloadWriter:
 
 
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Of a row group's size at most, and of our columns only: others are not unpacked."""
+    """Yield batches of at most one row group's size, with this format's columns only: others are not unpacked."""
     return file.iter_batches(
         batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in SCHEMA.names]
     )
 
 
 def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
-    # Flat arrays and offsets: building a list of dicts per prompt would cost ten times as much.
+    # Flat arrays and offsets are used because a list of dicts for each prompt would cost ten times as much.
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(row.prompt) for row in rows], out=offsets[1:])
     segments = pa.StructArray.from_arrays(
@@ -201,7 +204,7 @@ def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
 
 
 def _about(path: Path, schema: pa.Schema) -> dict:
-    """The workload's own metadata, after checking that the file is one of ours."""
+    """Return the workload's metadata, after checking that the file is a trace of this project."""
     stored = (schema.metadata or {}).get(_WORKLOAD)
     if stored is None:
         remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
@@ -224,7 +227,7 @@ def _about(path: Path, schema: pa.Schema) -> dict:
 
 
 def _check(path: Path, file: pq.ParquetFile) -> None:
-    """Hold every row to what a workload promises, in one vectorised pass over all but the names."""
+    """Check every row against the rules of a workload, in one vectorised pass over all columns but the names."""
     seen = 0
     last = (-1, -1)
     ids: list[np.ndarray] = [np.array([], np.int64)]
@@ -265,7 +268,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
 
 
 class _Rows:
-    """A batch of a file being checked: knows where its rows are, to say which one is wrong."""
+    """A batch of a file that is being checked. It knows the position of its rows, so errors can name the wrong row."""
 
     def __init__(self, path: Path, first: int, batch: pa.RecordBatch) -> None:
         self._path = path
@@ -273,7 +276,7 @@ class _Rows:
         self._batch = batch
 
     def refuse(self, wrong: np.ndarray, name: str, values: np.ndarray, remedy: str) -> None:
-        """UserError about the first row where `wrong` holds, if any."""
+        """Raise UserError about the first row where `wrong` holds, if there is one."""
         if wrong.any():
             row = int(np.argmax(wrong))
             raise UserError(f"{self._path}: row {self._first + row}: {name}", int(values[row]), remedy)
@@ -286,7 +289,7 @@ class _Rows:
                 raise UserError(f"{self._path}: row {self._first + row}: {name}", None, "must not be null")
 
     def numbers(self, name: str, least: int, most: int | None = None) -> np.ndarray:
-        """A column of integers, none null, below `least` or above `most`."""
+        """Return a column of integers; raises UserError if one is null, below `least` or above `most`."""
         self.refuse_nulls(name)
         values: np.ndarray = self._batch.column(name).to_numpy(zero_copy_only=False)
         self.refuse(values < least, name, values, f"must be at least {least}")
@@ -295,7 +298,7 @@ class _Rows:
         return values
 
     def check_max_tokens(self, outputs: np.ndarray) -> None:
-        """Where it is given, it is not below the length of the output."""
+        """Check that `max_tokens`, where it is given, is not below the length of the output."""
         if "max_tokens" not in self._batch.schema.names:
             return
         limits = pc.fill_null(self._batch.column("max_tokens"), LONGEST).to_numpy(zero_copy_only=False)
@@ -303,7 +306,7 @@ class _Rows:
         self.refuse(limits > LONGEST, "max_tokens", limits, f"must be at most {LONGEST:,}")
 
     def check_prompts(self) -> None:
-        """Segments of 1 token or more, which sum to `prompt_len`."""
+        """Check that every segment has 1 token or more and that the segments sum to `prompt_len`."""
         prompt_len = self.numbers("prompt_len", least=1, most=LONGEST)
         self.refuse_nulls("prompt")
         prompt = self._batch.column("prompt")
@@ -318,7 +321,7 @@ class _Rows:
         self.refuse(sums != prompt_len, "prompt_len", prompt_len, "must be the sum of the segments")
 
     def outputs_used(self) -> np.ndarray:
-        """(row, id, tokens) of each segment that names another request's output."""
+        """Return (row, id, tokens) of each segment that names another request's output."""
         prompt = self._batch.column("prompt")
         names = prompt.values.field(0)
         at = np.flatnonzero(pc.starts_with(names, "out:").to_numpy(zero_copy_only=False))

@@ -1,8 +1,8 @@
-"""How much of the prompts an infinite prefix cache would hold: the best any cache can do on a workload.
+"""The share of prompts that an infinite prefix cache would hold: an upper bound for every cache on a workload.
 
-A request hits the longest prefix that its tokens share with any earlier request: its prompt, or its prompt
-and output. A trie of segments finds it without materialising a token. Earlier means earlier in arrival
-order, as if every request had been answered by then.
+A request hits the longest prefix that its tokens share with any earlier request: its prompt, or its prompt and output.
+A trie of segments finds this prefix without materialising a token. Earlier means earlier in arrival order, as if every
+request had been answered by then.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ _ROOT = 0
 
 
 class PrefixReuse:
-    """Feed it requests in order; `hit` returns the tokens each shares with those before it."""
+    """The prefixes of the requests so far.
+
+    `hit` takes the requests in order and returns the tokens that they share with earlier ones.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, str, int], int] = {}
         self._longest: dict[tuple[int, str], int] = {}
 
     def hit(self, request: WorkloadRequest) -> int:
-        """Prompt tokens of `request` that were there before; then its own tokens are there, too."""
+        """Return the prompt tokens of `request` that earlier requests share, then add its tokens to the cache."""
         hit, matching, node = 0, True, _ROOT
         for name, tokens in request.prompt:
-            if name == PRIVATE:  # nobody else can have these tokens, nor any that follow them
+            if name == PRIVATE:  # no other request has these tokens, nor any that follow them
                 return hit
             known = self._nodes.get((node, name, tokens))
             if matching:
-                # The prefixes part inside this segment unless another goes on from where it ends.
+                # The prefixes part inside this segment, unless another request goes on from its end.
                 longest = self._longest.get((node, name), 0)
                 hit += min(tokens, longest)
                 matching = known is not None

@@ -1,8 +1,7 @@
-"""One way into any trace: the format is found by what the file holds, never by what it is called.
+"""One way to read any trace: the content of a file decides its format, never its name.
 
-A format is a small class with the three members of `TraceReader`, listed in `READERS`. The readers keep a
-promise to everything downstream: requests sorted by `(arrival_ns, id)`, unique ids, times of 0 or more,
-lengths of 1 or more.
+A format is a small class with the three members of `TraceReader`, listed in `READERS`. All readers promise requests
+sorted by `(arrival_ns, id)`, unique ids, times of 0 or more, and lengths of 1 or more.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class TraceReader(Protocol):
     name: str
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins like this is in the format."""
+        """Return True if a file that begins with `head` is in the format."""
 
     def read(self, path: Path) -> Workload:
-        """The workload in the file. Raises UserError that names file, line and field."""
+        """Return the workload in the file. Raises UserError that names file, line and field."""
 
 
-# In the order in which they are tried. The simple formats come last: they take anything that looks like their kind of
-# text, so that a misspelt field is named, rather than the whole file refused.
+# The formats are tried in this order. The simple formats come last: they take anything that looks like their kind of
+# text, so that an error names a misspelt field rather than refuses the whole file.
 READERS: tuple[TraceReader, ...] = (
     ParquetReader(),
     AzureReader(),
@@ -47,10 +46,10 @@ READERS: tuple[TraceReader, ...] = (
 
 
 def read_workload(path: str | Path) -> Workload:
-    """Read the workload in a trace file of any known format, or the one that a recording was made from.
+    """Read the workload in a trace file of any known format, or the workload of a recording.
 
-    `report.json#2` is run 2 of a report that holds several. Raises UserError, one line, when the file cannot be read,
-    is of no known format, or breaks its rules.
+    `report.json#2` is run 2 of a report that holds several. Raises a one-line UserError when the file cannot be read,
+    has no known format, or breaks the rules of its format.
     """
     path, run = _numbered_run(Path(path))
     if path.is_dir():
@@ -74,7 +73,7 @@ def read_workload(path: str | Path) -> Workload:
 
 
 def _numbered_run(path: Path) -> tuple[Path, int | None]:
-    """The file and the run that `report.json#2` names."""
+    """Split `report.json#2` into the file and the number of the run."""
     file, mark, number = str(path).rpartition("#")
     if path.exists() or not mark or not number.isascii() or not number.isdigit():
         return path, None

@@ -1,9 +1,9 @@
 """A recorded run: a directory of Parquet files that the real engine and the simulator write alike.
 
-`runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (what every column means) and, when
-it is known, `workload.parquet` (what was offered, in our trace format). They are written in row groups as the run goes
-on, under temporary names; `close` renames them, `runs.parquet` last, so that a directory with that file is a whole
-recording. A server keeps a journal beside them until then (`traces.journal`).
+It holds `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column)
+and, if known, `workload.parquet` (the offered requests in our trace format). The writer writes row groups during the
+run, under temporary names; `close` renames the files, `runs.parquet` last, so a directory with that file is a complete
+recording. A server also keeps a journal there until then (`traces.journal`).
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from traces.recording_claim import JOURNAL, WORKLOAD, claim
 from traces.run_objects import check_objects
 from traces.schema import DATASETS, arrow_schema
 
-# For a large column Arrow's own allocator takes huge pages that nobody has touched yet. The system clears them for
-# longer than the column takes to decode.
+# For a large column, Arrow's own allocator takes huge pages that nobody has touched yet. The system takes longer to
+# clear them than Arrow takes to decode the column.
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
     pa.set_memory_pool(pa.system_memory_pool())
 
-_READERS = 2  # columns that are decoded at once
+_READERS = 2  # columns that are decoded at the same time
 _FORMAT = "1"
 _METADATA = ("deployment", "seed", "version", "hardware", "calibration")
 
 
 class RecordingWriter:
-    """Writes one recording as the run goes on; memory is bounded by a row group.
+    """A writer of one recording during the run; memory is bounded by a row group.
 
-    `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the
-    list columns to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps
-    all of them.
-    As a context manager it closes the recording, or discards it after an exception or Ctrl-C. Raises UserError while
-    another process writes there.
+    `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the list columns
+    to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps all of them. As a context
+    manager it closes the recording, or discards it after an exception or Ctrl-C. Raises UserError while another process
+    writes to the same directory.
     """
 
     def __init__(
@@ -81,23 +80,23 @@ class RecordingWriter:
 
     @property
     def workload_path(self) -> Path:
-        """Where to write a workload that only the run itself makes known; `close` finishes it, too."""
+        """The path for a workload that is known only during the run; `close` finishes this file, too."""
         return self._temporary(WORKLOAD)
 
     def add_step(self, **columns: Any) -> None:
-        """One row of `steps`; a column not given is null."""
+        """Add one row of `steps`; a column not given is null."""
         self._datasets["steps"].add(columns)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Many rows of `steps`: lists or arrays of one length, by column."""
+        """Add many rows of `steps`: lists or arrays of one length, by column."""
         self._datasets["steps"].add_columns(columns)
 
     def add_request(self, **columns: Any) -> None:
-        """One row of `requests`; a column not given is null."""
+        """Add one row of `requests`; a column not given is null."""
         self._datasets["requests"].add(columns)
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Many rows of `requests`: lists or arrays of one length, by column."""
+        """Add many rows of `requests`: lists or arrays of one length, by column."""
         self._datasets["requests"].add_columns(columns)
 
     def close(self, status: str = "complete", duration_ns: int | None = None, **run: Any) -> None:
@@ -125,7 +124,7 @@ class RecordingWriter:
         self._open = False
 
     def discard(self) -> None:
-        """Remove everything this writer wrote. An older recording at the same place stays."""
+        """Remove everything this writer wrote. An older recording in the same directory stays."""
         if self._open:
             self._open = False
             for dataset in self._datasets.values():
@@ -142,7 +141,7 @@ class RecordingWriter:
             if kind is None:
                 self.close()
         finally:
-            self.discard()  # nothing once it is closed
+            self.discard()  # does nothing once the recording is closed
 
     def _temporary(self, name: str) -> Path:
         return self.path / f".{name}.partial"
@@ -157,14 +156,14 @@ class RecordingWriter:
 
 
 class _Footer(NamedTuple):
-    """Of a dataset's file: its row groups, and its schema, which has been held to ours."""
+    """The metadata of a dataset's file: its row groups, and its schema, which was checked against ours."""
 
     about: pq.FileMetaData
     schema: pa.Schema
 
 
 class Recording:
-    """A recording on disk. Opening it reads the one row of `runs`; the rest is read when it is used."""
+    """A recording on disk. Opening it reads the one row of `runs`; other data are read when they are used."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -184,7 +183,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """The recording in directory `path`. Raises UserError when there is none or it is damaged."""
+        """Return the recording in directory `path`. Raises UserError when there is none or it is damaged."""
         return cls(path)
 
     @cached_property
@@ -204,13 +203,13 @@ class Recording:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The run's row of `runs`."""
+        """The row of `runs`."""
         return self.runs.to_pylist()[0]
 
     def table(
         self, dataset: str, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
     ) -> pa.Table:
-        """A dataset, or only some columns or row groups of it, which is cheap: the others are never read.
+        """Return a dataset, or only some columns or row groups of it, which is cheap: the others are never read.
 
         A column that a later version added is null in an older recording.
         """
@@ -219,14 +218,13 @@ class Recording:
         kept = range(about.num_row_groups) if groups is None else groups
 
         def arrays(names: Sequence[str]) -> list[pa.ChunkedArray]:
-            # Row groups are small: read by one thread, past the machinery for many files, they take a third of the
-            # time.
+            # Row groups are small: one thread reads them in a third of the time, without the machinery for many files.
             file = pq.ParquetFile(self._file(dataset), metadata=about, pre_buffer=False)
             found = file.read_row_groups(kept, names, use_threads=False)
             return [found.column(name) for name in names]
 
         read = [name for name in wanted if name in stored.names]
-        # Of many groups column by column takes half of that, since a column that grows alone is moved less.
+        # With many groups, reading column by column halves that time, since a column that grows alone is moved less.
         parts = [read] if len(kept) == 1 else [[name] for name in read]
         try:
             with ThreadPoolExecutor(_READERS) as readers:
@@ -238,7 +236,7 @@ class Recording:
         return _with_all(table, wanted, dataset, sum(about.row_group(at).num_rows for at in kept))
 
     def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Some columns of a dataset, so many rows at a time: of a run of any length only these are in memory."""
+        """Yield some columns of a dataset, `rows` rows at a time; only these rows are in memory."""
         about, stored = self._footer(dataset)
         read = [name for name in columns if name in stored.names]
         try:
@@ -249,27 +247,30 @@ class Recording:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
 
     def rows(self, dataset: str) -> int:
-        """How many rows a dataset has."""
+        """Return the number of rows of a dataset."""
         return int(self._footer(dataset).about.num_rows)
 
     def most_items(self, dataset: str, column: str) -> int:
-        """No fewer than all lists of a column hold, by the file's statistics."""
+        """Return an upper bound for the items in all lists of a column, by the file's statistics."""
         about, _ = self._footer(dataset)
         leaf = self._leaves(dataset).index(column)
         return sum(about.row_group(at).column(leaf).num_values for at in range(about.num_row_groups))
 
     def _leaves(self, dataset: str) -> list[str]:
-        """To which column each of a file's own belongs; a list of structs has several."""
+        """Return the dataset's column of each Parquet leaf column; a list of structs has several leaves."""
         about, _ = self._footer(dataset)
         return [about.schema.column(at).path.split(".")[0] for at in range(about.num_columns)]
 
     def group_rows(self, dataset: str) -> list[int]:
-        """How many rows each row group of a dataset has."""
+        """Return the number of rows of each row group of a dataset."""
         about, _ = self._footer(dataset)
         return [about.row_group(at).num_rows for at in range(about.num_row_groups)]
 
     def filled(self, dataset: str, columns: Sequence[str]) -> list[str]:
-        """Those of `columns` that have a value in some row, by the file's statistics; a list of none is no value."""
+        """Return the names in `columns` that have a value in some row, by the file's statistics.
+
+        A list without items is no value.
+        """
         about, stored = self._footer(dataset)
         leaves = self._leaves(dataset)
         groups = [about.row_group(at) for at in range(about.num_row_groups)]
@@ -280,7 +281,7 @@ class Recording:
         ]
 
     def beginnings(self, dataset: str, columns: Sequence[str], groups: Sequence[int], rows: int) -> pa.Table:
-        """The first `rows` rows of some row groups: what follows in them is not decoded."""
+        """Return the first `rows` rows of some row groups; the other rows of the groups are not decoded."""
         about, _ = self._footer(dataset)
         try:
             file = pq.ParquetFile(self._file(dataset), metadata=about, pre_buffer=False)
@@ -290,7 +291,7 @@ class Recording:
         return pa.Table.from_batches(heads)
 
     def workload(self) -> Workload:
-        """What was offered. Raises UserError when the recording does not hold it."""
+        """Return the offered workload. Raises UserError when the recording does not hold it."""
         if not (self.path / WORKLOAD).is_file():
             remedy = f"does not hold its trace, {WORKLOAD}; give the trace it was made from"
             raise UserError("recording", str(self.path), remedy)
@@ -300,7 +301,7 @@ class Recording:
         return self.path / f"{dataset}.parquet"
 
     def _footer(self, dataset: str) -> _Footer:
-        """What a dataset's file says of itself, read once."""
+        """Return the metadata of a dataset's file, which is read once."""
         if dataset not in self._footers:
             self._footers[dataset] = self._checked(dataset)
         return self._footers[dataset]
@@ -317,7 +318,7 @@ class Recording:
         if (schema.metadata or {}).get(b"tokentwin.dataset") != dataset.encode():
             raise UserError("recording", str(path), f"is not the dataset {dataset!r} of a tokentwin recording")
         ours = arrow_schema(dataset)
-        # Columns are only ever added at the end, so one of two versions' schemas begins with the other.
+        # Columns are only ever added at the end, so the schema of one version begins with the schema of the other.
         for field, stored in zip(ours, schema, strict=False):
             if (field.name, field.type) != (stored.name, stored.type):
                 remedy = f"must be {field.name}: {field.type}; record the run again"
@@ -326,7 +327,7 @@ class Recording:
 
 
 def _with_all(table: pa.Table, wanted: Sequence[str], dataset: str, rows: int) -> pa.Table:
-    """The columns that are `wanted`; those that an older recording lacks are null."""
+    """Return the `wanted` columns of `table`; a column that an older recording lacks is null."""
     for name in wanted:
         if name not in table.column_names:
             field = arrow_schema(dataset).field(name)

@@ -1,4 +1,7 @@
-"""Who may write a recording to a directory: one process at a time, and over nothing that is not a recording."""
+"""The claim of a process on a recording's directory.
+
+One process at a time may write there, and it may replace nothing but a recording.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from traces.schema import DATASETS
 
 WORKLOAD = "workload.parquet"
 JOURNAL = "journal"
-DEPLOYMENT = "deployment.yaml"  # of a recording of vLLM, for people to use again
+DEPLOYMENT = "deployment.yaml"  # written with a recording of vLLM, for people to use again
 
 
 def claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
-    """Make sure that `path` can take a recording, and hold it; True if the directory was made for it."""
+    """Check that `path` can take a recording, and lock it; the flag is True if the directory was made for it."""
     made = not path.exists()
     if not made and not path.is_dir():
         raise UserError("recording", str(path), "is a file; choose a directory")

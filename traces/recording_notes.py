@@ -1,12 +1,13 @@
-"""What a recording says about itself beyond its columns: the `notes` of a run, a JSON object.
+"""The `notes` of a run, a JSON object: facts about a recording beyond its columns.
 
-A run of the real engine notes its `attention`, `model`, `memory`, and of a mixture `experts`: how many a layer has
-(`experts`) and how many a token goes to (`topk`). A simulated run notes, once it is known, how far to trust it:
+A run of the real engine notes its `attention`, `model`, `memory`, and for a mixture `experts`: the number of experts in
+a layer (`experts`) and the number that a token goes to (`topk`). A simulated run notes how far to trust it, once this
+is known:
 
-front_door    what the API server in front of it took, as `serving.front_door.FrontDoor` has it
+front_door  time that the API server in front of it took, as in `serving.front_door.FrontDoor`
 gpu         the GPU whose kernel tables timed its steps
-provenance    `mark` and `reason`, as `calibration.kernels.times.Coverage` has them
-bands       90 % bands by metric and statistic, `value` for what is one number
+provenance  `mark` and `reason`, as in `calibration.kernels.times.Coverage`
+bands       90 % bands by metric and statistic; the statistic of a single number is `value`
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _RUNS = "runs.parquet"
 
 
 def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of a row of `runs`; none where it has none, or no JSON object of them."""
+    """Return the notes of a row of `runs`; empty if it has none or they are no JSON object."""
     try:
         notes = json.loads(run["notes"] or "{}")
     except ValueError:
@@ -38,7 +39,7 @@ def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_notes(directory: str | Path, notes: Mapping[str, Any]) -> None:
-    """Add to the notes of a whole recording, or replace those of the same name.
+    """Add to the notes of a complete recording, or replace notes of the same name.
 
     Raises UserError when there is no recording or another process is writing one there, ValueError for NaN and
     infinities, which JSON does not have.

@@ -1,4 +1,4 @@
-"""Which replicas a recorded run had and when: replica counts over time, and the GPU time that was paid for.
+"""The lives of a recorded run's replicas: replica counts over time, and the GPU time that was paid for.
 
 A replica occupies its GPUs from its start to its end, so cold starts, drains and recoveries are paid for; it takes
 requests from the time it is ready. Works on the column `replica_lives` of the dataset `runs`.
@@ -13,12 +13,15 @@ Lives = Sequence[Mapping[str, Any]]
 
 
 def gpu_hours(lives: Lives, duration_ns: int) -> float:
-    """GPU hours paid for, of all replicas, up to the end of the run."""
+    """Return the GPU hours paid for, of all replicas, up to the end of the run."""
     return sum(_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in lives) / 3.6e12
 
 
 def cost_usd(lives: Lives, duration_ns: int, usd_per_gpu_hour: Mapping[str, float | None]) -> float | None:
-    """Dollars for those GPU hours, by the price of each pool; None if one that had a replica has none."""
+    """Return the dollars for the GPU hours of `lives`, by the price of each pool.
+
+    None if a pool with a replica has no price.
+    """
     usd = 0.0
     for pool in dict.fromkeys(life["pool"] for life in lives):
         price = usd_per_gpu_hour.get(pool)
@@ -29,12 +32,12 @@ def cost_usd(lives: Lives, duration_ns: int, usd_per_gpu_hour: Mapping[str, floa
 
 
 def serving_ns(lives: Lives, duration_ns: int) -> int:
-    """Nanoseconds for which replicas could serve, summed over them."""
+    """Return the nanoseconds in which replicas could serve, summed over the replicas."""
     return sum(_end(life, duration_ns, life["ready_ns"]) for life in lives if life["ready_ns"] is not None)
 
 
 def unserved_ns(lives: Lives, duration_ns: int) -> int:
-    """Nanoseconds in which none of `lives`, of one pool, could serve, after one could for the first time."""
+    """Return the nanoseconds without a ready replica, after the first one was ready; `lives` are of one pool."""
     timeline = [change for change in replica_counts(lives) if change["time_ns"] < duration_ns]
     began = next((at for at, change in enumerate(timeline) if change["ready"]), len(timeline))
     times = [*(change["time_ns"] for change in timeline), duration_ns]
@@ -42,7 +45,7 @@ def unserved_ns(lives: Lives, duration_ns: int) -> int:
 
 
 def replica_counts(lives: Lives) -> list[dict[str, Any]]:
-    """The timeline: at each change `time_ns`, `pool`, and from then on its replicas `paid` for and those `ready`."""
+    """Return a row for each change: `time_ns`, `pool`, and the pool's replicas `paid` for and `ready` from then on."""
     changes: dict[tuple[int, str], list[int]] = {}
     for life in lives:
         for name, paid, ready in (("started_ns", 1, 0), ("ready_ns", 0, 1)):
@@ -67,5 +70,5 @@ def _change(changes: dict[tuple[int, str], list[int]], time_ns: int, pool: str, 
 
 
 def _end(life: Mapping[str, Any], duration_ns: int, from_ns: int) -> int:
-    """How long from `from_ns` to the end of the replica or of the run."""
+    """Return the nanoseconds from `from_ns` to the end of the replica or of the run."""
     return int((duration_ns if life["ended_ns"] is None else life["ended_ns"]) - from_ns)

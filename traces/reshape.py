@@ -1,4 +1,4 @@
-"""Changing a workload without changing what is in it: fewer requests, or the same at other times."""
+"""Changes of a workload that keep the content of its requests: fewer requests, or other arrival times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reshaped(
 ) -> Workload:
     """Take the first `limit` requests of `workload`, arriving `rate_scale` times as fast, counted after `warm_up_s`.
 
-    Raises UserError if an arrival moves beyond what a time in nanoseconds can hold, or nothing is left to count.
+    Raises UserError if an arrival moves beyond the largest time in nanoseconds, or if no request is left to count.
     """
     requests = workload.requests if limit is None else list(islice(workload.requests, min(limit, sys.maxsize)))
     if rate_scale is not None:
@@ -40,9 +40,10 @@ def reshaped(
 
 
 def only(workload: Workload, requests: Iterable[WorkloadRequest]) -> Workload:
-    """`workload` with only these of its requests, in their order.
+    """Return `workload` with only the given requests, in their order.
 
-    Turns count anew in each session, and the first that is left waits for no answer: it comes at its arrival.
+    Turns are numbered again in each session. The first turn that remains waits for no answer: it comes at its arrival
+    time.
     """
     turns: Counter[str] = Counter()
     kept = []
@@ -57,9 +58,9 @@ def only(workload: Workload, requests: Iterable[WorkloadRequest]) -> Workload:
 
 
 def at_rate(workload: Workload, rate: float) -> Workload:
-    """`workload`, its requests in a list, with a mean gap between arrivals of 1 / `rate` seconds.
+    """Return `workload`, its requests in a list, with a mean gap between arrivals of 1 / `rate` seconds.
 
-    Requests of one instant stay as they are. Raises UserError as `reshaped` does.
+    If all requests arrive at one time, they stay as they are. Raises UserError as `reshaped` does.
     """
     requests = list(workload.requests)
     span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 if requests else 0.0
@@ -68,13 +69,13 @@ def at_rate(workload: Workload, rate: float) -> Workload:
 
 
 def spread_ticks(workload: Workload) -> Workload:
-    """`workload` with the n arrivals of a tick at its start + i/n of a tick, in their order: quantised times undone.
+    """Return `workload` with the n arrivals of a tick at its start + i/n of a tick, in their order.
 
-    A trace rounded to ticks (Mooncake's are about 3 s) shows bursts that never were: 90 % of its gaps are zero. The
-    true times inside a tick are unknown; even spacing adds the least burstiness of its own.
+    This undoes quantised times. A trace rounded to ticks (Mooncake's are about 3 s) shows bursts that never were: 90 %
+    of its gaps are zero. The true times inside a tick are unknown; even spacing adds the least burstiness.
 
-    A tick is the median gap between distinct arrivals, or the gap to the next one if that is shorter. A
-    workload with no two arrivals alike comes back as it is.
+    A tick is the median gap between distinct arrivals, or the gap to the next arrival if that is shorter. A workload in
+    which no two arrivals are equal comes back as it is.
     """
     requests = list(workload.requests)
     counts = Counter(request.arrival_ns for request in requests)

@@ -1,7 +1,7 @@
-"""Rows of a text trace, CSV or JSON lines, plain or gzipped, each knowing the line it stands on.
+"""Rows of a text trace, CSV or JSON lines, plain or gzipped; every row knows its line number.
 
-The readers ask a row for a field by name and say what it must be; a field that is not becomes one UserError
-that names the file, the line and the field. Numbers are decimal, never binary floats, so times are exact.
+A reader asks a row for a field by name and type. A wrong field raises one UserError that names the file, the line and
+the field. Numbers are decimal, never binary floats, so times are exact.
 """
 
 from __future__ import annotations
@@ -29,40 +29,41 @@ _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # lines; about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
-# A gzipped trace unpacks to ten times its size. What Deflate has packed a thousand times is no trace, and hardly ends.
+# A trace gzips to about a tenth of its size. Data that Deflate packed a thousandfold is no trace and would unpack for
+# very long.
 _SMALL_BYTES = 8 << 20
 _MOST_PACKED = 100
 _LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, as a JSON escape can say
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape can produce one
 
 
 class Row:
-    """One line of a trace: `fields` as the file has them, strings in a CSV and JSON values otherwise."""
+    """A line of a trace: `fields` has the values of the file, strings in a CSV and JSON values otherwise."""
 
     def __init__(self, path: Path, line: int, fields: Mapping[str, Any], typed: bool = False) -> None:
-        self._typed = typed  # numbers are no strings
+        self._typed = typed  # True: a string does not count as a number
         self.path = path
         self.line = line
         self.fields = fields
 
     def error(self, field: str, value: object, remedy: str) -> UserError:
-        """What is wrong with `field` here."""
+        """Return a UserError about `field` of this row."""
         return UserError(f"{self.path}:{self.line}: {field}", value, remedy)
 
     def only(self, *known: str) -> None:
-        """UserError about the first field that is not one of `known`, if any are."""
+        """Raise UserError about the first field that is not in `known`; without `known`, all fields are allowed."""
         for field in self.fields if known else ():
             if field not in known:
                 raise self.error(field, self.fields[field], f"is not a known field; choose from {', '.join(known)}")
 
     def tokens(self, field: str) -> int:
-        """A length in tokens, from 1 to `LONGEST`."""
+        """Return a length in tokens, from 1 to `LONGEST`."""
         return self.integer(field, 1, most=LONGEST)
 
     def integer(self, field: str, least: int, default: int | None = None, most: int = _LARGEST) -> int:
-        """A whole number from `least` to `most`; `default` where the field is absent or an empty CSV cell."""
+        """Return a whole number from `least` to `most`; `default` if the field is absent or an empty CSV cell."""
         value = self.fields.get(field, "")
         if value == "" and default is not None:
             return default
@@ -72,7 +73,7 @@ class Row:
         return self._in_range(field, value, int(number), least, most)
 
     def time_ns(self, field: str, unit_ns: int) -> int:
-        """A time of 0 to 146 years in units of `unit_ns`, rounded to the nanosecond."""
+        """Return a time of 0 to 146 years, given in units of `unit_ns`, rounded to the nanosecond."""
         value = self.fields.get(field, "")
         number = round(self._number(field, value) * unit_ns)
         if number > LATEST_NS:
@@ -80,7 +81,7 @@ class Row:
         return self._in_range(field, value, number, 0, _LARGEST)
 
     def instant_ns(self, field: str) -> int:
-        """An ISO 8601 date and time, in nanoseconds since 1970; UTC where it states no offset."""
+        """Return an ISO 8601 date and time in nanoseconds since 1970; UTC if it states no offset."""
         text = self.text(field)
         match = _INSTANT.fullmatch(text)
         try:
@@ -92,7 +93,7 @@ class Row:
             raise self.error(field, text, "must look like 2023-11-16 18:15:46.6805900") from None
 
     def text(self, field: str) -> str:
-        """A string; empty where the field is absent."""
+        """Return a string; empty if the field is absent."""
         value = self.fields.get(field, "")
         if not isinstance(value, str):
             raise self.error(field, value, "must be a string")
@@ -117,7 +118,7 @@ class Row:
             number = Decimal(value)
         except InvalidOperation:
             raise self.error(field, value, "must be a number") from None
-        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal takes them
+        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal accepts them
             raise self.error(field, value, "must be a number in the digits 0 to 9")
         # The exponent is bounded before any conversion: int(Decimal("1e999999999")) would never return.
         if not number.is_finite() or number.adjusted() > 20:
@@ -139,7 +140,10 @@ def _second_ns(second: str, offset: str) -> int:
 
 
 def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
-    """The first `size` bytes of a file, unpacked if it is gzipped. Raises UserError of `what` if it cannot be read."""
+    """Return the first `size` bytes of a file, unpacked if it is gzipped.
+
+    Raises UserError about `what` if the file cannot be read.
+    """
     try:
         with _open(path) as file:
             return file.read(size)
@@ -148,7 +152,10 @@ def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
 
 
 def csv_rows(path: Path, *known: str) -> Iterator[Row]:
-    """The rows under the header of a CSV file; blank lines are skipped. Its columns are of the `known`, if any are."""
+    """Yield the rows under the header of a CSV file, without blank lines.
+
+    If `known` names columns, any other column raises UserError.
+    """
     lines = (text for _, text in _numbered_lines(path))
     reader = csv.reader(lines, strict=True)
     try:
@@ -170,7 +177,10 @@ def csv_rows(path: Path, *known: str) -> Iterator[Row]:
 
 
 def json_rows(path: Path, *known: str) -> Iterator[Row]:
-    """The objects of a JSON lines file; blank lines are skipped. Their fields are of the `known`, if any are."""
+    """Yield the objects of a JSON lines file, without blank lines.
+
+    If `known` names fields, any other field raises UserError.
+    """
     for line, text in _numbered_lines(path):
         if not text.strip():
             continue
@@ -194,7 +204,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 class _Unpacked(io.RawIOBase):
-    """What a gzipped file holds. Raises OSError where it has been packed more than any trace."""
+    """The unpacked content of a gzipped file. Raises OSError if it was packed more than any trace."""
 
     def __init__(self, path: Path) -> None:
         self._packed = path.open("rb")
@@ -237,7 +247,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def workload_of(path: Path, requests: list[WorkloadRequest]) -> Workload:
-    """The requests of a trace, in order, called as its file. Raises UserError if there are none."""
+    """Return the workload of a trace's ordered requests, named after its file. Raises UserError if there are none."""
     if not requests:
         raise UserError("trace", str(path), "holds no requests")
     return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))

@@ -1,11 +1,11 @@
-"""The metrics of a recorded run, computed once and the same way whichever clock wrote the recording.
+"""The metrics of a recorded run, computed in the same way whichever clock wrote the recording.
 
-Works on Arrow columns with numpy only: no Python loop over requests, tokens or steps, so a million requests take about
-a second. A recording's columns are read when they are needed, and few of them are kept. Names and definitions are those
-of the registry (`serving.metrics`).
+All work is done on Arrow columns with numpy: no Python loop runs over requests, tokens or steps, so a million requests
+take about a second. A recording's columns are read when they are needed, and few of them are kept. Names and
+definitions come from the registry (`serving.metrics`).
 
-Percentiles are exact order statistics by nearest rank, never interpolated. Latencies are those of finished
-requests; everything else stays in the denominator of SLO attainment.
+Percentiles are exact order statistics by nearest rank, never interpolated. Latencies cover finished requests only; all
+other requests stay in the denominator of SLO attainment.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from traces.step_metrics import STEP_METRICS, StepMetrics
 from traces.step_work import StepWork
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
-SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # of an API server and its clients
+SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients
 DISTRIBUTIONS = (*REQUEST_METRICS, "itl_ms", *STEP_METRICS)
 
-_SPANS = {  # between which times of a request a metric lies
+_SPANS = {  # start and end of each metric, as times of a request
     "ttft_ms": ("arrival_ns", "first_token_ns"),
     "e2e_ms": ("arrival_ns", "finish_ns"),
     "queue_ms": ("arrival_ns", "scheduled_ns"),
@@ -53,8 +53,8 @@ _SPANS = {  # between which times of a request a metric lies
     "detokenise_ms": ("finish_ns", "last_text_ns"),
     "stream_ms": ("last_text_ns", "last_sent_ns"),
 }
-_PIECE = 1 << 12  # requests whose token times are read at once
-_AT_ONCE = 1 << 16  # a recording of no more requests and steps is read at once, which is faster
+_PIECE = 1 << 12  # requests whose token times are read at a time
+_AT_ONCE = 1 << 16  # a recording of no more requests and steps is read in one go, which is faster
 _READ = {
     name: [column.name for column in columns if column.name not in ("row_ids", "row_tokens")]
     for name, columns in DATASETS.items()
@@ -63,10 +63,11 @@ _READ = {
 
 
 class RunMetrics:
-    """The metrics of one run: of its dataset `requests` and, if they were kept, `steps`; or of a recording.
+    """The metrics of one run, from its dataset `requests` and, if kept, `steps`; or from a recording.
 
-    `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all. `gpus` is how many
-    were provisioned, `work` what their steps compute. What cannot be told is None (scalars) or empty (distributions).
+    `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all bounds. `gpus` is the
+    number of provisioned GPUs, `work` the work of a step on them. An unknown metric is None (scalars) or empty
+    (distributions).
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class RunMetrics:
     def of(
         cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
     ) -> RunMetrics:
-        """The metrics of a recording; `peak` is what MFU and MBU are of, if not the GPU that the run names."""
+        """Return the metrics of a recording. MFU and MBU refer to `peak`, or else to the GPU that the run names."""
         run, work = recording.run, StepWork.of(recording.run, peak)
         if any(recording.rows(dataset) > _AT_ONCE for dataset in _READ):
             return cls(recording, None, run, slo, None, work)
@@ -105,7 +106,7 @@ class RunMetrics:
 
     @cached_property
     def finished(self) -> NDArray[np.bool_]:
-        """Which requests finished, in the order of the table."""
+        """A mask of the requests that finished, in the order of the table."""
         return self._with_status("finished")
 
     def _with_status(self, status: str) -> NDArray[np.bool_]:
@@ -119,10 +120,10 @@ class RunMetrics:
         return self._datasets.table("requests", [name]).column(0)
 
     def values(self, name: str) -> Floats:
-        """A metric's values: one for each request, gap or step, NaN where it has none.
+        """Return a metric's values: one for each request, gap or step, NaN where there is no value.
 
-        Request metrics come in the order of the requests table, step metrics in that of the steps table.
-        Raises UserError when `name` is not a distribution.
+        Request metrics come in the order of the requests table, step metrics in that of the steps table. Raises
+        UserError when `name` is not a distribution.
         """
         if name not in DISTRIBUTIONS:
             metric(name)
@@ -133,13 +134,13 @@ class RunMetrics:
         return self._columns[name]
 
     def _made(self, name: str) -> Floats:
-        """Values in memory of their own."""
+        """Return the values of a request metric in a new array."""
         return self._gaps() if name == "itl_ms" else np.where(self.finished, self._request_values(name), np.nan)
 
     def distribution(self, name: str) -> Distribution:
-        """Mean, std, min, max, count and nearest-rank percentiles of a metric; step metrics count each step once.
+        """Return mean, std, min, max, count and nearest-rank percentiles of a metric; every step counts once.
 
-        Values that nobody has asked for are not kept.
+        Values that `values` has not been asked for are not kept.
         """
         if name in STEP_METRICS:
             return self._steps.summary(name, self._columns.get(name)).distribution
@@ -168,7 +169,7 @@ class RunMetrics:
                 return self._numbers_of(f"{name.removesuffix('_ms')}_ns") / 1e6
 
     def _gaps(self) -> Floats:
-        """Every gap between consecutive tokens of finished requests, in milliseconds."""
+        """Return every gap between consecutive tokens of finished requests, in milliseconds."""
         if not self._datasets.filled("requests", ["token_times_ns"]):
             return np.empty(0)
         gaps, row, at = np.empty(self._datasets.most_items("requests", "token_times_ns")), 0, 0
@@ -185,7 +186,7 @@ class RunMetrics:
         return self._numbers[name]
 
     def _numbers_of(self, name: str) -> Floats:
-        """The same of a column that is needed but once."""
+        """Return a column of the requests as floats, without keeping it: for a column that is needed only once."""
         if not self._datasets.filled("requests", [name]):
             return np.full(self._count, np.nan)
         return numbers(self._datasets.table("requests", [name]), name)
@@ -193,11 +194,11 @@ class RunMetrics:
     # Steps
 
     def at_steps(self, rows: NDArray[np.int64]) -> StepMetrics:
-        """The metrics of some steps, by their rows in the steps table, but for MFU and MBU."""
+        """Return the metrics of some steps, given by their rows in the steps table; MFU and MBU are left out."""
         return self._steps.at(rows)
 
     def step_mean(self, name: str, weigh: bool = True) -> float | None:
-        """A step metric's mean, each step weighing as long as it took, or else the same."""
+        """Return a step metric's mean, weighted by the duration of the steps or, without `weigh`, unweighted."""
         if name not in STEP_METRICS:
             raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
         summary = self._steps.summary(name, self._columns.get(name))
@@ -224,7 +225,7 @@ class RunMetrics:
         return (last - first) / 1e9 if last > first else None
 
     def meets_slo(self) -> NDArray[np.bool_]:
-        """Which requests finished and met every bound; TPOT binds only from the second token on."""
+        """Return a mask of the requests that finished and met every bound; TPOT binds only from the second token on."""
         good = self.finished.copy()
         for name, bound in self.slo.items():
             values = self.values(name)
@@ -235,7 +236,7 @@ class RunMetrics:
         return good
 
     def scalars(self) -> dict[str, Any]:
-        """Every run metric by name, None where the recording cannot tell; saturation is its verdict."""
+        """Return every run metric by name, None where the recording does not have it; saturation is the verdict."""
         return dict(self._scalars)
 
     @cached_property
@@ -286,7 +287,7 @@ class RunMetrics:
         }
 
     def _sum(self, name: str) -> int | None:
-        """Over all requests; None where there are some and nothing is known of any."""
+        """Return the sum over all requests; None if there are requests and the column is unknown for all of them."""
         values = self._numbers_of(name)
         return None if len(values) and np.isnan(values).all() else int(np.nansum(values))
 
@@ -295,7 +296,7 @@ class RunMetrics:
         return bool(self._datasets.filled("requests", ["tier_hit_tokens"]))
 
     def jain_fairness(self) -> float | None:
-        """Jain's index of the tenants' service up to the last arrival."""
+        """Return Jain's index of the tenants' service up to the last arrival."""
         if not self._count:
             return None
         served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
@@ -303,22 +304,22 @@ class RunMetrics:
         return jain_index(pc.fill_null(self._column("tenant"), ""), tokens)
 
     def statuses(self) -> dict[str, int]:
-        """How many requests ended in each status."""
+        """Return the number of requests by their final status."""
         counts = pc.value_counts(self._column("status")).to_pylist()
         return {str(c["values"]): c["counts"] for c in sorted(counts, key=lambda c: -c["counts"])}
 
     def busy(self) -> float | None:
-        """Share of the measurement window in which a step is under way, averaged over the replicas."""
+        """Return the share of the measurement window in which a step is under way, averaged over the replicas."""
         if not self._steps.count or self.window_s is None:
             return None
         return float(known(self._steps.under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
 
     def _used(self, name: str) -> float | None:
-        """MFU or MBU over the measurement window, all GPUs there were: waiting for requests counts as unused."""
+        """Return MFU or MBU over the measurement window and all GPUs; waiting for requests counts as unused."""
         return over(self._steps.used_s(name), self.window_s and self.window_s * self._replicas)
 
     def internal_fragmentation(self) -> float | None:
-        """Of the KV memory that requests held, the share without a token; None where the deployment is not told."""
+        """Return the share of the reserved KV memory that holds no token; None if the deployment is not recorded."""
         if not self._run.get("deployment"):
             return None
         told = json.loads(self._run["deployment"]).get("scheduler", {})
@@ -335,12 +336,15 @@ class RunMetrics:
         return float(np.nansum(self._request("prompt_tokens")[self._admitted]))
 
     def prefix_hit_rate(self) -> float | None:
-        """Hit tokens over the prompt tokens of every request that was admitted."""
+        """Return the hit tokens divided by the prompt tokens of every admitted request."""
         hits = self._numbers_of("prefix_hit_tokens")[self._admitted]
         return over(float(np.nansum(hits)), self.looked_up_tokens)
 
     def speculation(self) -> dict[str, Any]:
-        """What drafts were good for, None where no draft token was verified; every request counts, finished or not."""
+        """Return the figures of speculative decoding, None if no draft token was verified.
+
+        Every request counts, finished or not.
+        """
         drafts, proposed, accepted = (
             int(np.nansum(self._numbers_of(name))) for name in ("drafts", "draft_tokens", "accepted_tokens")
         )
@@ -351,7 +355,7 @@ class RunMetrics:
         }
 
     def tier_hit_rates(self) -> dict[str, float]:
-        """Tokens loaded from each KV tier over the prompt tokens of every request that was admitted; none, no tiers."""
+        """Return tokens loaded from each KV tier over the prompt tokens of admitted requests; empty without tiers."""
         if not self._tiered:
             return {}
         hits = self._column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
@@ -360,8 +364,11 @@ class RunMetrics:
 
     @cached_property
     def _stays(self) -> Stays:
-        """An unfinished request stays to the end of the window; one that left without its last token counts up to when
-        it left, if that is recorded."""
+        """The time that each request spent in the system.
+
+        An unfinished request stays to the end of the window. A request that left without its last token counts until it
+        left, if that time is recorded.
+        """
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
         ends = np.where(np.isnan(ends), self._numbers_of("end_ns"), ends)
         if self.window_ns is not None:
@@ -373,16 +380,16 @@ class RunMetrics:
 
     @property
     def outstanding(self) -> tuple[Floats, Floats]:
-        """Arrivals and ends in nanoseconds, each in order, of every request that was in the system."""
+        """Arrivals and ends in nanoseconds, both sorted, of every request that was in the system."""
         return self._stays.outstanding
 
     def concurrency(self) -> tuple[float | None, int | None]:
-        """Requests outstanding: time-weighted mean over the measurement window, and peak."""
+        """Return the requests outstanding: time-weighted mean over the measurement window, and peak."""
         return self._stays.concurrency(self.window_ns)
 
     @cached_property
     def saturation(self) -> Saturation | None:
-        """Whether the run keeps up with its arrivals; None when too few arrive to tell. The rule is the glossary's."""
+        """The verdict on whether the run keeps up with its arrivals, by the glossary's rule; None if too few arrive."""
         scheduled = self._request("scheduled_ns")
         told = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
         return saturation_of(*self.outstanding, partial(self._stays.waiting_share, scheduled, told))
@@ -394,7 +401,7 @@ class RunMetrics:
 
     @cached_property
     def _replicas(self) -> float:
-        """How many there were: the mean over the run where it is known when each was there."""
+        """The number of replicas: the mean over the run if their lives are recorded."""
         if self._lives and self._duration_ns:
             return serving_ns(self._lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)

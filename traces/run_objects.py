@@ -1,6 +1,6 @@
-"""The columns of `runs` that hold JSON objects: their entries that we read, checked when a recording is opened.
+"""The JSON objects in columns of `runs`: checks of the entries that we read, made when a recording is opened.
 
-They come from a file that anyone may have written. Other entries may be there, and mean nothing to us.
+The objects come from a file that anyone may have written. Other entries are allowed and ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Served(BaseModel):
 
 
 class _Notes(BaseModel):
-    """As `traces.recording_notes` says what they mean."""
+    """The notes that are read; `traces.recording_notes` says what they mean."""
 
     gpu: str | None = None
     standing: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ class _Hardware(BaseModel):
 
 
 class _Deployment(BaseModel):
-    """Of any engine; our own are read as `Deployment`."""
+    """The deployment of any engine; deployments of our own are read as `Deployment`."""
 
     model: str | None = None
     scheduler: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ _OBJECTS: dict[str, type[BaseModel]] = {"deployment": _Deployment, "hardware": _
 
 
 def check_objects(run: Mapping[str, Any], where: str) -> None:
-    """Raises UserError for a column of the row `run` that is neither empty nor such an object."""
+    """Raise UserError for a column of the row `run` that is neither empty nor an object of its model."""
     for name, model in _OBJECTS.items():
         text, field = run[name], f"{where}: {name}"
         if not text:

@@ -1,4 +1,7 @@
-"""Whether a run keeps up with its arrivals, by the slope of its backlog. The rule is the glossary's, of saturation."""
+"""A verdict on whether a run keeps up with its arrivals, by the slope of its backlog.
+
+The rule is in the glossary, under saturation.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _BINS = 16
-FEWEST = 20  # requests below which nothing is said about saturation
+FEWEST = 20  # requests; with fewer, there is no verdict
 PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
-_GROWING = 0.02  # and when its backlog is said to grow at all: a burst near the end makes a line rise by less
+_GROWING = 0.02  # the same share for a backlog that grows: a burst near the end makes a line rise by less
 _LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
 
 
 class Trend(NamedTuple):
-    """A fitted line: its slope per second, the standard error of that, and how many degrees of freedom this has."""
+    """A fitted line: its slope per second, the standard error of the slope, and this error's degrees of freedom."""
 
     slope: float
     error: float = 0.0
@@ -35,14 +38,14 @@ class Trend(NamedTuple):
 
     @property
     def rises(self) -> bool:
-        """Whether the 95 % interval lies above zero; mostly told without scipy."""
+        """True if the 95 % interval lies above zero; mostly decided without scipy."""
         slope, error = self.slope, self.error
         return slope > _MOST_T * error or (slope > _LEAST_T * error and slope > self.half)
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """Whether the run keeps up, and the trend of its backlog, in requests per second."""
+    """The verdict on a run, and the trend of its backlog, in requests per second."""
 
     verdict: str
     trend: Trend
@@ -51,9 +54,10 @@ class Saturation:
 
 
 def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float, float], float]) -> Saturation | None:
-    """By when requests came and left, in nanoseconds and in order; None when too few arrive to tell.
+    """Return the verdict for requests that came and left at these sorted times (ns); None when too few arrive.
 
-    `waiting_share` says which share of their time those that arrive between two times wait for their first step.
+    `waiting_share(begin, end)` returns the share of their time that requests arriving from `begin` to `end` wait for
+    their first step.
     """
     if len(arrivals) < FEWEST or arrivals[-1] <= arrivals[0]:
         return None
@@ -71,10 +75,10 @@ def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float
 
 
 def growth(arrivals: Floats, leaves: Floats) -> Trend:
-    """How fast those that came and have not left become more, per second.
+    """Return the growth per second of the number of requests that have arrived and not left.
 
-    `arrivals` and `leaves` are in nanoseconds and in order. Looks at the arrival period without its first quarter; the
-    rule is the glossary's, of saturation.
+    `arrivals` and `leaves` are sorted and in nanoseconds. The first quarter of the arrival period is left out, by the
+    glossary's rule for saturation.
     """
     first, last = arrivals[0], arrivals[-1]
     edges = np.linspace(_filled(first, last), last, _BINS + 1)
@@ -83,12 +87,12 @@ def growth(arrivals: Floats, leaves: Floats) -> Trend:
 
 
 def _filled(first: float, last: float) -> float:
-    """When an empty system counts as filled."""
+    """Return the time at which a system that began empty counts as filled."""
     return first + (last - first) / 4
 
 
 def _integral(times: Floats, until: Floats) -> Floats:
-    """For each t of `until`, the integral up to t of the number of `times` (in order) that have passed."""
+    """Return for each t in `until` the integral up to t of the number of `times` (sorted) that have passed."""
     origin = until[0]
     shifted = times - origin
     sums = np.concatenate([[0.0], np.cumsum(shifted)])
@@ -98,7 +102,7 @@ def _integral(times: Floats, until: Floats) -> Floats:
 
 
 def _trend(x: Floats, y: Floats) -> Trend:
-    """Of the least-squares line, with fewer degrees of freedom for correlated residuals.
+    """Return the trend of the least-squares line, with fewer degrees of freedom for correlated residuals.
 
     Residuals of a fitted line look less correlated than they are, by (2 + 4 r) / n (Kendall 1954 for a mean; a line
     takes one degree of freedom more).
@@ -118,5 +122,5 @@ def _trend(x: Floats, y: Floats) -> Trend:
 
 
 def _product(x: Floats, y: Floats) -> float:
-    """Of two vectors, without BLAS, which adds in another order on each CPU."""
+    """Return the inner product of two vectors, without BLAS, which adds in another order on each CPU."""
     return float(np.einsum("i,i->", x, y))

@@ -1,8 +1,8 @@
-"""The exchange format: what a recorded run holds, column by column.
+"""The exchange format: the columns of a recorded run.
 
-The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`), each a
-Parquet file whose fields carry a unit and a definition. Nothing downstream knows or cares which clock wrote
-them. All times are integer nanoseconds from the start of the run. A time that never came is null.
+The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`), each a Parquet file whose
+fields carry a unit and a definition. Readers do not need to know which clock wrote them. All times are integer
+nanoseconds from the start of the run. A time that never came is null.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serving.step_plan import AGGREGATES
 
 
 class Column(NamedTuple):
-    """One field of a dataset: its Arrow type, unit (empty for a count or a label) and definition."""
+    """A field of a dataset: its Arrow type, unit (empty for a count or a label) and definition."""
 
     name: str
     type: pa.DataType
@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 _I64, _I32, _TEXT = pa.int64(), pa.int32(), pa.string()
 # A replica: its number and pool, the GPUs it occupies from `started_ns` to `ended_ns` (null: to the end of the run),
-# when it began to take requests (null: never), and what ended it: `crash`, `scale-in`, or nothing.
+# the time when it began to take requests (null: never), and the cause of its end: `crash`, `scale-in`, or nothing.
 _LIFE = pa.struct(
     [
         ("replica", _I32),
@@ -42,7 +42,7 @@ _LIFE = pa.struct(
         ("ended_by", _TEXT),
     ]
 )
-# A copy into the device's memory (`reads`) or out of it: asked for, begun and ended.
+# A copy into the device's memory (`reads`) or out of it, with the times when it was asked for, began and ended.
 _KV_TRANSFER = pa.struct(
     [("reads", pa.bool_()), ("size_bytes", _I64), ("submitted_ns", _I64), ("began_ns", _I64), ("ended_ns", _I64)]
 )
@@ -230,5 +230,5 @@ DATASETS = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS}
 
 
 def arrow_schema(dataset: str, metadata: dict[str, str] | None = None) -> pa.Schema:
-    """The Arrow schema of `runs`, `requests` or `steps`; `metadata` goes into the file's schema metadata."""
+    """Return the Arrow schema of `runs`, `requests` or `steps`; `metadata` goes into the file's schema metadata."""
     return pa.schema([column.field for column in DATASETS[dataset]], metadata=metadata)

@@ -1,7 +1,8 @@
-"""Names for what prompts share, so that prompts of tokens become prompts of a workload.
+"""Names for the parts that prompts share, so that prompts of tokens become prompts of a workload.
 
-Prefix caches know whole blocks by everything before them, so equal beginnings are looked for block by block. What was
-not seen before gets a name of its own; an answer is `out:ID`, so that the next turn of a conversation may quote it.
+A prefix cache identifies a block by all tokens up to its end, so equal beginnings are compared block by block. Tokens
+that were not seen before get a new name. An answer is called `out:ID`, so that the next turn of a conversation can
+quote it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from serving.workload import Segment
 
 Path = tuple[Segment, ...]
 
-_MOST_BLOCKS = 1 << 18  # remembered at once, in some 100 MB; the one least recently seen goes first
+_MOST_BLOCKS = 1 << 18  # remembered at a time, in some 100 MB; the block least recently seen is forgotten first
 
 
 class SharedPrefixes:
     """Segments of prompts, by a key of each whole block of `block_size` tokens.
 
-    A key stands for all tokens up to the end of its block, and `ahead` more: equal ones are equal beginnings. What has
-    no keys shares nothing. Of all blocks seen, the last `most_blocks` are remembered.
+    A key stands for all tokens up to the end of its block, and `ahead` more: equal keys mean equal beginnings. Tokens
+    without keys share nothing. Of all blocks seen, the last `most_blocks` are remembered.
 
     ambiguous  blocks of answers that were seen before the answer ended: another answer says the same, or a prompt that
                came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
@@ -34,7 +35,7 @@ class SharedPrefixes:
         self.ambiguous = 0
 
     def prompt(self, id: int, keys: Sequence[Hashable], length: int) -> Path:
-        """The segments of a prompt of `length` tokens of request `id`; equal beginnings have equal names."""
+        """Return the segments of a prompt of `length` tokens of request `id`; equal beginnings have equal names."""
         known = blocks = 0
         path: Path = ()
         for key in keys:
@@ -42,7 +43,7 @@ class SharedPrefixes:
                 break
             path = found
             known, blocks = self._end(blocks), blocks + 1
-        for key in reversed(keys[:blocks]):  # what others build on goes last
+        for key in reversed(keys[:blocks]):  # blocks on which others build are forgotten last
             self._paths.move_to_end(key)
         if known < length:
             self._remember(keys, known, path, f"p{id}", length)
@@ -50,17 +51,17 @@ class SharedPrefixes:
         return path
 
     def answered(self, id: int, prompt: Path, keys: Sequence[Hashable], length: int) -> None:
-        """There will be no more of the answer to request `id`: it and its `prompt` are `length` tokens."""
+        """Take in the whole answer to request `id`: `prompt` and answer together have `length` tokens."""
         begins = sum(tokens for _, tokens in prompt)
         self.ambiguous += sum(key in self._paths for at, key in enumerate(keys) if self._end(at) > begins)
         self._remember(keys, begins, prompt, f"out:{id}", length)
 
     def _end(self, block: int) -> int:
-        """Up to which token the key of a block stands."""
+        """Return the number of tokens that the key of a block stands for."""
         return (block + 1) * self._block_size + self._ahead
 
     def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
-        """Blocks of which keys end within the segment `name`, which goes from token `begins` to `ends`."""
+        """Remember the blocks whose keys end within the segment `name`, which goes from token `begins` to `ends`."""
         first = max(begins - self._ahead, 0) // self._block_size
         for at in reversed(range(first, min(ends // self._block_size, len(keys)))):
             if begins < (end := self._end(at)) <= ends:

@@ -1,13 +1,13 @@
 """The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
 
 Fields: `arrival_s`, `arrival_ms`, `arrival_ns` or `timestamp` (one of them); `prompt_tokens`; `output_tokens`; and
-optionally `id` (else the line's number from 0), `tenant`, `priority`, `slo_class`, and `max_tokens`, where a stop token
-ends an answer that may have been longer. JSON lines may give `prompt` instead of `prompt_tokens`: segments
-`[["sys0", 400], ["", 35]]`, where the empty name is private tokens and `["out:12", 80]` the first 80 output tokens of
-request 12.
+optionally `id` (default: the number of the line, from 0), `tenant`, `priority`, `slo_class`, and `max_tokens`, for an
+answer that a stop token ended earlier. JSON lines may give `prompt` instead of `prompt_tokens`: segments `[["sys0",
+400], ["", 35]]`, in which the empty name is private tokens and `["out:12", 80]` the first 80 output tokens of request
+12.
 
-A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then
-time 0.
+A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
+0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SimpleCsvReader:
     name = "simple CSV"
 
     def matches(self, head: bytes) -> bool:
-        """Text whose first line has a comma: the header then says what is wrong with it."""
+        """Return True for text whose first line has a comma: an error can then name what is wrong with the header."""
         return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
 
     def read(self, path: Path) -> Workload:
@@ -56,14 +56,14 @@ def _workload(path: Path, rows: Iterable[Row]) -> Workload:
         where[request.id] = row
         requests.append(request)
     requests = _from_first_timestamp(requests, where)
-    # A script that merges logs need not sort them; ties keep the order of their ids.
+    # A script that merges logs need not sort them; requests with equal arrivals are in the order of their ids.
     requests.sort(key=lambda request: (request.arrival_ns, request.id))
     _check_outputs(requests, where)
     return workload_of(path, requests)
 
 
 def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:
-    """`requests` with arrivals from the earliest timestamp on, where the trace has timestamps."""
+    """Return `requests` with arrivals counted from the earliest timestamp, if the trace has timestamps."""
     timed = [_TIMESTAMP in where[request.id].fields for request in requests]
     if not any(timed):
         return requests
@@ -125,7 +125,7 @@ def _prompt(row: Row) -> tuple[Segment, ...]:
 
 
 def _check_outputs(requests: list[WorkloadRequest], where: dict[int, Row]) -> None:
-    """Segments `out:ID` must name an earlier request that generates as many tokens."""
+    """Check that every segment `out:ID` names an earlier request that generates at least as many tokens."""
     generated: dict[str, int] = {}
     for request in requests:
         for name, tokens in request.prompt:

@@ -12,7 +12,10 @@ SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", 
 
 
 def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
-    """Bounds on request metrics, checked. Raises UserError for a metric that has none or a bound not above 0."""
+    """Return the bounds on request metrics, checked.
+
+    Raises UserError for a metric that can have no bound, and for a bound that is not above 0.
+    """
     for name, bound in slo.items():
         if name not in SLO_METRICS:
             raise UserError("slo", name, f"is not a known latency; choose one of {', '.join(SLO_METRICS)}")
@@ -22,7 +25,7 @@ def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """SLOs as vLLM's `--goodput` writes them: `ttft:200 tpot:50`, in milliseconds; names of ours work too."""
+    """Parse SLOs in the form of vLLM's `--goodput`: `ttft:200 tpot:50`, in milliseconds; our own names work too."""
     slo: dict[str, float] = {}
     for pair in re.split(r"[\s,]+", text.strip()):
         name, colon, bound = pair.partition(":")

@@ -1,6 +1,6 @@
 """The metrics of the steps of a recorded run: one value a step, in the order of the dataset `steps`.
 
-Steps are many, so columns are read a piece at a time, and no more than two numbers of each step are in memory.
+A run has many steps, so columns are read in pieces, and memory holds no more than two numbers of each step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from traces.numeric_columns import Floats, known, known_or_zero, ratio, stored, 
 from traces.step_work import BYTES_OF, FLOPS_OF, StepWork
 
 STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure", "mfu", "mbu")
-_COLUMNS = {  # what each follows from
+_COLUMNS = {  # columns that each metric is computed from
     "step_ms": ["start_ns", "end_ns"],
     "batch_tokens": ["prefill_tokens", "decode_rows", "draft_tokens"],
     "running": ["running"],
@@ -30,19 +30,19 @@ _COLUMNS = {  # what each follows from
     "mfu": FLOPS_OF,
     "mbu": BYTES_OF,
 }
-_RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # of most runs null throughout
+_RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # null throughout in most runs
 _PIECE = 1 << 18  # steps at a time: touching memory for millions takes longer than the sums
 
 
 class StepSummary(NamedTuple):
-    """A metric's distribution over the steps, and its mean with each weighing as long as it took; None without any."""
+    """The distribution of a metric over the steps, and its mean weighted by step duration (None without values)."""
 
     distribution: Distribution
     by_time: float | None
 
 
 class StepMetrics:
-    """Of the dataset `steps`. Without `work`, MFU and MBU are not known."""
+    """The metrics of the dataset `steps`. Without `work`, MFU and MBU are not known."""
 
     def __init__(self, run: Datasets, num_blocks: float | None, work: StepWork | None = None) -> None:
         self._run = run
@@ -60,7 +60,7 @@ class StepMetrics:
         return self._run.filled("steps", _RARE_COLUMNS)
 
     def values(self, name: str) -> Floats:
-        """The values of one of STEP_METRICS; NaN where a step has none."""
+        """Return the values of one of STEP_METRICS; NaN where a step has none."""
         if name == "step_ms":
             return self._step_ms
         return self._used(name) if name in ("mfu", "mbu") else self._made(name)
@@ -92,12 +92,12 @@ class StepMetrics:
                 return stored(steps, name)
 
     def at(self, rows: NDArray[np.int64]) -> StepMetrics:
-        """The metrics of these steps alone, but for their work."""
+        """Return the metrics of the steps in these rows alone, without MFU and MBU."""
         steps = self._run.table("steps", self._columns(*STEP_METRICS[:-2])).take(pa.array(rows))
         return StepMetrics(HeldTables(steps=steps), self._num_blocks)
 
     def summary(self, name: str, values: Floats | None = None) -> StepSummary:
-        """Of one of STEP_METRICS; `values` are its, where they are at hand."""
+        """Return the summary of one of STEP_METRICS; `values` are its values, if the caller has them."""
         if name not in self._summaries:
             spent = values is None and name != "step_ms"
             made = self.values(name) if values is None else values
@@ -115,16 +115,16 @@ class StepMetrics:
         return self._summaries[name]
 
     def used_s(self, name: str) -> float | None:
-        """The seconds that all GPUs would take for all steps at their peak: of FLOPs (`mfu`) or memory (`mbu`).
+        """Return the seconds that all GPUs would need for all steps at their peak of FLOPs (`mfu`) or memory (`mbu`).
 
-        None where the work or the peak is not known.
+        None if the work or the peak is not known.
         """
         if name not in self._seconds:
             self.summary(name)
         return self._seconds[name]
 
     def _used(self, name: str) -> Floats:
-        """Of what the GPUs could do at most, the share that each step used."""
+        """Return the share of the GPUs' peak that each step used, and note the seconds for `used_s`."""
         shares, at, work = np.full(self.count, math.nan), 0, self._work
         seconds = None
         for piece in self._run.pieces("steps", self._columns(name), _PIECE) if work is not None else ():
@@ -144,9 +144,9 @@ class StepMetrics:
 
     @cached_property
     def under_way_ms(self) -> Floats:
-        """Of each step, the time in which no step before it on its replica was under way still.
+        """The time of each step in which no earlier step of its replica was still under way.
 
-        Steps of a replica start and end in order; only in a pipeline do they overlap.
+        Steps of a replica start and end in order; they overlap only in a pipeline.
         """
         if "stages_ns" not in self._rare:
             return self._step_ms
@@ -159,7 +159,10 @@ class StepMetrics:
         return own / 1e6
 
     def pipeline_bubble(self) -> float | None:
-        """Idle share of stage time while a step is under way (Huang et al., "GPipe", 2019); None without stages."""
+        """Return the idle share of stage time while a step is under way; None without stages.
+
+        Source: Huang et al., "GPipe", 2019.
+        """
         if "stages_ns" not in self._rare:
             return None
         stages_ns = self._run.table("steps", ["stages_ns"]).column(0)
@@ -168,7 +171,7 @@ class StepMetrics:
         return 1.0 - worked / 1e6 / float(np.nansum(stages * self.under_way_ms))
 
     def external_fragmentation(self) -> float | None:
-        """1 - longest free run / free blocks, each step weighing as long as it took; None where KV is paged."""
+        """Return 1 - longest free run / free blocks, weighted by step duration; None if KV is paged."""
         if "longest_free_blocks" not in self._rare:
             return None
         free = self._num_blocks - self._column("used_blocks")

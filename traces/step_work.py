@@ -1,10 +1,10 @@
-"""How much of a device's peak a step uses: MFU and MBU, from the model's shapes and a datasheet, on either clock.
+"""The share of a device's peak that a step uses: MFU and MBU, from the model's shapes and a datasheet, on either clock.
 
-The work is the model's, not the kernels': what padding, recomputed scores or activations in memory take on top is
-what utilisation is lost to. FLOPs are 2 for each weight that a token meets and 4 x heads x head size for each
-query-key pair (Chowdhery et al., "PaLM", 2022, appendix B, without the backward pass). Bytes are the weights, read once
-a step, and the KV that its rows attend to or write (Agarwal et al., "LLM Inference Performance Engineering: Best
-Practices", Databricks 2023). Left out: a draft model, states of linear attention, norms, the embedding's rows.
+The work counted is the model's, not the kernels': padding, recomputed scores and activations in memory count as lost
+utilisation. FLOPs are 2 for each weight that a token meets and 4 x heads x head size for each query-key pair (Chowdhery
+et al., "PaLM", 2022, appendix B, without the backward pass). Bytes are the weights, read once a step, and the KV that
+its rows attend to or write (Agarwal et al., "LLM Inference Performance Engineering: Best Practices", Databricks 2023).
+Left out: a draft model, states of linear attention, norms, the embedding's rows.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from traces.recording_notes import notes_of
 
 FLOPS_OF = ["prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "sampled_rows", "draft_tokens"]
 BYTES_OF = ["prefill_rows", "prefill_tokens", "prefill_context", "decode_rows", "decode_context", "draft_tokens"]
-_OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # the real engine's, for what the catalogue knows
+_OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # names of the real engine for models of the catalogue
 
 
 class StepWork:
-    """Work of the steps of one engine, and what all of its GPUs together can do at most.
+    """The work of the steps of one engine, and the peak of all its GPUs together.
 
     flop_per_s, bytes_per_s     datasheet peaks, of dense GEMMs in the type of the weights and of memory
     """
@@ -47,9 +47,9 @@ class StepWork:
 
     @classmethod
     def of(cls, run: Mapping[str, Any], peak: GpuSpec | None = None) -> StepWork | None:
-        """Of a row of `runs`, against `peak` or else the GPU that it ran on or that timed it.
+        """Return the work of a row of `runs`, against `peak` or else the GPU that it ran on or that timed it.
 
-        None where that or the model is not known, as on a CPU, and for a fleet whose pools are not all alike.
+        None if the GPU or the model is not known, as on a CPU, and for a fleet whose pools are not all alike.
         """
         gpu = peak or _gpu_of(run)
         if gpu is None:
@@ -63,7 +63,7 @@ class StepWork:
         return None if any(pool.deployment or pool.gpu for pool in pools) else cls(model, deployment, gpu)
 
     def flops(self, steps: pa.Table) -> Floats:
-        """Of each step, over all devices."""
+        """Return the FLOPs of each step, over all devices."""
         model, ranks = self._model, self._deployment.data_parallel_size
         head = model.vocab_size * model.hidden_size
         body = model.active_parameters - model.embedding_parameters
@@ -91,7 +91,7 @@ class StepWork:
         return np.asarray(ranks * (2.0 * body * tokens + 2.0 * head * logits + per_pair * attended))
 
     def moved_bytes(self, steps: pa.Table) -> Floats:
-        """Memory read and written by each step, over all devices."""
+        """Return the bytes of memory that each step reads and writes, over all devices."""
         model, deployment = self._model, self._deployment
         ranks = deployment.data_parallel_size
         rows, drafts = numbers(steps, "decode_rows"), known_or_zero(steps, "draft_tokens")
@@ -118,20 +118,23 @@ class StepWork:
         return np.asarray(weights + ranks * kv)
 
     def _taken(self, projection: str, parameters: int, layers: int) -> float:
-        """Bytes of a layer's `parameters` in `layers` layers, as they are stored."""
+        """Return the bytes of a layer's `parameters` in `layers` layers, in the types that they are stored in."""
         kept = stored(self._model, self._deployment, projection, layers)
         return parameters * sum(part.layers * part.width for part in kept)
 
 
 def _clipped(model: ModelSpec, seen: Floats, queries: Floats, pairs: Floats, prompts: Floats) -> Floats:
-    """Query-key pairs of a layer of full attention, which an indexer bounds."""
+    """Return the query-key pairs of a layer of full attention, which an indexer bounds."""
     most = float(model.latent.index_topk) if model.latent is not None else 0.0
     return np.minimum(seen, queries * most) + np.minimum(pairs, prompts * most) if most else seen + pairs
 
 
 def attended_pairs(latent: CompressedAttention, ratio: int, pairs: Any, queries: Any) -> Any:
-    """Of `pairs` of `queries` and the tokens up to each, those of a layer of that ratio: within the window, and with
-    entries of so many tokens, of which an indexer chooses some."""
+    """Return the query-key pairs of a layer of compressed attention with this compression ratio.
+
+    `pairs` are the pairs of `queries` with all tokens before them. A query attends to the tokens in the window and to
+    entries of `ratio` tokens; a sparse layer's indexer chooses some of these entries.
+    """
     within = np.minimum(pairs, queries * float(latent.sliding_window))
     if not ratio:
         return within
@@ -139,7 +142,7 @@ def attended_pairs(latent: CompressedAttention, ratio: int, pairs: Any, queries:
 
 
 def _gpu_of(run: Mapping[str, Any]) -> GpuSpec | None:
-    """Catalogued, by the name that timed a simulated run or that CUDA gives the device of a real one."""
+    """Return the catalogued GPU that timed a simulated run, or the one whose name fits CUDA's name of a real device."""
     if run["clock"] == "virtual":
         return gpus().get(str(notes_of(run).get("gpu")))
     device = str(json.loads(run["hardware"] or "{}").get("gpu", ""))

@@ -1,6 +1,6 @@
-"""What a workload looks like: rates, burstiness, lengths, and the prefix reuse it offers.
+"""A summary of a workload: rates, burstiness, lengths, and the prefix reuse it offers.
 
-One pass over the requests, so a million stream through; three numbers of each are kept.
+It takes one pass over the requests and keeps three numbers of each, so a million requests stream through.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MINUTE_NS = 60_000_000_000
 
 @dataclass(frozen=True)
 class WorkloadSummary:
-    """A workload in numbers. A rate or ratio is None where it has no meaning (one request, no span).
+    """A workload in numbers. A rate or ratio is None if it has no meaning (one request, no span).
 
-    `prompt`, `output`: tokens of a request.
-    `interarrival_cv`: standard deviation of the gaps between arrivals over their mean; 1 is Poisson.
-    `peak_minute_ratio`: requests of the busiest minute over those of a mean one.
-    `tied_share`: share of gaps that are zero, a sign of quantised timestamps.
-    `prefix_hit_rate`: prompt tokens an infinite cache would hold, over all prompt tokens.
-    `prefix_block_hit_rate`: blocks of `block_size` that it would hold in full (a prompt's partial
-    last block counts as held with its last token), over all blocks.
+    prompt, output         tokens of a request
+    interarrival_cv        standard deviation of the gaps between arrivals over their mean; 1 is Poisson
+    peak_minute_ratio      requests of the busiest minute over the requests of a mean minute
+    tied_share             share of gaps that are zero, a sign of quantised timestamps
+    prefix_hit_rate        prompt tokens that an infinite cache would hold, over all prompt tokens
+    prefix_block_hit_rate  blocks of `block_size` that it would hold in full, over all blocks (a prompt's partial last
+                           block counts as held with its last token)
     """
 
     name: str
@@ -61,7 +61,7 @@ class WorkloadSummary:
 
 
 def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
-    """The summary of `workload`. Raises UserError when it holds no requests."""
+    """Return the summary of `workload`. Raises UserError when it holds no requests."""
     arrivals, prompts, outputs = array("q"), array("q"), array("q")
     tenants: dict[str, int] = {}
     slo_classes: dict[str, int] = {}

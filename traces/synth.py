@@ -1,8 +1,8 @@
 """Synthetic workloads from a seeded specification: the same spec gives the same requests, byte for byte.
 
-Every quantity (arrivals, prompt lengths, ...) has a random stream of its own, spawned from the seed, so that
-changing one leaves the others as they were, and a longer workload begins with the shorter one. Requests
-are generated in chunks as they are read: memory does not grow with their number.
+Every quantity (arrivals, prompt lengths, ...) has a separate random stream, spawned from the seed. Changing one
+quantity leaves the others as they were, and a longer workload begins with the shorter one. Requests are generated in
+chunks as they are read: memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from traces.arrivals import LATEST_NS, Arrivals, Closed
 from traces.lengths import Empirical, Lengths
 
 _CHUNK = 8192
-_MOST_REQUESTS = 1_000_000_000  # which take hours to write
+_MOST_REQUESTS = 1_000_000_000  # so many take hours to write
 
 
 class SystemPrompts(Settings, allow_inf_nan=False):
-    """Prompts that requests begin with and share: request by request (or session by session) one is chosen."""
+    """Prompts with which requests begin and which they share; each request (or session) chooses one."""
 
     count: int = Field(ge=1, le=1_000_000, description="number of different prompts")
     tokens: Lengths = Field(description="length of each prompt in tokens")
@@ -42,8 +42,8 @@ class SystemPrompts(Settings, allow_inf_nan=False):
 class Sessions(Settings):
     """Conversations: each turn's prompt is the whole conversation so far and a new user message.
 
-    A turn arrives `think_ms` after the arrival of the one before, or after its end. An open-loop trace cannot know when
-    that was, so think times from the arrival should be longer than answers take.
+    A turn arrives `think_ms` after the arrival, or after the end, of the turn before. An open-loop trace does not know
+    when a turn ends, so think times from the arrival should be longer than answers take.
     """
 
     turns: Lengths = Field(description="number of turns of a session")
@@ -55,10 +55,10 @@ class Sessions(Settings):
 
 
 class SynthSpec(Settings, allow_inf_nan=False):
-    """What to synthesise. Exactly one of `requests` and `duration_s` says how much of it.
+    """The specification of a workload. Exactly one of `requests` and `duration_s` sets its size.
 
-    `prompt` is the length of the user's own part; a system prompt and earlier turns come on top. With
-    `sessions`, `arrivals` are those of sessions, and `requests` counts turns.
+    `prompt` is the length of the user's part; a system prompt and earlier turns come on top. With `sessions`,
+    `arrivals` are arrivals of sessions, and `requests` counts turns.
     """
 
     name: str = Field("synthetic", description="name of the workload")
@@ -80,7 +80,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
 
     @property
     def expected_requests(self) -> float:
-        """How many there will be: `requests`, or the mean number within the duration; of a ramp, the most."""
+        """The number of requests: `requests`, or the mean number within the duration; for a ramp, the largest."""
         if self.requests is not None:
             return self.requests
         rates = (getattr(self.arrivals, name, 0.0) for name in ("rate", "start_rate", "end_rate"))
@@ -108,17 +108,17 @@ class SynthSpec(Settings, allow_inf_nan=False):
 
 
 def parse_spec(data: Any, where: str = "spec") -> SynthSpec:
-    """`data` as a spec, or a UserError with the first field that is wrong."""
+    """Parse `data` as a spec. Raises UserError with the first field that is wrong."""
     return parse(SynthSpec, data, where, typed=True)
 
 
 def read_spec(path: str | Path) -> SynthSpec:
-    """The spec in a YAML file. Raises UserError that names the file, and the first field that is wrong."""
+    """Read the spec in a YAML file. Raises UserError that names the file, and the first field that is wrong."""
     return parse_spec(read_yaml(path, "trace"), where=str(path))
 
 
 def synthesise(spec: SynthSpec) -> Workload:
-    """The workload that `spec` describes; its requests are generated anew on each iteration."""
+    """Return the workload that `spec` describes; its requests are generated again on each iteration."""
     sizes = {
         lengths.path: _sizes(lengths.path) for lengths in (spec.prompt, spec.output) if isinstance(lengths, Empirical)
     }
@@ -131,7 +131,7 @@ def synthesise(spec: SynthSpec) -> Workload:
 
 
 def _sizes(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt and output lengths of a trace."""
+    """Return the prompt and output lengths of a trace."""
     from traces.reader import read_workload
 
     pairs = [(request.prompt_len, request.output_len) for request in read_workload(path).requests]
@@ -156,7 +156,7 @@ class _Synthetic:
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         spec = self._spec
-        # A new stream goes at the end, or all existing workloads change.
+        # A new stream must go at the end; anywhere else it would change all existing workloads.
         seeds = np.random.SeedSequence(spec.seed).spawn(8)
         rngs = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds]
         arrivals = (t for chunk in spec.arrivals.times_ns(rngs[0], _CHUNK) for t in chunk.tolist())
@@ -183,7 +183,7 @@ class _Synthetic:
     def _request_sizes(
         self, prompt_rng: np.random.Generator, output_rng: np.random.Generator
     ) -> Iterator[tuple[int, int]]:
-        """(user tokens, output tokens) of one turn after another, without end."""
+        """Yield (user tokens, output tokens) of one turn after another, without end."""
         prompt, output = self._spec.prompt, self._spec.output
         if isinstance(prompt, Empirical) and isinstance(output, Empirical) and prompt.path == output.path:
             prompts, outputs = self._sizes[prompt.path]
@@ -204,7 +204,7 @@ class _Synthetic:
     def _openings(
         self, length_rng: np.random.Generator, choice_rng: np.random.Generator
     ) -> Iterator[tuple[Segment, ...]]:
-        """What one request (or session) after another begins with: a system prompt or nothing."""
+        """Yield the opening of one request (or session) after another, without end: a system prompt or nothing."""
         system = self._spec.system_prompts
         if system is None:
             yield from repeat(())
@@ -223,7 +223,7 @@ class _Synthetic:
         self, arrivals: Iterator[int], sizes: Iterator[tuple[int, int]], openings: Iterator[tuple[Segment, ...]]
     ) -> Iterator[WorkloadRequest]:
         priority, tenant, slo_class = self._spec.priority, self._spec.tenant, self._spec.slo_class
-        # The streams never end: nothing here decides how many.
+        # The streams never end: the caller limits the number of requests.
         for id_, arrival, (user, output), opening in zip(count(), arrivals, sizes, openings, strict=False):
             prompt = (*opening, (PRIVATE, user))
             yield WorkloadRequest(id_, arrival, prompt, output, priority, tenant, slo_class)
@@ -231,11 +231,11 @@ class _Synthetic:
     def _conversations(
         self, plans: Iterator[list[_Turn]], openings: Iterator[tuple[Segment, ...]]
     ) -> Iterator[WorkloadRequest]:
-        """Sessions merged by arrival. Only those between two turns are held."""
+        """Yield the turns of all sessions in order of arrival. Only sessions between two turns are in memory."""
         spec = self._spec
         answers = spec.sessions is not None and spec.sessions.think_from == "answer"
         ids = count()
-        # Ordered by (arrival, session); a session has one entry, so no comparison goes further.
+        # The heap is ordered by (arrival, session); a session has one entry, so the other fields are never compared.
         pending: list[tuple[int, int, int, tuple[Segment, ...], list[_Turn]]] = []
         for session, (plan, opening) in enumerate(zip(plans, openings, strict=False)):
             while pending and pending[0][0] < plan[0].arrival_ns:
@@ -253,7 +253,7 @@ class _Synthetic:
             heapq.heappush(pending, (plan[0].arrival_ns, session, 0, opening, plan))
 
     def _fits(self, prompt: tuple[Segment, ...], output: int, turn: _Turn) -> bool:
-        """Whether the next turn's prompt is within the longest allowed."""
+        """Return True if the next turn's prompt is not longer than allowed."""
         assert self._spec.sessions is not None
         most = self._spec.sessions.max_prompt_tokens
         return most is None or sum(n for _, n in prompt) + output + turn.user <= most
@@ -265,7 +265,7 @@ def _plans(
     sizes: Iterator[tuple[int, int]],
     rngs: tuple[np.random.Generator, np.random.Generator],
 ) -> Iterator[list[_Turn]]:
-    """The turns of one session after another, without end."""
+    """Yield the turns of one session after another, without end."""
     turns = _stream(lambda: sessions.turns.draw(rngs[0], _CHUNK))
     think_ms = _stream(lambda: sessions.think_ms.draw(rngs[1], _CHUNK))
     for start, length in zip(arrivals, turns, strict=False):

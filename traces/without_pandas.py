@@ -1,7 +1,7 @@
-"""Arrow in a process of our own, without pandas.
+"""Arrow without pandas, in a process of our own.
 
-pyarrow imports pandas when it makes its first array, to know objects of pandas when it meets them. That takes longer
-than a short simulation, and a command meets none. Tables still become data frames: `to_pandas` imports it then.
+pyarrow imports pandas when it makes its first array, to recognise objects of pandas. The import takes longer than a
+short simulation, and a command meets no such objects. Tables still become data frames: `to_pandas` imports pandas then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 class _Hidden:
-    """Among the finders of modules, one that says that there is no pandas."""
+    """A module finder that says that there is no pandas."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -21,7 +21,10 @@ class _Hidden:
 
 
 def spare_pandas() -> None:
-    """Let pyarrow look for pandas now, in vain. Not for somebody's own process, who may give objects of pandas."""
+    """Let pyarrow look for pandas now, without success.
+
+    A process of the user's must not call this, since the user may pass objects of pandas.
+    """
     if "pandas" in sys.modules:
         return
     sys.meta_path.insert(0, _Hidden)

@@ -1,4 +1,4 @@
-"""One way out for any workload: written beside its place, then moved there whole.
+"""One way to write any workload: written to a file beside its place, then moved there as a whole.
 
 A format is a function listed in `WRITERS`.
 """

@@ -1,4 +1,4 @@
-"""What comes of one request over HTTP: server-sent events, when each came, and how it ended."""
+"""The answer to one request over HTTP: server-sent events, their times, and the end of the stream."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Events:
-    """Splits a stream of bytes into the documents of its events, as they come."""
+    """A splitter of a byte stream into the documents of its events, as they come."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def push(self, data: bytes) -> Iterator[Any]:
-        """The documents that `data` completes; None for the last, `[DONE]`. Raises ValueError for what is no JSON."""
+        """Yield the documents that `data` completes; None for the last, `[DONE]`. Raises ValueError for bad JSON."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -24,13 +24,13 @@ class Events:
 
 
 class Answered:
-    """An answer as it comes; its times are those of the chunks that brought its tokens, in ns.
+    """An answer as it comes. Its times are when the chunks with its tokens came, in ns.
 
-    ended           whether the server said that nothing more comes
-    tokens          the answer's token ids, where the server tells them
-    error           what the server said instead of going on
-    counted         whether each chunk told how many tokens it brought; otherwise one with text counts as one
-    prompt_tokens, output_tokens, cached_tokens    as the server says; None where it does not
+    ended           True if the server said that nothing more comes
+    tokens          the answer's token ids, if the server gives them
+    error           the server's error message, if it did not go on
+    counted         True if each chunk gave its number of tokens; otherwise a chunk with text counts as one token
+    prompt_tokens, output_tokens, cached_tokens    the numbers that the server gives; None if it gives none
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Answered:
         return "".join(self._texts)
 
     def take(self, document: Any, now_ns: int) -> None:
-        """A document came. Raises ValueError for one that is none of OpenAI's."""
+        """Take in a document that came. Raises ValueError for one that is not in OpenAI's format."""
         if document is None:
             self.ended = True
             return
@@ -79,7 +79,7 @@ class Answered:
 
 
 def refusal(body: bytes) -> str:
-    """What the body of a refusal says, in one line."""
+    """Return the message in the body of a refusal, in one line."""
     try:
         return message_of(json.loads(body))
     except ValueError:
@@ -87,7 +87,7 @@ def refusal(body: bytes) -> str:
 
 
 def message_of(error: Any) -> str:
-    """What an error document says, in one line."""
+    """Return the message of an error document, in one line."""
     if isinstance(error, dict):
         inner = error.get("error")
         error = message_of(inner) if inner else error.get("message") or error.get("detail") or error

@@ -1,7 +1,7 @@
-"""Sends a workload to a server when it is due, whatever the server does, and records what comes back.
+"""A client that sends a workload to a server when it is due, whatever the server does, and records the answers.
 
-The clients are those of both clocks (`serving.clients`). Times count from when a request is due, so neither a slow
-server nor a late client can hide in them (no coordinated omission); `send_ns` says how late the client was.
+Both clocks use the same clients (`serving.clients`). Times count from when a request is due, so neither a slow server
+nor a late client can hide in them (no coordinated omission); `send_ns` says how late the client was.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from traces.recording import RecordingWriter
 
-_SPIN_NS = 1_500_000  # the event loop sleeps by the millisecond: from here on it only looks around
-_LONGEST_SLEEP_S = 0.1  # then look whether Ctrl-C was pressed
+_SPIN_NS = 1_500_000  # the event loop sleeps by the millisecond: closer than this it only polls
+_LONGEST_SLEEP_S = 0.1  # after that, look whether Ctrl-C was pressed
 
 
 def bench(
@@ -46,7 +46,7 @@ def bench(
 ) -> str:
     """Send `workload` to `target`, and write the recording `out`: `complete`, or `interrupted` by Ctrl-C.
 
-    `model` is the name to ask for, `deployment` what the server is said to run; neither need be known. `progress` is
+    `model` is the name to ask for, `deployment` the server's supposed deployment; both may be None. `progress` is
     called with the number of requests that have ended. Raises UserError if there is no such server.
     """
     offered = replace(workload, requests=list(workload.requests))
@@ -88,7 +88,8 @@ async def _send(
     say: Callable[[str], None],
     progress: Callable[[int], None],
 ) -> _Sender:
-    # No run finds the prompts of another in the server's prefix cache: the prefix of its ids is in its tokens, too.
+    # The prefix of a run's ids is in its tokens, too, so no run finds another run's prompts in the server's prefix
+    # cache.
     answers = quoted(workload.requests)
     prompts: Prompts
     if target.endpoint == "chat":
@@ -107,10 +108,10 @@ async def _send(
 
 
 class _Sender:
-    """Sends requests under ids that begin with `prefix`; `rows` are those of a recording's `requests`.
+    """A sender of requests whose ids begin with `prefix`; `rows` are rows of a recording's `requests`.
 
-    counted     whether every chunk said how many tokens it brought
-    unsent      whether it was stopped before all were answered
+    counted     True if every chunk gave its number of tokens
+    unsent      True if the sender was stopped before all requests were answered
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class _Sender:
 
     async def run(self, workload: Workload, stopped: Callable[[], bool]) -> None:
         """Send everything, and wait for every answer."""
-        # Made before the clock starts, so that no request waits for the making of another's.
+        # Made before the clock starts, so that no request waits while another's body is made.
         self._bodies = {request.id: self._body(request) for request in workload.requests if not quotes(request.prompt)}
         clients, under_way = Clients(workload), set[asyncio.Task[None]]()
         ended = asyncio.Event()
@@ -174,7 +175,7 @@ class _Sender:
         return json.dumps(wanted, separators=(",", ":")).encode()
 
     async def _visit(self, clients: Clients, request: WorkloadRequest) -> None:
-        """One request, from its sending to its row."""
+        """Send one request, wait for its answer, and add its row."""
         answer, send_ns = Answered(), self._now()
         status, reason = "unfinished", ""
         patience_s = self._timeout_s
@@ -195,7 +196,7 @@ class _Sender:
             self._progress(len(self.rows))
 
     async def _ask(self, request: WorkloadRequest, answer: Answered) -> tuple[str, str]:
-        """Its status, and the reason where it is not `finished`."""
+        """Return the request's status, and the reason if it is not `finished`."""
         body = self._bodies.pop(request.id, None) or self._body(request)
         headers = {"Content-Type": "application/json", "X-Request-Id": f"{self._prefix}{request.id}"}
         events = Events()
@@ -248,7 +249,7 @@ class _Sender:
 
 
 def _refused(status: int) -> str:
-    """The status of a request that got no answer, by that of HTTP."""
+    """Return the status of a request that got no answer, from its HTTP status."""
     return "timed_out" if status in (408, 504) else "rejected"
 
 

@@ -1,7 +1,7 @@
-"""A workload's prompts for a server that knows nothing of segments: equal segments become equal token ids, or words.
+"""A workload's prompts for a server that does not know segments: equal segments become equal token ids, or words.
 
-A prompt that quotes the answer to another request quotes what the server really said, as far as that came, so that its
-prefix cache can hit.
+A prompt that quotes the answer to another request quotes the server's actual answer, as far as it came, so that the
+server's prefix cache can hit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from realengine.segment_tokens import SegmentTokens, named_segments
 from serving.workload import WorkloadRequest
 
 _OUT = "out:"
-# Common words, each one token of most vocabularies with the space before it.
+# Common words; with the space before it, each is one token of most vocabularies.
 _COMMON = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were her all she there would their we him been has when who will more no if out so said what up its about "
@@ -28,13 +28,13 @@ _WORDS = _COMMON.split()
 
 
 def quoted(requests: Iterable[WorkloadRequest]) -> set[int]:
-    """Ids of the requests whose answers other prompts quote."""
+    """Return the ids of the requests whose answers other prompts quote."""
     names = {name for request in requests for name, _ in request.prompt if name.startswith(_OUT)}
     return {int(name.removeprefix(_OUT)) for name in names if name.removeprefix(_OUT).isdigit()}
 
 
 class TokenPrompts:
-    """Prompts of token ids: exactly as long as the workload says."""
+    """Prompts of token ids, with exactly the workload's lengths."""
 
     def __init__(self, tokens: SegmentTokens, quoted: set[int]) -> None:
         self._tokens = tokens
@@ -42,7 +42,7 @@ class TokenPrompts:
         self._answers: dict[str, list[int]] = {}
 
     def body(self, request: WorkloadRequest) -> dict[str, Any]:
-        """The fields of a request's body that hold its prompt: `prompt`."""
+        """Return the fields of a request's body that hold its prompt: `prompt`."""
         ids = []
         for name, count in named_segments(request):
             said = self._answers.get(name, [])[:count]
@@ -50,13 +50,13 @@ class TokenPrompts:
         return {"prompt": ids}
 
     def answered(self, request: WorkloadRequest, text: str, tokens: list[int]) -> None:
-        """The answer to `request`; `tokens` are empty where the server does not tell them."""
+        """Keep the answer to `request`; `tokens` is empty if the server does not give them."""
         if request.id in self._quoted:
             self._answers[f"{_OUT}{request.id}"] = tokens
 
 
 class ChatPrompts:
-    """Conversations of about as many tokens as the workload says, one a word; the template of the model adds some."""
+    """Conversations with about the workload's lengths, one token a word; the template of the model adds some."""
 
     def __init__(self, quoted: set[int], salt: str = "") -> None:
         self._tokens = SegmentTokens(len(_WORDS), salt=salt)
@@ -64,7 +64,7 @@ class ChatPrompts:
         self._answers: dict[str, str] = {}
 
     def body(self, request: WorkloadRequest) -> dict[str, Any]:
-        """`messages`: answers that are quoted are the assistant's, all else is the user's."""
+        """Return `messages`: quoted answers are the assistant's, all other text is the user's."""
         messages = []
         for is_answer, group in groupby(named_segments(request), key=lambda segment: segment[0].startswith(_OUT)):
             text = " ".join(self._text(*segment) for segment in group)

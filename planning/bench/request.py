@@ -1,4 +1,4 @@
-"""Where to send a workload, and how."""
+"""The server that a workload is sent to, and how."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BenchTarget(Request):
     @field_validator("url")
     @classmethod
     def _base(cls, url: str) -> str:
-        """Without the path: `/v1` may be given or not."""
+        """Remove the path: `/v1` may be given or not."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be http://HOST:PORT or https://HOST:PORT")

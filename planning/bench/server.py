@@ -1,4 +1,4 @@
-"""A server as a client meets it: what it serves, and which wishes beyond OpenAI's API it takes."""
+"""A server as a client meets it: the models that it serves, and the fields beyond OpenAI's API that it accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving.errors import UserError, reason
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _PROBE_S = 60.0
 _AGAIN_S = 0.2
-# Fields that a server need not know, and what is lost without them.
+# Fields that a server need not know, and the loss without them.
 _WISHES: dict[str, tuple[Any, str]] = {
     "ignore_eos": (True, "answers may end before their length in the trace"),
     "return_token_ids": (True, "a chunk with text counts as one token, and later turns cannot quote answers exactly"),
@@ -28,7 +28,7 @@ _WISHES: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Server:
-    """Where to send requests, the fields that each has, and what the server says of itself."""
+    """The URL to send requests to, the fields of every request, and the server's facts about itself."""
 
     url: str
     fields: dict[str, Any]
@@ -36,7 +36,7 @@ class Server:
 
     @property
     def model(self) -> str:
-        """The name of the model that is asked for."""
+        """The name of the model to ask for."""
         return str(self.fields["model"])
 
 
@@ -47,10 +47,10 @@ async def meet(
     prompt: dict[str, Any],
     say: Callable[[str], None],
 ) -> Server:
-    """The server at `target`, asked with a short `prompt` before anything is measured.
+    """Ask the server at `target` with a short `prompt`, before anything is measured, and return it.
 
-    `model` None asks for the first that it serves. `say` is told what it does not take. Raises UserError if it does not
-    answer, or refuses even the plain request.
+    `model` None asks for the first model that it serves. `say` gets a line for each field that it refuses. Raises
+    UserError if it does not answer, or refuses even the plain request.
     """
     about: dict[str, Any] = {"url": target.url}
     version = await _get(session, target, "/version")
@@ -75,7 +75,7 @@ async def meet(
 
 
 async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -> Any:
-    """A document, None where the server has none. Raises UserError if nobody answers."""
+    """Return a document, None if the server has none. Raises UserError if nobody answers."""
     until = monotonic() + _PROBE_S
     try:
         while True:
@@ -84,7 +84,7 @@ async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -
                     raise UserError("api-key", None, f"is refused by {target.url}; give the key that it wants")
                 if response.status != HTTPStatus.SERVICE_UNAVAILABLE or monotonic() > until:
                     return await response.json(content_type=None) if response.ok else None
-            await asyncio.sleep(_AGAIN_S)  # it is starting
+            await asyncio.sleep(_AGAIN_S)  # the server is starting
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise UserError("url", target.url, f"does not answer ({_why(error)}); is the server up?") from None
     except ValueError:
@@ -92,7 +92,7 @@ async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -
 
 
 async def _probe(session: aiohttp.ClientSession, url: str, body: dict[str, Any], target: BenchTarget) -> str | None:
-    """Why the server refuses this request; None if it does not."""
+    """Return the server's reason to refuse this request; None if it accepts it."""
     try:
         timeout = aiohttp.ClientTimeout(target.timeout_s)
         async with session.post(url, json=body, timeout=timeout) as response:

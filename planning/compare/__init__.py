@@ -1,1 +1,1 @@
-"""What one deployment or policy does better than another, and what can be claimed of the difference."""
+"""Comparisons of two deployments or policies, and the differences between them that can be claimed."""

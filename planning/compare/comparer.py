@@ -1,4 +1,4 @@
-"""From a request to its answer: both sides simulated, recorded, or on the real engine, and what tells them apart."""
+"""The answers to comparison requests: both sides are simulated, recorded, or run on the real engine."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ if TYPE_CHECKING:
 
 
 def compare(request: CompareRequest, tell: Tell = quiet) -> ComparisonDocument:
-    """Both sides simulated on the same requests. Raises UserError for what cannot be simulated."""
+    """Simulate both sides on the same requests and compare them. Raises UserError if a side cannot be simulated."""
     return _document(request, _simulated(request, _scenarios(request), tell))
 
 
 def compare_recordings(request: CompareRecordingsRequest, tell: Tell = quiet) -> ComparisonDocument:
-    """Recordings of both sides; with a timing also the same simulated. Raises UserError for what cannot be paired."""
+    """Compare recordings of both sides; with a timing, also simulate the same runs.
+
+    Raises UserError for recordings that cannot be paired.
+    """
     sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
     tell("reading the recordings", 0.1)
     if request.timing is None:
@@ -68,11 +71,12 @@ def compare_on_engine(
     say: Callable[[str], None] = lambda line: None,
     tell: Tell = quiet,
 ) -> ComparisonDocument:
-    """Both sides simulated, and recorded on the real engine in `out`, in turns (A B, B A, ...): a drift hits both.
+    """Simulate both sides, record them on the real engine in `out`, and compare them.
 
-    Each run has the traffic of another seed where the request has several, and else the same traffic again, `repeats`
-    times. With `minutes` only the first requests that fit into that time, all runs together. `say` gets a line for
-    each run. Raises UserError for a fleet that only the simulator has, and for repeats of several seeds.
+    The sides run in turns (A B, B A, ...), so that a drift hits both. If the request has several seeds, each run has
+    the traffic of another seed; otherwise the same traffic runs `repeats` times. With `minutes`, only the first
+    requests are sent that fit into this time, all runs together. `say` gets a line for each run. Raises UserError for a
+    fleet that only the simulator has, and for repeats of several seeds.
     """
     if request.seeds > 1 and repeats > 1:
         remedy = f"must be 1 with {request.seeds} seeds, each of which is run once; leave one of the two out"
@@ -98,7 +102,7 @@ def compare_on_engine(
 
 
 def _engines(scenario: PricedScenario) -> Deployment:
-    """What the real engine is to run: a fleet only where there is more than one engine or a router is named."""
+    """Return the deployment for the real engine, with a fleet only for several engines or a named router."""
     if scenario.engines == 1 and not scenario.router and scenario.deployment.fleet is None:
         return scenario.deployment
     return scenario.deployment.model_copy(update={"fleet": scenario.routed_fleet})
@@ -110,9 +114,11 @@ def _held_against(
     scenarios: Sequence[Sequence[PricedScenario]],
     simulated: Compared,
 ) -> ComparisonDocument:
-    """The recorded `sides` with what was `simulated` beside them, blind and in the weather of each, if it is known.
+    """Return the comparison of the recorded `sides`, with the `simulated` one beside it.
 
-    scenarios   of each side what its recordings were simulated as
+    The runs are also simulated in the weather of each recording, if it is known.
+
+    scenarios   the scenarios as which the recordings of each side were simulated
     """
     same = in_weather(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None
@@ -127,9 +133,10 @@ def _document(
     simulated: Compared | None = None,
     same_weather: Compared | None = None,
 ) -> ComparisonDocument:
-    """Of what was `found`, with the same runs `simulated` beside it, if they were, and whether those claims hold.
+    """Return the document of the comparison `found`, with the same runs `simulated` beside it if they were.
 
-    Of real runs it says how calm the machine was. They may also have been simulated in the `same_weather`.
+    It then also says whether the simulator's ranking holds. For real runs it says how calm the machine was. The runs
+    may also have been simulated in the `same_weather`.
     """
     return ComparisonDocument(
         **dict(found),
@@ -144,7 +151,7 @@ def _document(
 
 
 def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
-    """The scenarios of each side, one a seed."""
+    """Return the scenarios of each side, one for each seed."""
     timing = request.timing
     workloads = request.workloads()
     everything = Workload([request for workload in workloads for request in workload.requests])
@@ -162,7 +169,7 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
 
 
 def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[PricedScenario]]:
-    """What was recorded, as scenarios: one a recording, and of a side the first recording's deployment."""
+    """Return the recorded runs as scenarios, one for each recording; a side has its first recording's deployment."""
     for side in sides:
         if side[0].run["clock"] != "wall":
             remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"
@@ -193,7 +200,10 @@ def _recorded(
     sides: Sequence[Sequence[Recording]],
     scenarios: Sequence[PricedScenario] = (),
 ) -> tuple[Compared, Disturbance | None]:
-    """And how calm the machine was; `scenarios` are what the recordings were simulated as, if they were."""
+    """Compare recorded sides, and say how calm the machine was.
+
+    `scenarios` are the scenarios as which the recordings were simulated, if they were.
+    """
     a, b = sides
     pairs = recorded_pairs(a, b, request.bounds)
     found = calm(sides, scenarios)

@@ -1,8 +1,8 @@
-"""What one deployment or policy does better than another: differences that can be claimed, winners and losers.
+"""A comparison of two deployments or policies: differences that can be claimed, winners and losers.
 
-Everything is of the same requests served twice, and a request is compared with itself. Which differences can be
-claimed is decided for all of them together (`unit_bootstrap`), so that two runs that do not differ are called different
-one time in twenty, however many numbers are looked at.
+Both sides served the same requests, and each request is compared with itself. The differences that can be claimed are
+decided for all numbers together (`unit_bootstrap`), so that two runs that do not differ are called different one time
+in twenty, however many numbers are looked at.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from serving.metrics import metric
 from traces.distribution import PERCENTILES, ecdf
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-_JUDGED = ("ttft_ms", "e2e_ms")  # by which a request wins or loses
+_JUDGED = ("ttft_ms", "e2e_ms")  # the latencies by which a request wins or loses
 _RANKS = tuple(rank for rank in PERCENTILES if rank != 95)
 _BEYOND = 10  # requests that must lie beyond a percentile for it to be compared
 _NAMED = 3  # differences of a side that a verdict names
-_POINTS = 240  # of a distribution that is drawn
+_POINTS = 240  # points of a distribution that is drawn
 
 
 def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: int = 0) -> Compared:
-    """Compare B with A, of which `a` and `b` say what ran.
+    """Compare B with A; `a` and `b` describe what ran on each side.
 
     `threshold` is the change of a request's latency that counts, `seed` the bootstrap's.
     """
@@ -58,7 +58,7 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
 
 
 def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
-    """What can be claimed, in one sentence: who is better on the whole first. `bounded` metrics have an SLO."""
+    """Return the claims in one sentence that begins with the better side. `bounded` metrics have an SLO."""
     claims = [row for row in rows if row.better]
     if not claims:
         if all(row.a == row.b and row.a is not None for row in rows):
@@ -89,10 +89,11 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
 
 
 def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
-    """The side that claims at least two of three differences, or neither.
+    """Return the side that claims at least two of three differences, or an empty string.
 
-    Those count twice that are of a metric that an SLO bounds, of attainment, or of requests that finish at all. A
-    latency is of requests that finish: for a side that lost enough others to reach that percentile it is a loss.
+    A difference counts twice if its metric is bounded by an SLO, is the attainment, or is the share of finished
+    requests. A latency covers finished requests only: if a side lost enough requests to reach a percentile, its gain
+    there counts as a loss.
     """
     twice, lost, wins = {*bounded, *SHARES}, _lost(rows), {"A": 0, "B": 0}
     for row in rows:
@@ -108,19 +109,19 @@ def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, float]:
-    """The share of requests that each side finishes less than the other, where that can be claimed."""
+    """Return the share of requests that each side finishes less than the other, if that can be claimed."""
     more = next(((row.b or 0.0) - (row.a or 0.0) for row in rows if row.metric == "finished" and row.better), 0.0)
     return {"A": max(more, 0.0), "B": max(-more, 0.0)}
 
 
 def _most_of(rows: Sequence[Row]) -> str:
-    """The largest differences, one of each metric."""
+    """Return the largest differences in words, one for each metric."""
     found = {row.metric: row for row in sorted(rows, key=lambda row: abs(row.percent or 0.0))}
     return ", ".join([_told(row) for row in reversed(found.values())][:_NAMED])
 
 
 def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic, Statistic]]:
-    """Everything that is compared, as `(metric, stat)` and the statistic of each side."""
+    """Yield every compared number: `(metric, stat)` and the statistic of each side."""
     sides, unit, units = (pairs.a, pairs.b), pairs.unit, pairs.units
     for name in LATENCIES:
         values = [side.values(name) for side in sides]
@@ -148,21 +149,21 @@ def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic,
 
 
 def _throughput(pairs: PairedRuns) -> Row:
-    """A block has no throughput of its own, so that it comes without an interval."""
+    """Return the row of the throughput, without an interval, because a block has no throughput."""
     whole = np.ones((1, pairs.runs), dtype=np.int64)
     a, b = (float(Ratio(*_tokens_and_seconds(side))(whole)[0]) for side in (pairs.a, pairs.b))
     return _row("output_throughput", "value", Difference(a, b, math.nan, math.nan))
 
 
 def _tokens_and_seconds(side: SideRequests) -> tuple[Floats, Floats]:
-    """Output tokens of finished requests, and measurement window, of each run."""
+    """Return output tokens of finished requests, and the length of the measurement window, of each run."""
     seconds = np.array([run.window_s or 0.0 for run in side.runs])
     rates = np.array([run.scalars()["output_throughput"] or 0.0 for run in side.runs])
     return rates * seconds, seconds
 
 
 def _by_unit_and(index: NDArray[Any], count: int, values: Floats, pairs: PairedRuns) -> Floats:
-    """Sums of `values` by unit and index: `[units, count]`."""
+    """Return sums of `values` by unit and index: `[units, count]`."""
     sums: Floats = np.bincount(pairs.unit * count + index, values, pairs.units * count).astype(np.float64)
     return sums.reshape(pairs.units, count)
 
@@ -193,7 +194,7 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
         groups += [(column, str(name), labels == name) for name in names if len(names) > 1]
     for judged in _JUDGED:
         a, b = pairs.a.values(judged), pairs.b.values(judged)
-        # One that does not finish has waited for ever.
+        # A request that does not finish has waited for ever.
         longer, shorter = (np.where(np.isnan(v), np.inf, v) for v in (b, a))
         gains, loses = longer < shorter * (1 - threshold), longer > shorter * (1 + threshold)
         both = ~np.isnan(a) & ~np.isnan(b)
@@ -241,7 +242,7 @@ def _in(row: Row) -> str:
 
 
 def ranking(simulated: Sequence[Row], real: Sequence[Row]) -> Iterator[Ranked]:
-    """Whether what the simulator ranks A and B by holds on the real engine."""
+    """Yield the rows by which the simulator or the engine ranks A and B, and whether the two agree."""
     measured = {(row.metric, row.stat): row for row in real}
     for row in simulated:
         other = measured.get((row.metric, row.stat))

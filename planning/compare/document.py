@@ -1,6 +1,6 @@
-"""A comparison as one document: what can be claimed, what is drawn of it, what ran, and its inputs.
+"""A comparison as one document: its claims, its curves, what ran, and its inputs.
 
-It is what `tokentwin compare` prints and saves, what a job of the Policy lab keeps, and what `tokentwin export` reads.
+`tokentwin compare` prints and saves it, a job of the Policy lab keeps it, and `tokentwin export` reads it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from serving.document import Document, Number, Part, fact
 from serving.metrics import METRICS, axis_of, label_of
 from traces.document_table import table_of
 
-SHARES = ("slo_attainment", "finished")  # whose differences are in points: 29 % to 52 % is +23 points, not +76 %
+SHARES = ("slo_attainment", "finished")  # their differences are points: 29 % to 52 % is +23 points, not +76 %
 _METRIC = "a metric of the glossary, or `finished`: the share of the requests that finish"
 _STAT = "its statistic; `value` where it has but one"
 
 
 class Units(Part):
-    """What was resampled."""
+    """The resampled units."""
 
     of: str = fact("`runs`, or `blocks` of consecutive arrivals")
     count: int = fact("how many there are")
@@ -82,7 +82,7 @@ class Tenant(Part):
 
 
 class RanDeployment(Part):
-    """A deployment, whole; what is named here is what every version of it has."""
+    """A whole deployment; the fields named here exist in every version of it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -91,7 +91,7 @@ class RanDeployment(Part):
 
 
 class Side(Part):
-    """What ran on one side: simulated, or recorded by some clock."""
+    """One side of a comparison: a simulated deployment, or one that some clock recorded."""
 
     name: str = fact("what it was called in the question", default="")
     clock: str = fact("of recordings, the clock", default="")
@@ -106,7 +106,7 @@ class Side(Part):
 
 
 class Ranked(Part):
-    """A row of which the simulator or the engine claims a difference, and whether they agree."""
+    """A row for which the simulator or the engine claims a difference, and whether they agree."""
 
     metric: str = fact(_METRIC)
     stat: str = fact(_STAT)
@@ -129,7 +129,7 @@ class SimulatedError(Part):
 
 
 class Compared(Part):
-    """Two sides on the same requests."""
+    """A comparison of two sides on the same requests."""
 
     verdict: str = fact("what can be claimed, in a sentence")
     difference: bool = fact("whether any difference can be claimed", default=False)
@@ -147,7 +147,7 @@ class Compared(Part):
 
 
 class ComparisonDocument(Compared, Document):
-    """The answer to a comparison; of real runs with the same simulated beside them, where they were."""
+    """The answer to a comparison; real runs may have the same runs simulated beside them."""
 
     what: ClassVar[str] = "a comparison"
     where: ClassVar[str] = "comparison"
@@ -162,15 +162,15 @@ class ComparisonDocument(Compared, Document):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Those of the engine's runs where the same were simulated, too."""
+        """The names of the tables; three of them exist only if real runs were simulated, too."""
         return ("rows", "tallies", *(("simulated", "errors", "outcomes") if self.simulated else ()))
 
     def table(self, name: str) -> pa.Table:
-        """One of these.
+        """Return one of the tables.
 
         rows        every number of both sides with its difference
         tallies     winners and losers, by group
-        simulated   as `rows`, of the simulated runs beside real ones
+        simulated   like `rows`, for the simulated runs beside real ones
         errors      every simulated number beside the real one, by side
         outcomes    whether the engine confirms what the simulator claims
         """
@@ -186,13 +186,13 @@ class ComparisonDocument(Compared, Document):
                 return _with_units(table_of(Row, of.rows))
 
     def called(self, a: str, b: str) -> Self:
-        """The same with names for its sides."""
+        """Return the document with names for its sides."""
         return self.model_copy(
             update={key: getattr(self, key).model_copy(update={"name": name}) for key, name in (("a", a), ("b", b))}
         )
 
     def errors(self) -> list[SimulatedError]:
-        """How far each number that was simulated is off the real one; none where nothing was simulated."""
+        """Return the error of each simulated number against the real one; empty if nothing was simulated."""
         same = self.same_weather.rows if self.same_weather else ()
         return simulated_errors(self.simulated.rows, self.rows, same) if self.simulated else []
 
@@ -214,7 +214,7 @@ class ComparisonDocument(Compared, Document):
 
 
 def defaults_told(a: Side, b: Side) -> list[str]:
-    """The lines about settings left to an engine; of both sides where they are the same."""
+    """Return the lines about settings left to an engine, once if they are the same on both sides."""
     if a.defaults == b.defaults:
         return list(a.defaults)
     return [f"{name}: {line}" for name, side in (("A", a), ("B", b)) for line in side.defaults]
@@ -223,7 +223,7 @@ def defaults_told(a: Side, b: Side) -> list[str]:
 def simulated_errors(
     simulated: Sequence[Row], real: Sequence[Row], same_weather: Sequence[Row] = ()
 ) -> list[SimulatedError]:
-    """Side by side, the rows that both have. There is no error where there is no number."""
+    """Return simulated and real numbers side by side, for the rows that both have. A missing number has no error."""
     blind, same = ({(row.metric, row.stat): row for row in rows} for rows in (simulated, same_weather))
     found = []
     for row in real:
@@ -252,18 +252,18 @@ def _error(metric: str, simulated: float | None, real: float | None) -> float | 
 
 
 def furthest_off(errors: Sequence[SimulatedError]) -> SimulatedError | None:
-    """The worst of those that are in percent; None without any."""
+    """Return the largest error in percent; None if there is none."""
     relative = [row for row in errors if row.metric not in SHARES and row.error is not None]
     return max(relative, key=lambda row: abs(row.error or 0.0), default=None)
 
 
 def unit_of(row: Row | SimulatedError) -> str:
-    """The unit of a row's values."""
+    """Return the unit of a row's values."""
     return METRICS[row.metric].unit if row.metric in METRICS else "fraction"
 
 
 def _with_units(table: pa.Table) -> pa.Table:
-    """With the column `unit` after the statistic."""
+    """Return `table` with a column `unit` after the statistic."""
     units = [METRICS[name].unit if name in METRICS else "fraction" for name in table["metric"].to_pylist()]
     field = pa.field("unit", pa.string(), metadata={"definition": "of the row's values"})
     return table.add_column(2, field, pa.array(units, pa.string()))
@@ -273,7 +273,7 @@ _WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
 
 
 def compared_report(found: Compared) -> Iterator[RenderableType]:
-    """Two sides."""
+    """Yield the report of a comparison of two sides."""
     rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "%"))
     rows.add_column("95 % interval", justify="right", min_width=9)
     rows.add_column("better", no_wrap=True)
@@ -307,7 +307,7 @@ def compared_report(found: Compared) -> Iterator[RenderableType]:
 
 
 def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
-    """Both sides as simulated and as they were, and what is furthest off."""
+    """Yield simulated and real numbers of both sides, and the largest error."""
     weather = any(row.weather_error is not None for row in errors)
     numbers = ("simulated", "real", "error %", *(("in its weather", "error %") if weather else ()))
     table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, numbers)
@@ -327,7 +327,7 @@ def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
 
 
 def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
-    """Row by row, whether the engine agrees; then in a sentence."""
+    """Yield for each row whether the engine agrees, then a summary in one sentence."""
     if not ranked:
         yield Text("neither the simulator nor the real engine shows a difference", style="bold")
         return
@@ -343,7 +343,7 @@ def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
 
 
 def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Table:
-    """Columns of names, each with how it is laid out, then of numbers, of which none is ever cut."""
+    """Return a table with columns of names, laid out as given, then columns of numbers, which are never cut."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name, layout in names.items():
         table.add_column(name, **layout)
@@ -353,15 +353,15 @@ def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Ta
 
 
 def _counted(count: int, things: str) -> str:
-    """`things` is a plural in s."""
+    """Return the count with its noun; `things` is a plural in s."""
     return f"{count} {things if count != 1 else things.removesuffix('s')}"
 
 
 def _shown(value: float | None) -> str:
-    """Four digits, and all of those before the point."""
+    """Format a number with four digits, and with all digits before the point."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _change(name: str, value: float | None) -> str:
-    """In percent of A; of a share in points, and said so."""
+    """Format a change in percent of A, or in points for a share."""
     return "-" if value is None else f"{value:+.1f}{' points' if name in SHARES else ''}"

@@ -1,7 +1,7 @@
-"""Two sides of a comparison, request by request: the same workload, served twice.
+"""The two sides of a comparison, request by request: the same workload, served twice.
 
-A side is one run, or several: of other seeds, or the same workload again. Runs of other seeds are independent of one
-another. Runs of one workload share its arrivals and are not, so that a block of it holds the requests of all of them.
+A side is one run or several: of other seeds, or of the same workload again. Runs of other seeds are independent of one
+another. Runs of one workload share its arrivals and are not independent, so a block holds the requests of all of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from serving.errors import UserError
 from traces.run_metrics import RunMetrics
 from traces.schema import REQUESTS
 
-COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # that a comparison looks at
-_BLOCKS = 20  # in a run, at most
+COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # columns that are compared
+_BLOCKS = 20  # largest number of blocks in a run
 _FEWEST_IN_BLOCK = 10
 
 
@@ -28,8 +28,8 @@ class SideRequests:
 
     tables      dataset `requests` of each of its runs
     labels      a label of each request, by column (`tenant`, `slo_class`)
-    finished    which requests finished
-    served      prompt and output tokens of those that finished before the last arrival of their run
+    finished    mask of the requests that finished
+    served      prompt and output tokens of the requests that finished before the last arrival of their run
     """
 
     def __init__(self, tables: Sequence[pa.Table], slo: Mapping[str, float]) -> None:
@@ -41,7 +41,7 @@ class SideRequests:
         self.served: Floats = np.concatenate([_served(table) for table in self.tables])
 
     def values(self, name: str) -> Floats:
-        """A request metric, NaN where a request has none."""
+        """Return a request metric, NaN for a request without a value."""
         return np.concatenate([run.values(name) for run in self.runs])
 
     def labels(self, column: str) -> NDArray[np.str_]:
@@ -49,15 +49,15 @@ class SideRequests:
 
 
 class PairedRuns:
-    """Sides `a` and `b`, and the units that their requests belong to.
+    """The sides `a` and `b`, and the units that their requests belong to.
 
-    unit        of each request
-    units       how many there are
+    unit        the unit of each request
+    units       the number of units
     unit_is     `runs` or `blocks`
-    bounds      metrics that have a bound, which requests can keep
+    bounds      metrics that have a bound, which requests can meet
 
-    Raises UserError when the sides did not serve the same requests. Where arrivals depend on answers (a closed loop,
-    think times), `closed` lets them differ.
+    Raises UserError when the sides did not serve the same requests. If arrivals depend on answers (a closed loop, think
+    times), `closed` lets them differ.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PairedRuns:
         self.unit, self.units = self._blocks(repeated)
 
     def _blocks(self, repeated: bool) -> tuple[Ints, int]:
-        """The block of each request, and how many there are."""
+        """Return the block of each request, and the number of blocks."""
         blocks = [_blocks(table["arrival_ns"].to_numpy()) for table in self.a.tables]
         if repeated:
             return np.concatenate(blocks), int(blocks[0].max()) + 1
@@ -104,13 +104,13 @@ def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
 
 
 def _differing(a: pa.Table, b: pa.Table) -> str | None:
-    """The first column by which two runs were offered another workload; arrivals come last."""
+    """Return the first column that shows that two runs had different workloads; arrivals are checked last."""
     columns = ("request_id", "prompt_tokens", "arrival_ns")
     return next((name for name in columns if not np.array_equal(a[name].to_numpy(), b[name].to_numpy())), None)
 
 
 def _blocks(arrival_ns: Ints) -> Ints:
-    """Blocks of consecutive arrivals, equally many in each."""
+    """Return the block of each request; blocks are of consecutive arrivals, equally many in each."""
     count = len(arrival_ns)
     blocks = max(min(_BLOCKS, count // _FEWEST_IN_BLOCK), 1)
     block = np.empty(count, dtype=np.int64)
@@ -119,7 +119,7 @@ def _blocks(arrival_ns: Ints) -> Ints:
 
 
 def _served(table: pa.Table) -> Floats:
-    """Tokens of each request by which Jain's index counts service, as `RunMetrics.jain_fairness` does."""
+    """Return the tokens of each request that Jain's index counts as service, as `RunMetrics.jain_fairness` does."""
     finish = pc.fill_null(table["finish_ns"], np.iinfo(np.int64).max).to_numpy()
     finished = np.asarray(pc.equal(table["status"], "finished")) & (finish <= table["arrival_ns"].to_numpy().max())
     tokens = table["prompt_tokens"].to_numpy() + table["output_tokens"].to_numpy()

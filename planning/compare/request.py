@@ -1,4 +1,4 @@
-"""The request of `compare`: two sides on the same traffic, or two that were recorded."""
+"""The request of `compare`: two sides on the same traffic, or two recorded sides."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from traces.reshape import reshaped
 
 
 class Side(Request):
-    """What one side has of its own: a deployment, settings of it by path, and of the run around it.
+    """The settings of one side: a deployment, changes of it by path, and settings of the run.
 
-    `settings` are `policy`, `scheduler.max_num_seqs`, `fleet.router`, ...; one of the scheduler needs no path.
+    `settings` are `policy`, `scheduler.max_num_seqs`, `fleet.router`, ...; a setting of the scheduler needs no path.
     """
 
     deployment: StatedDeployment | None = None
@@ -31,19 +31,19 @@ class Side(Request):
     calibration: str | None = None
 
     def deployed(self, base: Deployment) -> Deployment:
-        """The side's deployment. Raises UserError that names the setting that is wrong."""
+        """Return the side's deployment. Raises UserError that names a wrong setting."""
         return with_settings(completed(self.deployment, base), self.settings)
 
 
 class _Judged(Request):
-    """By which bounds requests attain what, and from which change of a latency they gain or lose."""
+    """The latency bounds that requests should meet, and the change of a latency that counts as a gain or loss."""
 
     bounds: dict[str, float] = Field({}, description="latency bounds in ms; also compare the share that meets them")
     threshold: float = Field(0.05, ge=0, le=10, description="change of a latency that counts as a gain or a loss")
 
 
 class CompareRequest(Offered, _Judged):
-    """Two sides on the same traffic; synthetic traffic with so many `seeds`."""
+    """Two sides on the same traffic; synthetic traffic is drawn with `seeds` seeds."""
 
     a: Side
     b: Side
@@ -54,7 +54,7 @@ class CompareRequest(Offered, _Judged):
     timing: Timing
 
     def workloads(self) -> list[Workload]:
-        """What both sides are offered, run by run. Raises UserError when that is nothing."""
+        """Return the workload of each run, which both sides serve. Raises UserError for a workload without requests."""
         if self.seeds > 1 and self.recorded:
             remedy = "must be 1 for a recorded trace; give a YAML specification to draw more"
             raise UserError("seeds", self.seeds, remedy)
@@ -70,9 +70,9 @@ class CompareRequest(Offered, _Judged):
 
 
 class CompareRecordingsRequest(_Judged):
-    """Two recordings, or two directories of them; `timing` has the same runs simulated, to hold them against.
+    """Two recordings, or two directories of them; `timing` has the same runs simulated for comparison.
 
-    stamps      when each was last written: a later recording at the same place is another question
+    stamps      time when each was last written: a later recording in the same place is another question
     """
 
     a: Path

@@ -1,6 +1,6 @@
 """The two sides of a comparison as runs that can be paired: simulated on the same workloads, or recorded.
 
-`tokentwin compare` and the dashboard's Policy lab ask here, so that they cannot say different things.
+`tokentwin compare` and the dashboard's Policy lab both use this module, so they cannot give different answers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ def side_scenarios(
     replicas: int | None = None,
     router: str = "",
 ) -> list[PricedScenario]:
-    """One side's scenarios, one a workload. Raises UserError as `price_scenario` does."""
+    """Return one side's scenarios, one for each workload. Raises UserError as `price_scenario` does."""
     first = price_scenario(workloads[0], calibration, gpu, deployment, replicas, router)
     return [replace(first, workload=workload) for workload in workloads]
 
 
 def recordings(side: str, path: str | Path) -> list[Recording]:
-    """The recording `path`, or those in it by name. Raises UserError when there is none, or one was cut short."""
+    """Return the recording `path`, or the recordings in it by name.
+
+    Raises UserError when there is none, or one was cut short.
+    """
     folder = Path(path)
     found = [folder] if (folder / "runs.parquet").exists() else sorted(p.parent for p in folder.glob("*/runs.parquet"))
     if not found:
@@ -61,7 +64,7 @@ def recordings(side: str, path: str | Path) -> list[Recording]:
 def simulated_pairs(
     sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], report: Callable[[int], None]
 ) -> PairedRuns:
-    """Simulate both sides; `report` is called with the number of runs that are done."""
+    """Simulate both sides and pair them; `report` is called with the number of runs that are done."""
     a: list[pa.Table] = []
     b: list[pa.Table] = []
     for scenarios, tables in zip(sides, (a, b), strict=True):
@@ -72,7 +75,7 @@ def simulated_pairs(
 
 
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
-    """Recordings of the same workloads, paired in the order given. Raises UserError when they are not of the same."""
+    """Pair recordings of the same workloads in the order given. Raises UserError when the workloads differ."""
     if len(a) != len(b):
         held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
         remedy = f"must be as many for A as for B, because they are compared in pairs: {held}"
@@ -80,7 +83,7 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     try:
         closed = any(waits_for_answers(recording.workload()) for recording in a)
     except UserError:
-        closed = False  # it does not say what was offered
+        closed = False  # the recording does not hold its workload
     of_a, of_b = ([recording.table("requests", COLUMNS) for recording in side] for side in (a, b))
     return PairedRuns(of_a, of_b, bounds, closed)
 
@@ -88,8 +91,8 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
 def in_weather(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[Sequence[PricedScenario]]
 ) -> list[list[PricedScenario]] | None:
-    """What each recording was simulated as, each engine in the weather it had; None where that is not known."""
-    from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, as it fits
+    """Return the scenario of each recording with each engine in its weather; None if the weather is not known."""
+    from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, because it fits
 
     found = []
     for side, simulated in zip(sides, scenarios, strict=False):
@@ -107,11 +110,11 @@ def in_weather(
 
 
 def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario] = ()) -> Disturbance | None:
-    """Whether the machine was calm while the real engine recorded `sides`; None where a side was simulated.
+    """Return how calm the machine was while the real engine recorded `sides`; None if a side was simulated.
 
-    `scenarios` are what the sides were simulated as, whose calibrations tell how long steps should have taken.
+    `scenarios` are the scenarios as which the sides were simulated; their calibrations give the normal length of steps.
     """
-    from calibration.validation.disturbance import disturbance  # imports slowly, as it fits
+    from calibration.validation.disturbance import disturbance  # imports slowly, because it fits
 
     if any(recording.run["clock"] != "wall" for side in sides for recording in side):
         return None
@@ -121,9 +124,9 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
 
 
 def simulated_side(scenario: PricedScenario) -> Side:
-    """How far to trust its step times (as far as those of its least certain pool), what timed them, and what ran.
+    """Describe a simulated side: how far to trust its step times, what timed them, and what ran.
 
-    Read it after the run: how far to trust the times depends on which steps there were.
+    The trust is that of the least certain pool. It depends on the steps that occurred, so call this after the run.
     """
     mark, reason = scenario.provenance()
     return Side(
@@ -138,7 +141,10 @@ def simulated_side(scenario: PricedScenario) -> Side:
 
 
 def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> Side:
-    """Which clock ran it, how often, what ran, and how far to trust it; `found` is of both sides."""
+    """Describe a recorded side: its clock, its number of runs, what ran, and how far to trust it.
+
+    `found` is the disturbance of both sides.
+    """
     provenance = weakest((of_run(recording.run) for recording in recordings), "recordings")
     if found is not None and found.disturbed:
         provenance = Provenance(UNKNOWN, f"{provenance.reason}, on a machine that was disturbed")
@@ -152,6 +158,6 @@ def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) ->
 
 
 def _named(side: Sequence[Recording]) -> str:
-    """Their names and where the first lies, such as `run-1, run-2 in runs/a`."""
+    """Return the names of recordings and the directory of the first, such as `run-1, run-2 in runs/a`."""
     names = ", ".join(recording.path.name for recording in side[:_NAMED]) + (", ..." if len(side) > _NAMED else "")
     return f"{names} in {side[0].path.parent}"

@@ -1,10 +1,10 @@
 """Intervals on the difference between two runs of the same requests, by resampling units of requests.
 
-Requests inside a run share its queues, so they are no independent sample. What is drawn are *units*: whole runs where
-there are enough of them, else blocks of consecutive arrivals. A unit is drawn for both sides at once, which is the
-pairing. Blocks are few and long rather than many and dependent: Schmeiser (Operations Research 30, 1982) finds that
-10 to 30 of them lose next to nothing, and Student's t makes up for their number. A queue may outlast a block all the
-same: blocks that go together count for fewer.
+Requests inside a run share its queues, so they are no independent sample. The resampled *units* are whole runs if there
+are enough of them, else blocks of consecutive arrivals. A unit is drawn for both sides at once, which is the pairing.
+Blocks are few and long rather than many and dependent: Schmeiser (Operations Research 30, 1982) finds that 10 to 30 of
+them lose next to nothing, and Student's t makes up for their number. A queue may still outlast a block: correlated
+blocks count for fewer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from traces.numeric_columns import Floats, ratio
 Ints = NDArray[np.int64]
 
 LEVEL = 0.95
-FEWEST_UNITS = 5  # with fewer, t is so wide that no interval is given
+FEWEST_UNITS = 5  # fewer units give no interval, because t would be too wide
 _DRAWS = 1000
-_MOST_CARRIED = 0.5  # of one unit into the next; beyond, units of one run cannot tell a trend from noise
-_UPPER_QUARTILE = 0.6745  # of a normal distribution
+_MOST_CARRIED = 0.5  # lag-1 correlation; beyond it, units of one run cannot tell a trend from noise
+_UPPER_QUARTILE = 0.6745  # upper quartile of the standard normal distribution
 _MOST_CORRELATED = 0.8  # lag-1 correlation that intervals allow for; two units in twenty are then independent
 
 
-# A number of one run, as a function of how often each unit counts, `[draws, units]`: `[draws]`, NaN where a draw leaves
-# nothing to compute it from.
+# A number of one run, as a function of the count of each unit, `[draws, units]`: `[draws]`, NaN where a draw leaves no
+# value to compute it from.
 Statistic = Callable[[Ints], Floats]
 
 
@@ -42,7 +42,7 @@ class Ratio:
 
     @classmethod
     def mean(cls, values: Floats, unit: Ints, units: int) -> Ratio:
-        """The mean of `values`, each of a `unit`; NaN is no value."""
+        """Return the mean of `values`; `unit` has the unit of each value, and NaN is no value."""
         known = ~np.isnan(values)
         sums: Floats = np.bincount(unit[known], values[known], units).astype(np.float64)
         return cls(sums, np.bincount(unit[known], minlength=units).astype(np.float64))
@@ -52,7 +52,7 @@ class Ratio:
 
 
 class Percentile:
-    """The nearest-rank `rank`th percentile of `values`, each of a `unit`; NaN is no value."""
+    """The nearest-rank `rank`th percentile of `values`; `unit` has the unit of each value, and NaN is no value."""
 
     def __init__(self, values: Floats, unit: Ints, units: int, rank: int) -> None:
         known = ~np.isnan(values)
@@ -66,7 +66,7 @@ class Percentile:
         found: Floats = np.full(len(weights), np.nan)
         if not len(self._values):
             return found
-        # How many of each unit are among the first so many values: [units, values].
+        # Number of values of each unit among the first values, for each position: [units, values].
         passed = np.cumsum(self._unit == np.arange(self._units)[:, None], axis=1, dtype=np.int32)
         counts = _weighted(weights, passed[:, -1])
         needed = np.maximum(-(-self._rank * counts // 100), 1)
@@ -90,15 +90,18 @@ class Jain:
 
 
 def _weighted(weights: Ints, values: NDArray[Any]) -> Any:
-    """The sum of `values` `[units]` by each of the `weights`: without BLAS, which adds in another order on each CPU."""
+    """Return the sum of `values` `[units]` by each row of `weights`.
+
+    It avoids BLAS, which adds in another order on each CPU.
+    """
     return np.einsum("du,u->d", weights, values)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A statistic of two runs. `low` to `high` holds b - a; NaN where there are too few units to tell.
+    """A statistic of two runs. `low` to `high` is the interval of b - a; NaN if there are too few units.
 
-    `carried`: serial units go together more than the interval allows for.
+    `carried`: serial units are more correlated than the interval allows for.
     """
 
     a: float
@@ -113,7 +116,7 @@ class Difference:
 
     @property
     def claimed(self) -> bool:
-        """Whether the interval leaves no difference out."""
+        """True if the interval excludes zero."""
         return self.difference != 0 and (self.low > 0 or self.high < 0)
 
 
@@ -124,12 +127,12 @@ def differences(
     serial: bool = False,
     ratios: Sequence[bool] = (),
 ) -> list[Difference]:
-    """Differences with intervals that hold *together*: where nothing differs, none is claimed 95 % of the time.
+    """Return differences with intervals that hold *together*: if nothing differs, none is claimed 95 % of the time.
 
-    Every statistic is drawn on the same units, and the widest of the studentised deviations of a draw is what the
-    intervals allow for (Westfall and Young 1993), so that statistics that move together cost little. `serial` units
-    follow one another in time, and count for as many independent ones as they are worth. Pairs that are marked in
-    `ratios` are of positive numbers, and are compared by the logarithm of b / a: b then never falls below zero.
+    Every statistic is drawn on the same units. The intervals allow for the widest studentised deviation of a draw
+    (Westfall and Young 1993), so statistics that move together cost little. `serial` units follow one another in time,
+    and count as the number of independent units that they are worth. Pairs marked in `ratios` are of positive numbers,
+    and are compared by the logarithm of b / a, so that b never falls below zero.
     """
     whole = np.ones((1, units), dtype=np.int64)
     points = np.array([[float(statistic(whole)[0]) for statistic in pair] for pair in pairs]).reshape(-1, 2)
@@ -156,7 +159,7 @@ def differences(
 
 
 def _change(a: Floats, b: Floats, ratio: bool) -> Floats:
-    """b - a, or the logarithm of b / a; NaN where that has none."""
+    """Return b - a, or the logarithm of b / a; NaN if there is no logarithm."""
     if not ratio:
         return b - a
     found: Floats = np.full(len(a), np.nan)
@@ -166,10 +169,11 @@ def _change(a: Floats, b: Floats, ratio: bool) -> Floats:
 
 
 def _correlation(weights: Ints, drawn: Floats) -> Floats:
-    """Lag-1 correlation of what serial units contribute to each statistic.
+    """Return the lag-1 correlation of the contributions of serial units to each statistic.
 
-    A statistic is taken for the mean of what each unit contributes to it, which is how it goes with the unit's weight
-    over the draws. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954), and is corrected for that.
+    A statistic is taken as the mean of the units' contributions. A unit's contribution is how the statistic varies with
+    the unit's weight over the draws. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954), and is corrected for
+    that.
     """
     units = weights.shape[1]
     moves = np.nan_to_num(drawn - np.nanmean(drawn, axis=0))
@@ -182,11 +186,11 @@ def _correlation(weights: Ints, drawn: Floats) -> Floats:
 
 
 def _worth(correlation: Floats, units: int) -> Floats:
-    """How many independent units the serial ones are worth: `n (1 - r) / (1 + r)`.
+    """Return the number of independent units that the serial ones are worth: `n (1 - r) / (1 + r)`.
 
-    That is what n terms of an autoregression with lag-1 correlation r are worth to their mean (Bayley and Hammersley
-    1946). For r the upper quartile of its estimate is taken, whose standard error is about sqrt((1 - r^2) / n)
-    (Bartlett 1946): few units may look independent by chance, and would then support claims where nothing differs.
+    An autoregression's n terms with lag-1 correlation r are worth as much to their mean (Bayley and Hammersley 1946). r
+    is the upper quartile of its estimate, whose standard error is about sqrt((1 - r^2) / n) (Bartlett 1946): few units
+    may look independent by chance, and would then support claims where nothing differs.
     """
     error = np.sqrt(np.maximum(1 - correlation**2, 0.0) / units)
     r = np.clip(correlation + _UPPER_QUARTILE * error, 0.0, _MOST_CORRELATED)
@@ -195,10 +199,10 @@ def _worth(correlation: Floats, units: int) -> Floats:
 
 
 def _multiple(deviations: Floats, errors: Floats, units: int) -> float:
-    """How many standard errors the intervals reach.
+    """Return the number of standard errors that the intervals reach.
 
-    The bootstrap says how far out a single normal deviation would have to be so that all together rarely are; Student's
-    t says how many *estimated* standard errors that is.
+    The bootstrap gives the size that a single normal deviation must have so that all together rarely exceed it;
+    Student's t converts this into a number of *estimated* standard errors.
     """
     from scipy.stats import norm, t  # imports slowly
 

@@ -1,1 +1,1 @@
-"""Why a run is as slow as it is: its symptoms, and what lifting one constraint at a time would buy."""
+"""Diagnoses of slow runs: their symptoms, and what lifting one constraint at a time would gain."""

@@ -1,9 +1,9 @@
-"""A run simulated as it was, and what another simulation of it is held against.
+"""A run simulated as it was, and the measure by which other simulations of it are compared with it.
 
-Where nearly every request finishes, that is the 99th percentile of each latency over the requests that finished as it
-was; one that finishes no longer takes for ever. Where more than one in a hundred comes to nothing, such a percentile of
-all requests is beyond all numbers, and one over those that finish says how fast the few were that were let in. It is
-then the share of the lost requests that finish.
+If nearly every request finishes, the measure is the 99th percentile of each latency over the requests that finished in
+the run as it was; a request that no longer finishes takes for ever. If more than one in a hundred requests is lost,
+such a percentile over all requests is infinite, and a percentile over the finished ones only says how fast the few
+admitted requests were. The measure is then the share of the lost requests that finish.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from traces.run_metrics import RunMetrics
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _GAPS = "itl_ms"
-_LOST = 0.01  # of the requests that could finish
+_LOST = 0.01  # share of the requests that could finish
 
 
 class Bought(NamedTuple):
-    """What is left of each `p99` in ms, the share of it that is `bought`, and the share of all requests that finish.
+    """The remaining `p99`s in ms, the shares of them that are `bought` (gained), and the share of requests that finish.
 
     Under `finished`, `bought` is the share of the lost requests that finish.
     """
@@ -43,12 +43,12 @@ class Bought(NamedTuple):
 
 
 class Baseline:
-    """`scenario`, simulated.
+    """A simulated `scenario`.
 
     requests    the dataset of its recording
-    p99         in ms, of those latencies that it has
+    p99         in ms, for the latencies that have a value
     finished    the share of all requests that finish
-    sheds       whether lost requests are what there is to explain; `p99` is then over the requests that finish
+    sheds       True if lost requests are to be explained; `p99` is then over the requests that finish
     """
 
     def __init__(self, scenario: PricedScenario, latencies: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class Baseline:
         self.p99 = {name: value for name, value in found.items() if not math.isnan(value)}
 
     def against(self, scenario: PricedScenario) -> Bought:
-        """What another scenario of the same requests buys."""
+        """Return what another scenario of the same requests gains."""
         requests = scenario.requests(tokens=self._tokens)
         p99 = self._p99s(requests, tuple(self.p99))
         bought = {name: 1 - p99[name] / before if before > 0 else 0.0 for name, before in self.p99.items()}
@@ -75,9 +75,9 @@ class Baseline:
 
     @staticmethod
     def drained_ns(scenario: PricedScenario) -> int | None:
-        """How long the same requests take if all are there at once: what the engines can do, whatever the load.
+        """Return the time for the same requests if all are there at once: the engines' capacity, whatever the load.
 
-        Nobody is turned away. None where arrivals depend on answers.
+        Nobody is turned away. None if arrivals depend on answers.
         """
         if waits_for_answers(scenario.workload):
             return None
@@ -88,12 +88,12 @@ class Baseline:
         return pc.max(as_clients_saw(made)["finish_ns"]).as_py()
 
     def _lost_share(self, requests: pa.Table, metrics: RunMetrics) -> float:
-        """Of the requests that could finish, the share that does not."""
+        """Return the share of the requests that could finish and do not."""
         could = np.isin(requests["request_id"].to_numpy(), self._fitting)
         return float((~metrics.finished[could]).mean()) if could.any() else 0.0
 
     def _p99s(self, requests: pa.Table, latencies: Sequence[str]) -> dict[str, float]:
-        """As clients saw them; NaN where there is no value."""
+        """Return the p99 of each latency as clients saw it; NaN if there is no value."""
         requests = as_clients_saw(requests)
         if self._kept is not None:
             requests = requests.filter(pc.is_in(requests["request_id"], self._kept.combine_chunks()))
@@ -109,7 +109,7 @@ class Baseline:
 
 
 def _fitting(scenario: PricedScenario) -> np.ndarray:
-    """The ids of the requests that are no longer than the model or a pool takes: no lift changes that."""
+    """Return the ids of the requests that are no longer than the model or a pool takes: no lift changes that."""
     deployments = [scenario.deployment, *(pool.deployment for pool in scenario.pools or ())]
     stated = (deployment.scheduler.max_model_len for deployment in deployments)
     longest = max(longest_request(scenario), *stated)

@@ -1,7 +1,7 @@
-"""What can be set or bought against a cause, and the command that shows its worth request by request.
+"""Changes against a cause: settings, or purchases. Each is simulated before it is recommended.
 
-A lift says what is to blame, most often by an ideal that nobody sells. Changes are settings of the deployment as
-`tokentwin compare --b NAME=VALUE` takes them, each simulated before it is recommended.
+A lift shows the cause, most often by an ideal that nobody sells. Changes are settings of the deployment in the form of
+`tokentwin compare --b NAME=VALUE`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 Settings = Mapping[str, Any]
-_OF_THE_RUN = ("gpu", "replicas", "router")  # what `compare` takes beside settings of a deployment
+_OF_THE_RUN = ("gpu", "replicas", "router")  # settings that `compare` takes besides those of a deployment
 _ALL2ALL = "allgather_reducescatter"
-_UTILISATION = 0.9  # of a GPU's memory: what engines take by default, and
-_MORE = 0.02  # by how much a run has to be below it before more is worth a try
+_UTILISATION = 0.9  # share of a GPU's memory that engines take by default
+_MORE = 0.02  # a run must be this much below it before more is worth a try
 
 
 def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
-    """Candidates against `cause`, the name of a lift, and other numbers of replicas that prefill and that decode."""
+    """Return candidates against `cause`, the name of a lift, and other splits of replicas into prefill and decode."""
     against = _AGAINST.get(cause)
     own = against(_Case(scenario, cause)) if against else ()
     candidates = [*own, *_other_roles(scenario.deployment.fleet)]
@@ -40,11 +40,11 @@ def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
 
 
 class _Case:
-    """A run and what is to blame for it. Settings that are empty change nothing and are left out.
+    """A run and the cause of its slowness. Empty settings change nothing and are left out.
 
-    memory        the share of a GPU's memory that gives as many KV blocks as now; empty where it is not known
-    more_memory   the share that engines take by default, where this run takes less
-    narrow_kv     KV of one byte, where it has two and the blocks follow from the memory
+    memory        the share of a GPU's memory that gives as many KV blocks as now; empty if it is not known
+    more_memory   the share that engines take by default, if this run takes less
+    narrow_kv     KV of one byte, if it has two and the blocks follow from the memory
     """
 
     def __init__(self, scenario: PricedScenario, cause: str) -> None:
@@ -63,7 +63,7 @@ class _Case:
             self.narrow_kv = {"kv_cache_dtype": "fp8", **self.memory}
 
     def tensor_parallel(self, factor: float) -> Settings:
-        """Return so many times the GPUs a layer; empty where their memory is not known, or there is no such number."""
+        """Return `factor` times the GPUs a layer; empty if their memory is not known, or the number is not possible."""
         size = self.deployment.tensor_parallel_size * factor
         return {"tensor_parallel_size": int(size), **self.memory} if self.memory and size >= 1 else {}
 
@@ -94,7 +94,7 @@ def _other_router(case: _Case) -> Iterator[Settings]:
     if case.scenario.routes_by != "least-tokens":
         yield _routed(case.scenario, "least-tokens")
     if case.fleet and case.fleet.router.settings and not case.scenario.router:
-        yield {"fleet.router": case.scenario.routes_by}  # as it is by default
+        yield {"fleet.router": case.scenario.routes_by}  # the router without its settings
 
 
 def _longer_sequences(case: _Case) -> Iterator[Settings]:
@@ -157,7 +157,7 @@ def _more_kv(case: _Case) -> Iterator[Settings]:
 
 
 def _less_communication(case: _Case) -> Iterator[Settings]:
-    """A link that keeps up, another exchange of tokens between experts, or engines on their own."""
+    """Yield a faster link, another exchange of tokens between experts, or separate engines."""
     yield case.tensor_parallel(1 / 2)
     plain = {"all2all_backend": _ALL2ALL}
     deployment, node = case.deployment, case.deployment.inter_node
@@ -200,7 +200,10 @@ def _less_to_compute(case: _Case) -> Iterator[Settings]:
 
 
 def share_of_memory(scenario: PricedScenario) -> float | None:
-    """The gpu_memory_utilization that gives the KV blocks of `scenario`; None where no GPU's memory is known."""
+    """Return the gpu_memory_utilization that gives the KV blocks of `scenario`.
+
+    None if no GPU's memory is known.
+    """
     behind = pure(scenario.cost) if isinstance(scenario.cost, JudgedCost) else None
     if not isinstance(behind, OperationCost):
         return None
@@ -210,9 +213,9 @@ def share_of_memory(scenario: PricedScenario) -> float | None:
 
 
 def changed(scenario: PricedScenario, source: Source | None, settings: Settings) -> PricedScenario:
-    """`scenario` with other settings, timed by `source`; without one, only settings of the scheduler can change.
+    """Return `scenario` with other settings, timed by `source`; without a source, only the scheduler can change.
 
-    Raises UserError for what does not go together.
+    Raises UserError for settings that do not go together.
     """
     own = {name: value for name, value in settings.items() if name not in _OF_THE_RUN}
     deployment = with_settings(scenario.deployment, own)
@@ -232,13 +235,13 @@ def _routed(scenario: PricedScenario, router: str) -> Settings:
 
 
 def both_sides(scenario: PricedScenario) -> dict[str, Any]:
-    """What `compare` must be told of the run as it was beside its deployment."""
+    """Return the settings besides its deployment that `compare` needs to repeat the run as it was."""
     found: dict[str, Any] = {"router": scenario.router} if scenario.router else {}
     return found if scenario.deployment.fleet or scenario.replicas == 1 else found | {"replicas": scenario.replicas}
 
 
 def one_more(scenario: PricedScenario) -> Settings:
-    """One more replica, in the first pool of each role, where no autoscaler sets their number."""
+    """Return one more replica in the first pool of each role, unless an autoscaler sets their number."""
     fleet = scenario.deployment.fleet
     if fleet is None:
         return {"replicas": scenario.replicas + 1}
@@ -253,14 +256,17 @@ def _other_roles(fleet: FleetConfig | None) -> Iterator[Settings]:
 
 
 def _pools(fleet: FleetConfig, more: Mapping[str, int]) -> Settings:
-    """Nothing where nothing is more."""
+    """Return the setting of pools with `more` replicas by role; empty if `more` is."""
     if not more:
         return {}
     return {"fleet.pools": [pool.model_dump(mode="json", exclude_defaults=True) for pool in resized(fleet, more)]}
 
 
 def _faster_link(deployment: Deployment) -> Settings:
-    """Between nodes, an adapter for each GPU; nothing where they have that, or the engine is within one."""
+    """Return a link between nodes with an adapter for each GPU.
+
+    Empty if the nodes have that already, or the engine is within one node.
+    """
     node = deployment.inter_node
     if node is None or deployment.gpus <= node.gpus_per_node:
         return {}
@@ -271,7 +277,7 @@ def _faster_link(deployment: Deployment) -> Settings:
 
 
 def _sooner(case: _Case) -> Iterator[Settings]:
-    """More replicas that are there from the start, up to as many as may be; or a quarter of the time to start one."""
+    """Yield more replicas from the start, up to the largest number; or a quarter of the time to start one."""
     fleet = case.fleet
     assert fleet is not None and fleet.autoscaler is not None  # the lift applied
     for times in (2, math.inf):
@@ -288,7 +294,7 @@ def _sooner(case: _Case) -> Iterator[Settings]:
 
 
 def _alone(scalers: Sequence[AutoscalerConfig]) -> Any:
-    """As YAML has them: one needs no list."""
+    """Return the autoscalers as in YAML: a single one needs no list."""
     kept = [scaler.model_dump(mode="json", exclude_defaults=True) for scaler in scalers]
     return kept if len(kept) > 1 else kept[0]
 

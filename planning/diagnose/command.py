@@ -1,4 +1,4 @@
-"""The command that shows what a change buys: `tokentwin compare` of a run as it was with the run as it would be."""
+"""The command that shows what a change gains: `tokentwin compare` of the run as it was and as it would be."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _MEMORY = "gpu_memory_utilization"
 def compare_command(
     run: str, calibration: str | None, gpu: str | None, both: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> str:
-    """Of the recording in the directory `run`; `both` sides have some settings, B has `settings` beside them.
+    """Return the command for the recording in the directory `run`.
 
-    Where weights or KV change, KV blocks follow on both sides from the share of the memory that the run had.
+    `both` sides have some settings, and B also has `settings`. If weights or KV change, KV blocks on both sides follow
+    from the share of the memory that the run had.
     """
     if len(settings) > 1 and _MEMORY in settings:
         both = {**both, _MEMORY: settings[_MEMORY]}
@@ -29,10 +30,10 @@ def compare_command(
 
 
 def pairs(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as options take them, `NAME=VALUE`."""
+    """Return settings in the form of options, `NAME=VALUE`."""
     return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()]
 
 
 def named(settings: Mapping[str, Any]) -> str:
-    """How a change is called; that KV blocks follow from the same share of memory goes without saying."""
+    """Return the name of a change; the share of memory is left out, because KV blocks follow from the same share."""
     return " ".join(pairs({name: value for name, value in settings.items() if name != _MEMORY} or settings))

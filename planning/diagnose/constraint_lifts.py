@@ -1,9 +1,9 @@
 """Counterfactuals: the same run with one constraint lifted at a time.
 
-A lift takes a scenario and gives the scenario without the constraint, or says in a few words why it does not apply.
-What it would buy tells how much of a latency that constraint is to blame for; shares of several need not add up to one,
+A lift takes a scenario and returns the scenario without the constraint, or a few words that say why it does not apply.
+Its gain tells how much of a latency the constraint causes. The shares of several constraints need not add up to one,
 since constraints hide one another. Each lift belongs to a layer, and answers one of the questions that are asked in
-order: of the model, of its kernels, of KV, of the scheduler, and then of capacity.
+order: about the model, its kernels, KV, the scheduler, and then capacity.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ QUESTIONS = {
     "scheduler": "Does the scheduler organise the work well?",
     "capacity": "Is there enough capacity for the traffic?",
 }
-_MOST_BLOCKS = 10_000_000  # of a SchedulerConfig
-_PLACES = 8  # times as many
+_MOST_BLOCKS = 10_000_000  # limit of a SchedulerConfig
+_PLACES = 8  # times as many requests
 _CHUNKS = 8  # times as small
 _BLOCK = 16  # tokens: smaller blocks waste little
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
-_WINDOW = 20  # arrivals of a mean window of that index
+_WINDOW = 20  # mean number of arrivals in a window of that index
 NO_PARTS = "the cost model does not say what of a step that is"
 
 
@@ -72,10 +72,10 @@ class Lift:
     """A constraint and how to lift it.
 
     name        what is lifted, as in "with ..."
-    apply       the scenario without the constraint, or why there is no such thing
-    usually     what kind of problem it is, where that does not depend on the scenario
+    apply       returns the scenario without the constraint, or the reason why it does not apply
+    usually     the kind of problem, if that does not depend on the scenario
 
-    The others are as `lifts.toml` has them.
+    The other fields are those of `lifts.toml`.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Lift:
         match self.name:
             case "perfect prefix reuse":  # one engine that caches and still misses lacks memory
                 by_setting = not scheduler.enable_prefix_caching or scenario.engines > 1
-            case "no CPU time between steps":  # an overlapped loop hides it; the rest only a faster host can
+            case "no CPU time between steps":  # an overlapped loop hides it; the rest needs a faster host
                 by_setting = not scheduler.async_scheduling
             case "free launches":
                 by_setting = deployment.enforce_eager
@@ -102,12 +102,12 @@ class Lift:
 
 
 def infinite_kv(scenario: PricedScenario) -> PricedScenario:
-    """KV blocks for every request that ever comes, so that nothing waits for memory or is evicted."""
+    """Add KV blocks for every request that ever comes, so that nothing waits for memory or is evicted."""
     return rescheduled(scenario, num_blocks=_all_blocks(scenario))
 
 
 def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
-    """The same memory in blocks of 16 tokens, of which the last of a request is half empty on average."""
+    """Cut the same memory into blocks of 16 tokens; the last block of a request is half empty on average."""
     scheduler = scenario.deployment.scheduler
     if scheduler.block_size <= _BLOCK:
         return f"a block holds {scheduler.block_size} tokens, of which little is wasted"
@@ -116,14 +116,14 @@ def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def paged(scenario: PricedScenario) -> PricedScenario | str:
-    """Blocks are given out as they fill, wherever they lie."""
+    """Give out blocks as they fill, wherever they lie."""
     if scenario.deployment.scheduler.kv_reservation == "paged":
         return "KV is paged already"
     return rescheduled(scenario, kv_reservation="paged", kv_reserved_max_tokens=0)
 
 
 def instant_tiers(scenario: PricedScenario) -> PricedScenario | str:
-    """KV is loaded and written in no time."""
+    """Load and write KV in no time."""
     if all(pool.deployment.kv_tiers is None for pool in scenario.all_pools):
         return "there are no KV tiers"
 
@@ -136,7 +136,7 @@ def instant_tiers(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def longer_sequences(scenario: PricedScenario) -> PricedScenario | str:
-    """No request is too long, as far as the model goes and KV memory has blocks for it."""
+    """Let no request be too long, as far as the model goes and KV memory has blocks for it."""
     longest, scheduler = longest_request(scenario), scenario.deployment.scheduler
     if longest <= scheduler.max_model_len:
         return "no request is longer than max_model_len"
@@ -146,24 +146,24 @@ def longer_sequences(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def longest_request(scenario: PricedScenario) -> int:
-    """Tokens of the longest request that the model can take: what `max_model_len` could be at least."""
+    """Return the tokens of the longest request that the model can take: a lower bound for `max_model_len`."""
     try:
         most = find_model(scenario.deployment.model).max_positions
-    except UserError:  # the engine's own
+    except UserError:  # the engine's own model
         most = scenario.deployment.scheduler.max_model_len
     lengths = (request.prompt_len + request.output_limit for request in scenario.workload.requests)
     return max((length for length in lengths if length <= most), default=0)
 
 
 def no_drafts(scenario: PricedScenario) -> PricedScenario | str:
-    """Every token is the model's own, one a step."""
+    """Let the model make every token itself, one a step."""
     if all(pool.deployment.scheduler.speculative is None for pool in scenario.all_pools):
         return "nothing drafts"
     return rescheduled(scenario, speculative=None)
 
 
 def fused_kernels(scenario: PricedScenario) -> PricedScenario | str:
-    """Attention keeps its scores on chip; norms, rotary embedding and activations are a kernel each."""
+    """Keep attention's scores on chip, and make norms, rotary embedding and activations one kernel each."""
     pools = scenario.all_pools
     if all(pool.deployment.fusion and pool.deployment.attention != "unfused" for pool in pools):
         return "kernels are fused already"
@@ -173,7 +173,7 @@ def fused_kernels(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def vllm_policy(scenario: PricedScenario) -> PricedScenario | str:
-    """Requests are scheduled as vLLM does, whoever chose otherwise; another engine's policy is no setting."""
+    """Schedule requests as vLLM does, if a user chose another policy; another engine's policy is no setting."""
     others = {pool.deployment.policy for pool in scenario.all_pools} - {"vllm"}
     engine = scenario.deployment.engine_name.name
     if not others:
@@ -184,14 +184,14 @@ def vllm_policy(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def no_communication(scenario: PricedScenario) -> PricedScenario | str:
-    """What devices send each other takes no time."""
+    """Let communication between devices take no time."""
     if all(pool.deployment.gpus == 1 for pool in scenario.all_pools):
         return "every engine is one device"
     return _recosted(scenario, lambda cost: with_parts(cost, 0.0, "collectives"))
 
 
 def no_bubbles(scenario: PricedScenario) -> PricedScenario | str:
-    """All stages of a pipeline work all the time, on one step after the other."""
+    """Let all stages of a pipeline work all the time, on one step after the other."""
     if all(pool.deployment.pipeline_parallel_size == 1 for pool in scenario.all_pools):
         return "there is no pipeline"
     lifted = _recosted(scenario, lambda cost: StagesAtOnce(cost) if isinstance(cost, PipelinedCost) else cost)
@@ -199,14 +199,14 @@ def no_bubbles(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def even_experts(scenario: PricedScenario) -> PricedScenario | str:
-    """Every device has as many tokens for its experts as the others."""
+    """Give every device the same number of tokens for its experts."""
     if all(pool.deployment.expert_imbalance == 1.0 for pool in scenario.all_pools):
         return "experts are even already, or there are none"
     return _remade(scenario, lambda deployment: deployment.model_copy(update={"expert_imbalance": 1.0}))
 
 
 def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
-    """Prefixes are cached, never evicted, and requests go to where theirs is."""
+    """Cache prefixes without eviction, and route requests to the replica with their prefix."""
     if not scenario.workload.shares_prefixes:
         return "no request shares a prefix with another"
     kept = rescheduled(scenario, enable_prefix_caching=True, num_blocks=_all_blocks(scenario))
@@ -214,7 +214,7 @@ def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
-    """Every engine on twice as many devices, over which its layers and its KV are split."""
+    """Put every engine on twice as many devices, over which its layers and its KV are split."""
     scheduler, devices = scenario.deployment.scheduler, scenario.deployment.tensor_parallel_size
     if any(pool.deployment != scenario.all_pools[0].deployment for pool in scenario.all_pools):
         return "the pools are not alike"
@@ -231,7 +231,7 @@ def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
-    """Prompts in chunks of an eighth of a step's tokens, as far as that leaves room for every decode."""
+    """Cut prompts into chunks of an eighth of a step's tokens, as far as that leaves room for every decode."""
     scheduler = scenario.deployment.scheduler
     had = scheduler.most_step_tokens
     budget = max(had // _CHUNKS, min(scheduler.most_running, had))
@@ -239,7 +239,7 @@ def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
 
 
 def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
-    """Prompts are not cut."""
+    """Leave prompts uncut."""
     scheduler = scenario.deployment.scheduler
     if not scheduler.enable_chunked_prefill and not scheduler.long_prefill_token_threshold:
         return "no prompt is cut in this run"
@@ -249,13 +249,13 @@ def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def more_places(scenario: PricedScenario) -> PricedScenario:
-    """Eight times as many requests may run at once."""
+    """Let eight times as many requests run at once."""
     seqs = _PLACES * scenario.deployment.scheduler.most_running
     return rescheduled(scenario, max_num_seqs=seqs, max_num_active_seqs=None)
 
 
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
-    """The same requests in the same order, evenly spaced over the same time."""
+    """Space the same requests in the same order evenly over the same time."""
     requests = list(scenario.workload.requests)
     if waits_for_answers(scenario.workload):
         return "arrivals depend on answers"
@@ -269,13 +269,13 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
-    """With other settings of the scheduler, on every engine."""
+    """Return `scenario` with other settings of the scheduler, on every engine."""
 
     return _remade(scenario, lambda deployment: deployment.rescheduled(**changes))
 
 
 def _remade(scenario: PricedScenario, change: Callable[[Deployment], Deployment]) -> PricedScenario:
-    """With another deployment on every engine, priced for it."""
+    """Return `scenario` with another deployment on every engine, priced for it."""
 
     def remade(pool: PricedPool) -> PricedPool:
         deployment = change(pool.deployment)
@@ -285,7 +285,7 @@ def _remade(scenario: PricedScenario, change: Callable[[Deployment], Deployment]
 
 
 def _recosted(scenario: PricedScenario, lifted: Callable[[CostModel], CostModel | None]) -> PricedScenario | str:
-    """With what `lifted` makes of each cost model, or why not if it makes nothing of one."""
+    """Return `scenario` with `lifted` applied to each cost model, or a reason if it does not apply to one of them."""
     pools = scenario.all_pools
     made = {id(pool.cost): lifted(pool.cost) for pool in {id(pool.cost): pool for pool in pools}.values()}
     found = [replace(pool, cost=cost) for pool in pools if (cost := made[id(pool.cost)]) is not None]
@@ -293,7 +293,7 @@ def _recosted(scenario: PricedScenario, lifted: Callable[[CostModel], CostModel 
 
 
 def _redeployed(scenario: PricedScenario, **changes: Any) -> PricedScenario:
-    """With other fields of the deployment, on every engine, whose cost models know of it already."""
+    """Return `scenario` with other fields of the deployment on every engine; the cost models are up to date already."""
     pools = tuple(replace(pool, deployment=pool.deployment.model_copy(update=changes)) for pool in scenario.all_pools)
     return replace(scenario, deployment=scenario.deployment.model_copy(update=changes), pools=pools)
 
@@ -346,7 +346,10 @@ RESOURCES = tuple(lift.name for tier in TIERS[1:3] for lift in tier)
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:
-    """Index of dispersion of arrivals: variance over mean of their number in windows of 20 arrivals on average."""
+    """Return the index of dispersion of arrivals.
+
+    It is the variance over the mean of their number in windows of 20 arrivals on average.
+    """
     windows = len(requests) // _WINDOW
     first, last = requests[0].arrival_ns, requests[-1].arrival_ns
     if windows < 2 or last <= first:
@@ -357,7 +360,7 @@ def dispersion(requests: list[WorkloadRequest]) -> float:
 
 
 def _all_blocks(scenario: PricedScenario) -> int:
-    """Blocks for all tokens of the workload and the null block, as far as a pool may have so many."""
+    """Return the blocks for all tokens of the workload and the null block, up to the limit of a pool."""
     config, had = scenario.deployment.scheduler, scenario.deployment.scheduler.num_blocks
     size, tables = config.block_size, max(len(config.kv_groups), 1)
     needed = tables * sum(-(-(r.prompt_len + r.output_len) // size) for r in scenario.workload.requests)
@@ -365,5 +368,5 @@ def _all_blocks(scenario: PricedScenario) -> int:
 
 
 def offered(workload: Workload) -> Workload:
-    """`workload` with its requests held, since every counterfactual goes through them again."""
+    """Return `workload` with its requests in a list, since every counterfactual goes through them again."""
     return replace(workload, requests=list(workload.requests))

@@ -1,4 +1,4 @@
-"""What looks wrong with the device's work: what its time goes into, and what it waits for. See `symptoms`."""
+"""Symptoms in the device's work: the parts of its time, and what it waits for. See `symptoms`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from traces.distribution import Distribution
 from traces.recording_notes import notes_of
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
-UNBOUNDED = "high ITL", "itl_ms"  # that symptom, and the latency it shows in if no SLO bounds it
+UNBOUNDED = "high ITL", "itl_ms"  # a symptom, and the latency that it shows in if no SLO bounds it
 _TAIL = 3.0  # p99 over p50 of gaps between tokens
-_MUCH = 0.2  # of the time, for what every engine spends some of
+_MUCH = 0.2  # share of the time, for costs that every engine has
 _SMALL = 16  # requests in a step: fewer leave most FLOPs unused
 _UNUSED = 0.1  # MFU below which most FLOPs are unused
-_REJECTED = 0.3  # accepted of the drafted tokens: fewer seldom pay
-_CHUNKS = 4  # of a prompt: fewer cost little
-SHARE = 0.1  # of the time: below, nothing is said
+_REJECTED = 0.3  # accepted share of the drafted tokens: a lower one seldom pays
+_CHUNKS = 4  # chunks of a prompt: fewer cost little
+SHARE = 0.1  # share of the time below which there is no symptom
 HALF = 0.5
 
 Look = Callable[[Evidence], Found | None]
@@ -36,7 +36,7 @@ def _prompts(e: Evidence) -> Found | None:
 
 
 def _cut_small(e: Evidence) -> Found | None:
-    """Prompts go in many chunks, though the steps that they are in have room for more."""
+    """Return a symptom if prompts go in many chunks, though their steps have room for more."""
     if not e.has_steps or not e.step("prefill_rows").any():
         return None
     with_prompts, budget = e.step("prefill_rows") > 0, e.deployment.scheduler.most_step_tokens
@@ -99,7 +99,7 @@ def _requests(count: float) -> str:
 
 
 def _small_batches(e: Evidence) -> Found | None:
-    """Busy all the time, and most of the device unused."""
+    """Return a symptom if the device is busy, but most of it is unused."""
     if not e.has_steps:
         return None
     busy, mfu, running = e.metrics.busy(), e.metrics.step_mean("mfu"), e.metrics.step_mean("running")
@@ -132,7 +132,10 @@ def _bubbles(e: Evidence) -> Found | None:
 
 
 def _launches(e: Evidence) -> Found | None:
-    """As a cost model explains it, or an engine that saw how long its host was still launching a step that ran."""
+    """Return a symptom if launches take much time.
+
+    Either a cost model explains it, or the engine saw its host still launching a step that ran.
+    """
     explained = e.parts.get(WAITING, 0.0) + e.parts.get("host and launch", 0.0)
     seen = notes_of(e.run).get("launching_share") or 0.0
     share, eager = max(explained, seen), " without CUDA graphs" if e.deployment.enforce_eager else ""

@@ -1,12 +1,12 @@
-"""Why a run is as slow as it is: its symptoms, what lifting one constraint at a time would buy, and what to change.
+"""The diagnosis of a slow run: its symptoms, what lifting one constraint at a time would gain, and what to change.
 
-A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint;
-the p99 that a lift takes away is what its constraint is to blame for. Where more than one request in a hundred comes to
-nothing no p99 says anything: it is then the requests that a lift lets finish. More of a resource also helps where a
-setting is wrong, and one more replica helps nearly always. So a setting, failures or the shape of the load are blamed
-before a resource, what one thing wastes before what the work takes, and a resource before the number of replicas, where
-it buys nearly as much. Near saturation every little relief empties the queues: resources that buy nearly the same are
-told apart by how much sooner all requests are served if they are there at once.
+A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint; a
+constraint is to blame for the p99 that its lift takes away. If more than one request in a hundred is lost, no p99 says
+anything: the gain is then the share of the lost requests that a lift lets finish. More of a resource also helps if a
+setting is wrong, and one more replica helps nearly always. So the diagnosis blames a setting, failures or the shape of
+the load before a resource, waste before the work itself, and a resource before the number of replicas, if it gains
+nearly as much. Near saturation every little relief empties the queues: resources that gain nearly the same are told
+apart by how much sooner all requests are served if they are there at once.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from planning.repricing import Source
 from serving.errors import UserError
 from traces.run_metrics import RunMetrics
 
-_NEARLY = 0.8  # of what the best lift buys
-_OF_MORE = 0.65  # the same of what less work or more GPUs would buy, which make healthy runs faster, too
+_NEARLY = 0.8  # share of the gain of the best lift
+_OF_MORE = 0.65  # the same for less work or more GPUs, which make healthy runs faster, too
 _ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that answers may suffer from
-_LASTING = 0.25  # of the run: more arrives than can be served, and not all at once
+_LASTING = 0.25  # share of the run: more arrives than can be served, and not all at once
 
 
 def diagnose(
@@ -69,13 +69,13 @@ def diagnose(
     source: Source | None = None,
     another: Callable[[pa.Table, DiagnosisDocument], str | None] = lambda requests, known: None,
 ) -> DiagnosisDocument:
-    """From the symptoms of a recorded run and, if there is a cost model for it, the scenario that was recorded.
+    """Diagnose a recorded run from its symptoms and, if there is a cost model, the scenario that was recorded.
 
-    `judged` is the latency to explain; by default the one in which the worst symptom shows. Where more than one request
-    in a hundred comes to nothing, that is explained. `tell` hears what is simulated next, and the share of all
-    simulations that are done. `source` times deployments other than the recorded one. `another` is given the dataset
-    `requests` of the run simulated as it was, and says why that is another run. Raises UserError if nothing simulated
-    has the chosen latency.
+    `judged` is the latency to explain; by default the one in which the worst symptom shows. If more than one request in
+    a hundred is lost, the loss is explained instead. `tell` gets the next simulation, and the share of all simulations
+    that are done. `source` times deployments other than the recorded one. `another` takes the dataset `requests` of the
+    run simulated as it was, and returns the reason if that is another run. Raises UserError if nothing simulated has
+    the chosen latency.
     """
     name = judged or (found[0].metric if found else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
@@ -149,9 +149,9 @@ def _tried(
 def _changes(
     scenario: PricedScenario, base: Baseline, known: DiagnosisDocument, cause: Counterfactual, source: Source | None
 ) -> list[Counterfactual]:
-    """What can be set or bought against the cause: of what buys nearly most, the fewest GPUs first.
+    """Return settings and purchases against the cause: among the best, changes with the fewest GPUs first.
 
-    Of those, what keeps every bit of weights and KV comes before what does not.
+    With equal GPUs, changes that keep every bit of weights and KV come before the others.
     """
     lift, found = LIFTS[cause.name], []
     replica = next(c for c in known.counterfactuals if c.name == REPLICA)
@@ -161,7 +161,7 @@ def _changes(
         try:
             made = changed(scenario, source, settings)
         except UserError:
-            continue  # such a deployment does not fit
+            continue  # the deployment does not fit
         bought = made.gpus > scenario.gpus or settings.get("inter_node")
         kind = "capacity" if bought else "policy"
         found.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
@@ -176,7 +176,7 @@ def _changes(
 
 
 def worth_of(change: Counterfactual, judged: str) -> float:
-    """What it takes off the p99 that is judged; less than nothing where it adds more to another."""
+    """Return what a change takes off the judged p99; negative if it adds more to another p99."""
     gain, net = change.gain(judged), change.gain(judged) + min((change.gain(m) for m in change.p99), default=0.0)
     return net if net < 0 and judged != FINISHED else gain
 
@@ -184,28 +184,28 @@ def worth_of(change: Counterfactual, judged: str) -> float:
 def _by_blame(
     tried: Sequence[Counterfactual], judged: str, scenario: PricedScenario, overloaded: bool
 ) -> list[Counterfactual]:
-    """The most likely cause first, what was skipped last.
+    """Return the counterfactuals, the most likely cause first and skipped ones last.
 
-    Where more arrives than can be served, it is no longer the work itself that is blamed before more replicas.
+    If more arrives than can be served, the work itself is no longer blamed before the number of replicas.
     """
     blame = {c.name: _blame(c, judged) for c in tried if not c.skipped}
-    if PREFIXES in blame:  # it keeps all KV, too; what it does for prefixes it does by sparing prefill
+    if PREFIXES in blame:  # this lift keeps all KV, too; its gain from prefixes comes from sparing prefill
         blame[PREFIXES] = min(blame[PREFIXES], blame[FREE_PREFILL])
     of_answer = {c.name: c.gain("e2e_ms") for c in tried}
-    if BUBBLES in blame and of_answer[CHUNKS] < _NEARLY * of_answer[BUBBLES]:  # they fill bubbles, for some tokens only
+    if BUBBLES in blame and of_answer[CHUNKS] < _NEARLY * of_answer[BUBBLES]:  # chunks fill them for some tokens only
         blame[CHUNKS] = min(blame[CHUNKS], _NEARLY * blame[BUBBLES] - 1e-9)
     most = max((blame[name] for name in RESOURCES if name in blame), default=0.0)
     alike = [name for name in RESOURCES if blame.get(name, 0.0) >= max(_NEARLY * most, LEAST)]
     if len(alike) > 1:
         blame |= {name: most * sooner for name, sooner in _sooner(scenario, alike).items()}
     gains = {c.name: c.gain(judged) for c in tried}
-    if TIER_READS in blame and gains[TIER_READS] >= _NEARLY * gains[KV_MEMORY]:  # which spares loads from tiers, too
+    if TIER_READS in blame and gains[TIER_READS] >= _NEARLY * gains[KV_MEMORY]:  # KV memory spares loads, too
         blame[TIER_READS] = max(blame[TIER_READS], blame[KV_MEMORY])
         blame[KV_MEMORY] = blame[TIER_READS] - 1e-9
     work = {lift.name for tier in TIERS[2:] for lift in tier} & blame.keys() - {REPLICA}
     if overloaded and blame.get(REPLICA, 0.0) >= _OF_MORE * max(blame[name] for name in work):
         blame |= {name: min(blame[name], _OF_MORE * blame[REPLICA] - 1e-9) for name in work}
-    best = 0.0  # of the tiers before
+    best = 0.0  # the largest of the tiers before
     for tier in TIERS:
         names = [lift.name for lift in tier if lift.name in blame]
         nearly = _OF_MORE if tier in TIERS[2:] else _NEARLY
@@ -217,23 +217,23 @@ def _by_blame(
 
 
 def _sooner(scenario: PricedScenario, names: Sequence[str]) -> dict[str, float]:
-    """By how much sooner each lift has all requests served, relative to the best; nothing where nobody can tell."""
+    """Return how much sooner each lift has all requests served, relative to the best; empty if it is not known."""
     whole = Baseline.drained_ns(scenario)
     if not whole:
         return {}
     spared = {}
     for name in names:
         lifted = LIFTS[name].apply(scenario)
-        assert isinstance(lifted, PricedScenario)  # it was tried
+        assert isinstance(lifted, PricedScenario)  # the lift was tried
         spared[name] = max(1 - (Baseline.drained_ns(lifted) or whole) / whole, 0.0)
     most = max(spared.values())
     return {name: share / most for name, share in spared.items()} if most > 0 else {}
 
 
 def _blame(c: Counterfactual, name: str) -> float:
-    """What it buys, less what it costs elsewhere; more that finish take longer, which is no cost.
+    """Return the gain of a lift, less its cost elsewhere; more finished requests take longer, which is no cost.
 
-    Whoever lets everybody in is to blame as far as those that were let in wait no longer for it.
+    The lift that lets everybody in is to blame only as far as the requests that had been let in wait no longer for it.
     """
     lost = c.gain("e2e_ms")
     if c.name == ADMISSION and lost < -1:

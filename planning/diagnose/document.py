@@ -1,6 +1,6 @@
-"""A diagnosis as one document: symptoms, what lifting each constraint would buy, and its inputs.
+"""A diagnosis as one document: symptoms, the gain of lifting each constraint, and its inputs.
 
-It is what `tokentwin diagnose` prints and saves, what a job of the Run page keeps, and what `tokentwin export` reads.
+`tokentwin diagnose` prints and saves it, a job of the Run page keeps it, and `tokentwin export` reads it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from serving.document import Document, Number, Part, fact
 from serving.metrics import label_of, metric
 from traces.document_table import table_of
 
-FINISHED = "finished"  # what is judged where requests come to nothing
+FINISHED = "finished"  # judged instead of a latency if requests are lost
 RECORDING = "the recording"
 OVERLOAD = "overload"  # a symptom
-_SAME = 0.01  # of a p99: a loss that nobody notices
-LEAST = 0.1  # of the p99, or of what comes to nothing: what buys less is no cause, and not recommended
+_SAME = 0.01  # share of a p99: a loss that nobody notices
+LEAST = 0.1  # share of the p99, or of the lost requests: a smaller gain is no cause, and not recommended
 AS_IT_WAS = "simulated again as it was"
 
 
 class Found(NamedTuple):
-    """How bad a symptom is, from 0 to 1, the numbers that show it, and what else it says than `symptoms.toml`."""
+    """The severity of a symptom, from 0 to 1, the numbers that show it, and overrides of `symptoms.toml`."""
 
     severity: float
     evidence: str
@@ -51,7 +51,7 @@ class Symptom(Part):
 
     @classmethod
     def of(cls, name: str, found: Found) -> Symptom:
-        """The symptom of that `name` in `symptoms.toml`."""
+        """Return the symptom of that `name` in `symptoms.toml`, with the numbers of `found`."""
         own = {key: value for key, value in found._asdict().items() if value != ""}
         return cls.model_validate({"name": name, **_told()[name], **own})
 
@@ -62,7 +62,7 @@ def _told() -> dict[str, dict[str, str]]:
 
 
 class Counterfactual(Part):
-    """The run simulated again with one thing other: without a constraint, or with a change."""
+    """The run simulated again with one difference: without a constraint, or with a change."""
 
     name: str = fact("what it was simulated with")
     cause: str = fact("what is to blame if that helps")
@@ -80,17 +80,17 @@ class Counterfactual(Part):
 
     @property
     def called(self) -> str:
-        """`name`, marked if it is an ideal."""
+        """The `name`, marked if it is an ideal."""
         return f"{self.name} *" if self.ideal else self.name
 
     def gain(self, of: str) -> float:
-        """`bought`, minus infinity where what is left is beyond all numbers."""
+        """Return `bought`, or minus infinity if the remaining value is infinite."""
         share = self.bought.get(of, 0.0)
         return -math.inf if share is None else share
 
 
 class Question(Part):
-    """One of the questions that are asked in order."""
+    """A question of the list that is asked in order."""
 
     question: str = fact("what is asked")
     yes: bool | None = fact("the answer: null where nothing could be tried")
@@ -107,7 +107,7 @@ class Question(Part):
 
 
 class Trust(Part):
-    """How far step times can be trusted."""
+    """The trust in step times."""
 
     mark: str = fact("validated, interpolated or extrapolated")
     reason: str = fact("why")
@@ -151,12 +151,15 @@ class DiagnosisDocument(Document):
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     def command(self, change: Counterfactual, run: str | None = None) -> str:
-        """What to paste to see what `change` buys, request by request; `run` is where the recording lies now."""
+        """Return the command that shows what `change` gains, request by request.
+
+        `run` is the present directory of the recording.
+        """
         return compare_command(run or self.run, self.calibration, self.gpu, self.both, change.settings)
 
     @property
     def best(self) -> Counterfactual | None:
-        """The change to recommend: what buys enough, or spares GPUs and makes nothing slower; None if none does."""
+        """The change to recommend: it gains enough, or spares GPUs and makes nothing slower; None if there is none."""
 
         def spares(change: Counterfactual) -> bool:
             return (change.gpus or 0) < self.gpus and min(map(change.gain, self.simulated_p99)) >= -_SAME
@@ -166,32 +169,32 @@ class DiagnosisDocument(Document):
 
     @property
     def sheds(self) -> bool:
-        """Whether requests that come to nothing are what is explained; p99s are then of those that finish."""
+        """True if lost requests are explained; p99s then cover the requests that finish."""
         return self.metric == FINISHED
 
     @property
     def blamed(self) -> Counterfactual | None:
-        """The `cause`, with its figures."""
+        """The counterfactual of the `cause`, with its figures."""
         return next((tried for tried in self.tried if tried.name == self.cause), None)
 
     @property
     def tried(self) -> tuple[Counterfactual, ...]:
-        """Those that were simulated."""
+        """The counterfactuals that were simulated."""
         return tuple(tried for tried in self.counterfactuals if not tried.skipped)
 
     @property
     def with_changes(self) -> tuple[Counterfactual, ...]:
-        """The same, and the changes that no lift is already."""
+        """The simulated counterfactuals, and the changes that are not among them."""
         names = {tried.name for tried in self.tried}
         return (*self.tried, *(change for change in self.changes if change.name not in names))
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """What was simulated comes first."""
+        """The names of the tables; simulated ones come first."""
         return ("counterfactuals", "symptoms") if self.counterfactuals else ("symptoms",)
 
     def table(self, name: str) -> pa.Table:
-        """`symptoms`, or `counterfactuals` with a column for the p99 of each latency and what is gone of it."""
+        """Return `symptoms`, or `counterfactuals` with columns for the p99 of each latency and its lost share."""
         if name == "symptoms":
             return table_of(Symptom, self.symptoms)
         table = table_of(Counterfactual, self.counterfactuals)
@@ -236,7 +239,7 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
         return [shown_share(finished)] if found.sheds and finished is not None else ["-"] if found.sheds else []
 
     def p99(value: float | None) -> str:
-        """Of requests that finish there may be none; of all of them it may be beyond all numbers."""
+        """Format a p99: over the finished requests there may be none; over all requests it may be infinite."""
         return shown_ms(value) if value is not None else "-" if found.sheds else "never"
 
     of = "; latencies are of requests that finish" if found.sheds else ""
@@ -260,7 +263,7 @@ def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
 
 
 def shown_ms(value: float) -> str:
-    """Four digits, and all of those before the point."""
+    """Format a number with four digits, and with all digits before the point."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

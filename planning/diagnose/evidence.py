@@ -1,4 +1,4 @@
-"""A recorded run, as far as symptoms look at it."""
+"""The evidence of a recorded run: the data that symptoms look at."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _COLUMNS = [
 
 
 class Evidence:
-    """A recording, as far as symptoms look at it. Step figures are weighted by time; None without steps.
+    """The data of a recording that symptoms look at. Step figures are weighted by time; None without steps.
 
-    MFU and MBU are of `peak`, or of the GPU that the run names.
+    MFU and MBU refer to `peak`, or to the GPU that the run names.
 
-    Raises UserError for a recording of which nothing finished.
+    Raises UserError for a recording without a finished request.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Evidence:
 
     @cached_property
     def seen(self) -> RunMetrics:
-        """Of the requests as clients saw them; the same without an API server."""
+        """The metrics of the requests as clients saw them; the engine's metrics without an API server."""
         if not self._recording.filled("requests", ["received_ns"]):
             return self.metrics
         return RunMetrics(as_clients_saw(self._recording.requests))
 
     def explain_by(self, scenario: PricedScenario) -> None:
-        """Fill `parts`: of the steps' time, the share of each part, as an engine timed it or else as a model explains.
+        """Fill `parts`: the share of each part in the steps' time, as an engine timed it or else a model explains it.
 
-        It stays empty where neither is there. Steps of each pool are explained by its own model.
+        It stays empty if there is neither. Steps of each pool are explained by the pool's model.
         """
         timed = measured_parts(self._recording.table("steps", [*MEASURED_COLUMNS]))
         found = [timed] if timed else list(self._explained(scenario))
@@ -85,7 +85,7 @@ class Evidence:
         self.parts = {name: ns / whole for name, ns in totals.items()} if whole else {}
 
     def _explained(self, scenario: PricedScenario) -> Iterator[PartTimes]:
-        """The steps that each cost model prices; nothing of any if there is one that does not know of parts."""
+        """Yield the part times of the steps of each cost model; nothing if one of the models does not know parts."""
         costs = {pool.config.name: pure(pool.cost) for pool in scenario.all_pools}
         steps = self._recording.table("steps", ["replica", *PREDICTED_COLUMNS])
         pools, first = {life["replica"]: life["pool"] for life in self.run["replica_lives"] or []}, next(iter(costs))
@@ -98,7 +98,7 @@ class Evidence:
 
     @cached_property
     def requests(self) -> list[WorkloadRequest]:
-        """What was offered; nothing where the recording does not hold it."""
+        """The offered requests; empty if the recording does not hold them."""
         try:
             return list(self._recording.workload().requests)
         except UserError:
@@ -106,14 +106,15 @@ class Evidence:
 
     @cached_property
     def tier_loads(self) -> tuple[float, float]:
-        """What loading from KV tiers takes at the least, by bytes over stated rates: ms of a simulated request on
-        average, and the share of the run of a replica.
+        """Lower bounds for loading from KV tiers: mean ms of a simulated request, and the share of a replica's run.
+
+        They are bytes over the stated rates.
         """
         tiers, admitted = self.deployment.kv_tiers, np.isfinite(self.metrics.values("queue_ms")).sum()
         if tiers is None or not admitted or self.run["clock"] != "virtual":
             return 0.0, 0.0
         each = kv_bytes_per_token(self.deployment, tiers.kv_bytes_per_token, "kv_tiers.kv_bytes_per_token")
-        loaded = each * self.metrics.looked_up_tokens / admitted  # bytes, if all of a prompt were
+        loaded = each * self.metrics.looked_up_tokens / admitted  # bytes, if the whole prompt were loaded
         rates = self.metrics.tier_hit_rates()
         each_ns = sum(loaded * rates.get(tier.name, 0.0) / tier.read_gb_s for tier in tiers.tiers)
         return each_ns / 1e6, each_ns * admitted / (self.run["duration_ns"] or 1) / (self.run["replicas"] or 1)
@@ -124,7 +125,7 @@ class Evidence:
 
     @cached_property
     def host_share(self) -> float:
-        """Of the time in which there was something to do, the share in which no step ran."""
+        """The share of the time with work to do in which no step ran."""
         order = np.lexsort((self._steps["step"], self._steps["replica"]))
         replica, plan, start, end = (self._steps[name][order] for name in ("replica", "plan_ns", "start_ns", "end_ns"))
         follows = (replica[1:] == replica[:-1]) & (plan[1:] - end[:-1] <= _IDLE_NS)
@@ -132,7 +133,7 @@ class Evidence:
         return between / (between + float(self.step_ns.sum()))
 
     def time_share(self, of: NDArray[np.bool_]) -> float:
-        """Share of the steps' time."""
+        """Return the share of the steps' time that the steps `of` a mask take."""
         return float(self.step_ns[of].sum() / max(self.step_ns.sum(), 1.0))
 
     def step(self, name: str) -> Floats:
@@ -140,7 +141,7 @@ class Evidence:
 
     @cached_property
     def prompt_share(self) -> float:
-        """Of the steps' time, what those with prompts take beyond a step of decodes alone."""
+        """The share of the steps' time that steps with prompts take beyond a step of decodes alone."""
         prompts = self._steps["prefill_rows"] > 0
         if not prompts.any():
             return 0.0
@@ -150,7 +151,7 @@ class Evidence:
 
     @cached_property
     def expert_imbalance(self) -> float:
-        """Tokens on the busiest device over the mean: as recorded, else as stated, of chance in a mean step."""
+        """Tokens on the busiest device over the mean: as recorded, else as stated, or by chance in a mean step."""
         devices, stated = self.deployment.expert_parallel_size, self.deployment.expert_imbalance
         found = [dict(held).get(devices) for held in self._recorded_imbalance if held]
         values = [value for value in found if value is not None]

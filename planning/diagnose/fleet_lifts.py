@@ -1,6 +1,7 @@
-"""Lifts of what lies around the engines: routing, admission, failures, links, and how many replicas there are.
+"""Lifts of constraints around the engines: routing, admission, failures, links, and the number of replicas.
 
-Each takes a scenario and gives the scenario without the constraint, or says why it does not apply (`constraint_lifts`).
+Each lift takes a scenario and returns the scenario without the constraint, or the reason why it does not apply
+(`constraint_lifts`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 from planning.priced_scenario import PricedScenario
 from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConfig, LinksConfig, PoolConfig
 
-FASTEST = 1e9  # GB/s that a link may have
+FASTEST = 1e9  # highest GB/s of a link
 _BALANCING = ("power-of-two", "least-requests", "least-tokens", "kv-aware")
 _NOT_APART, _SCALED = "prefill and decode are not apart", "the autoscaler sets the number of replicas"
 
 
 def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
-    """KV is on the decode replica as soon as there are blocks for it."""
+    """Let KV be on the decode replica as soon as there are blocks for it."""
     fleet = scenario.deployment.fleet
     if fleet is None or not fleet.prefills_apart:
         return _NOT_APART
@@ -28,7 +29,7 @@ def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
-    """One engine more behind the router; in a fleet, in the first pool of each role."""
+    """Add one engine behind the router; in a fleet, one to the first pool of each role."""
     fleet = scenario.deployment.fleet
     if fleet is None:
         return replace(scenario, replicas=scenario.replicas + 1)
@@ -36,7 +37,7 @@ def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def another_split(scenario: PricedScenario, more: str) -> PricedScenario | str:
-    """As many replicas, of which one more prefills and one fewer decodes, or the other way round."""
+    """Move one replica from decode to prefill, or the other way round."""
     fleet = scenario.deployment.fleet
     if fleet is None or not fleet.prefills_apart:
         return _NOT_APART
@@ -47,13 +48,13 @@ def another_split(scenario: PricedScenario, more: str) -> PricedScenario | str:
 
 
 def split_towards(fleet: FleetConfig, more: str) -> dict[str, int]:
-    """What `resized` takes for one more replica of that role; nothing where the other has none to spare."""
+    """Return the argument of `resized` for one more replica of role `more`; empty if the other role can spare none."""
     spare = next((pool.role for pool in fleet.pools if pool.role != more and pool.replicas > 1), None)
     return {more: 1, spare: -1} if spare else {}
 
 
 def resized(fleet: FleetConfig, more: Mapping[str, int]) -> tuple[PoolConfig, ...]:
-    """The pools of `fleet`, with so many more replicas in the first of each role that can have them."""
+    """Return the pools of `fleet`, with `more` replicas by role in the first pool of the role that can have them."""
     left, pools = dict(more), []
     for pool in fleet.pools:
         extra = left.pop(pool.role, 0) if pool.replicas + left.get(pool.role, 0) > 0 else 0
@@ -70,7 +71,7 @@ def _resized(scenario: PricedScenario, fleet: FleetConfig, more: Mapping[str, in
 
 
 def scaled_at_once(scenario: PricedScenario) -> PricedScenario | str:
-    """Autoscalers look every second, and what they add is ready."""
+    """Let autoscalers look every second, and let new replicas be ready at once."""
     fleet = scenario.deployment.fleet
     if fleet is None or fleet.autoscaler is None:
         return "no autoscaler adds replicas"
@@ -79,7 +80,7 @@ def scaled_at_once(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def better_routing(scenario: PricedScenario) -> PricedScenario | str:
-    """Requests go to the replica with the fewest tokens left."""
+    """Route requests to the replica with the fewest tokens left."""
     if scenario.engines == 1:
         return "there is one replica"
     if scenario.routes_by in _BALANCING:
@@ -88,7 +89,7 @@ def better_routing(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
-    """No queue is limited, and no request times out in it; users may still give up."""
+    """Remove limits of queues and time-outs in them; users may still give up."""
     fleet = scenario.deployment.fleet
     own = fleet.admission if fleet else AdmissionConfig()
     spared = AdmissionConfig(patience=own.patience, retry=own.retry)
@@ -98,7 +99,7 @@ def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def no_failures(scenario: PricedScenario) -> PricedScenario | str:
-    """No replica crashes or slows down, and no link is lost."""
+    """Let no replica crash or slow down, and no link be lost."""
     fleet = scenario.deployment.fleet
     if fleet is None or fleet.failures in (FailuresConfig(), FailuresConfig(seed=fleet.failures.seed)):
         return "nothing fails"
@@ -106,7 +107,7 @@ def no_failures(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
-    """Prompts are tokens and tokens are text at once, and nothing works beside the engine."""
+    """Let tokenising and detokenising take no time, and let nothing work beside the engine."""
     return "no API server is in front of it" if scenario.front_door is None else replace(scenario, front_door=None)
 
 

@@ -1,7 +1,7 @@
-"""Cost models with one constraint lifted, exact in leaps as their originals are.
+"""Cost models with one constraint lifted, exact in leaps like their originals.
 
-They answer what a step would take if prompts were free, if the CPU took no time, if pipeline stages never waited, or if
-some part of a step cost nothing.
+They give the time of a step if prompts were free, if the CPU took no time, if pipeline stages never waited, or if some
+part of a step cost nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEIGHT_PARTS = ("weights", "experts")
 
 
 class _Lifted:
-    """What its engine sends between nodes, if that is known, stays as it is."""
+    """A lifted cost model. What its engine sends between nodes, if that is known, stays as it is."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -33,7 +33,7 @@ class _Lifted:
 
 
 class FreePrefill(_Lifted):
-    """A step costs what its decode rows alone would; one that only has prompts takes no time."""
+    """A step costs what its decode rows alone would; a step with prompts only takes no time."""
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self._cost.cpu_ns(_without_prompts(plan)) if plan.decode_rows else 0
@@ -46,7 +46,7 @@ class FreePrefill(_Lifted):
 
 
 class FreePrefillOfStages(FreePrefill):
-    """The same on every pipeline stage."""
+    """Free prefill on every pipeline stage."""
 
     _cost: PipelinedCost
 
@@ -60,7 +60,7 @@ class FreePrefillOfStages(FreePrefill):
 
 
 class NoCpuTime(_Lifted):
-    """Planning, and whatever else the CPU does between steps, takes no time."""
+    """Planning, and other CPU work between steps, takes no time."""
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return 0
@@ -75,7 +75,7 @@ class NoCpuTime(_Lifted):
 
 
 class NoCpuTimeOfStages(NoCpuTime):
-    """The same before a pipeline, whose stages stay as they are."""
+    """No CPU time before a pipeline, whose stages stay as they are."""
 
     _cost: PipelinedCost
 
@@ -104,19 +104,19 @@ class StagesAtOnce:
 
 
 def with_free_prefill(cost: CostModel) -> CostModel:
-    """`cost` with prompts that cost nothing, and pipeline stages if it has any."""
+    """Return `cost` with free prompts, and with pipeline stages if it has any."""
     return FreePrefillOfStages(cost) if isinstance(cost, PipelinedCost) else FreePrefill(cost)
 
 
 def without_cpu_time(cost: CostModel) -> CostModel:
-    """`cost` with no CPU time between steps, and pipeline stages if it has any."""
+    """Return `cost` without CPU time between steps, and with pipeline stages if it has any."""
     return NoCpuTimeOfStages(cost) if isinstance(cost, PipelinedCost) else NoCpuTime(cost)
 
 
 def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
-    """`cost` with `calibration.steps.parts` that take so many times as long.
+    """Return `cost` with some of `calibration.steps.parts` taking `times` as long.
 
-    None where a cost model does not tell parts apart.
+    None if the cost model does not tell parts apart.
     """
     behind = pure(cost)
     if not isinstance(behind, OperationCost):
@@ -127,7 +127,7 @@ def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
 
 
 def with_half_the_kv(cost: CostModel) -> CostModel | None:
-    """`cost` with attention to what the KV cache holds twice as fast; None where that is not told apart."""
+    """Return `cost` with attention to cached KV twice as fast; None if the model does not tell this part apart."""
     behind = pure(cost)
     if isinstance(behind, StepCost):
         prices = dict(behind.calibration.step_prices_ps)
@@ -137,7 +137,7 @@ def with_half_the_kv(cost: CostModel) -> CostModel | None:
 
 
 def without_launches(cost: CostModel) -> CostModel | None:
-    """`cost` with nothing that every step costs whatever is in it: launches of kernels and of graphs, gaps."""
+    """Return `cost` without the fixed cost of every step: launches of kernels and of graphs, gaps."""
     behind = pure(cost)
     if isinstance(behind, StepCost) and behind.launching:
         return StepCost(behind.calibration)
@@ -149,7 +149,7 @@ def without_launches(cost: CostModel) -> CostModel | None:
 
 
 def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
-    """`cost` for other settings, by the same kernels; as it is, where it is not made of operations.
+    """Return `cost` for other settings, by the same kernels; unchanged if it is not made of operations.
 
     Raises UserError for a deployment that the model cannot be split for.
     """

@@ -26,13 +26,13 @@ from traces.recording_notes import notes_of
 from traces.slo import check_slo
 
 DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
-DIAGNOSIS_FILE = "diagnosis.json"  # in the directory of a recording, where its report looks for one
+DIAGNOSIS_FILE = "diagnosis.json"  # beside a recording, where the recording's report looks for it
 
 
 def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
-    """Why a recorded run is as slow as it is: its symptoms and, with what times its steps, what each lift would buy.
+    """Diagnose a recorded run: its symptoms and, if something can time its steps, the gain of each lift.
 
-    Raises UserError for what cannot be read or simulated.
+    Raises UserError for a run that cannot be read or simulated.
     """
     tell("reading the recording", 0.0)
     recording = Recording.load(request.run)
@@ -60,7 +60,10 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
 
 
 def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:
-    """A server's recording offers requests when its engine had them; behind a front door they come when HTTP did."""
+    """Return the scenario behind the recorded front door, with requests arriving when HTTP received them.
+
+    In a server's recording, requests arrive when the engine had them.
+    """
     scenario = replace(scenario, front_door=front_door_of(recording))
     if scenario.front_door is None or notes_of(recording.run).get("front_door") is not None:
         return scenario
@@ -74,5 +77,5 @@ def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> Pr
 
 
 def diagnosis(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The task, of a `DiagnoseRequest`; see `DiagnosisDocument`."""
+    """Run the task of a `DiagnoseRequest`; see `DiagnosisDocument`."""
     return diagnose(parse(DiagnoseRequest, settings, where="diagnosis"), tell).as_json()

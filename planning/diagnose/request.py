@@ -1,4 +1,4 @@
-"""The request of `diagnose`: which recording, what may time its steps again, and which latency to explain."""
+"""The request of `diagnose`: the recording, what may time its steps again, and the latency to explain."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Latency = Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"]
 
 
 class DiagnoseRequest(Request):
-    """A recording of the real engine or the simulator; without a calibration or a GPU only evidence is given.
+    """A recording of the real engine or the simulator; without a calibration or a GPU there is only evidence.
 
-    stamp   when it was last written: a later recording at the same place is another question
+    stamp   time when it was last written: a later recording at the same place is another question
     """
 
     run: str

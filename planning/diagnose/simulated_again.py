@@ -1,7 +1,7 @@
-"""Whether a recorded run, simulated as it was, came out as it was: else its counterfactuals are about another run.
+"""A check that a recorded run, simulated as it was, came out as it was: else its counterfactuals are about another run.
 
 A simulated run must come out to the nanosecond, since the simulator is deterministic. A real one comes out as well as
-the twin predicts it, and one behind a real API server as well as that is known.
+the twin predicts it, and a run behind a real API server as well as the server is known.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from serving.version import __version__
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 
-_FAR = 0.25  # of the p99 of a real run: beyond, counterfactuals are about another one
+_FAR = 0.25  # share of a real run's p99: with a larger error, counterfactuals are about another run
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
 
 
 def another_run(recording: Recording, calibration: str, again: pa.Table, found: DiagnosisDocument) -> str | None:
-    """What is to be said of counterfactuals that are not about the recorded run; None where they are.
+    """Return a warning if the counterfactuals are not about the recorded run; None if they are.
 
     `calibration` is the id of what timed the steps of `found`, and `again` the dataset `requests` of the run simulated
     as it was.

@@ -1,4 +1,4 @@
-"""Symptoms that no recording shows: how a run would go with more GPUs, or with users who do not wait for answers."""
+"""Symptoms that no recording shows: the run with more GPUs, or with users who do not wait for answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from traces.client_view import as_clients_saw
 from traces.run_metrics import RunMetrics
 
 GOOD_BENCHMARK, NO_HELP = "good benchmark, poor product", "more GPUs do not help"
-_SCALES = 0.6  # of twice the throughput: below, more GPUs do not help
-_HIDDEN = 1.5  # times the median TTFT: what a benchmark may hide
+_SCALES = 0.6  # share of twice the throughput: below it, more GPUs do not help
+_HIDDEN = 1.5  # times the median TTFT: the most that a benchmark may hide
 
 
 def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Symptom]:
-    """Of users who wait for their answers: as fast as they did, but each when it likes (Poisson, seed 0).
+    """Yield a symptom if users who wait for their answers hide a long TTFT.
 
-    `requests` are those of `scenario` as it was.
+    The same rate is simulated with arrivals at random (Poisson, seed 0). `requests` are those of `scenario` as it was.
     """
     benchmark = RunMetrics(as_clients_saw(requests))
     rate, before = benchmark.scalars()["request_throughput"], benchmark.distribution("ttft_ms").p50
@@ -44,9 +44,10 @@ def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Sym
 
 
 def scaling_efficiency(scenario: PricedScenario) -> float | None:
-    """Throughput of twice the GPUs, by twice the GPUs an engine or else one more replica, over that of as many engines.
+    """Return the throughput of twice the GPUs over twice the throughput of the present ones.
 
-    None where arrivals depend on answers, or nothing can be doubled.
+    The GPUs of an engine are doubled, or else one replica is added. None if arrivals depend on answers, or nothing can
+    be doubled.
     """
     more = twice_the_gpus(scenario)
     more = one_more_replica(scenario) if isinstance(more, str) else more
@@ -57,7 +58,7 @@ def scaling_efficiency(scenario: PricedScenario) -> float | None:
 
 
 def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
-    """What only a counterfactual can show of a troubled run."""
+    """Yield a symptom of a troubled run that only a counterfactual can show."""
     replica = next(c for c in tried if c.name == REPLICA)
     helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST
     if not helps_little and (scaling is None or scaling >= _SCALES):

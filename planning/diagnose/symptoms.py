@@ -1,8 +1,8 @@
-"""What looks wrong in a recorded run, with the numbers that show it.
+"""Symptoms of a recorded run, with the numbers that show them.
 
-A symptom is read from the recording, whichever clock wrote it; where a cost model is given it explains what the
-device's time went into. It names the layers it belongs to (compute, memory, request) and the measurement that would
-prove what is behind it. What it is worth is for the counterfactuals to say (`diagnosis`).
+A symptom is read from the recording, whichever clock wrote it; if a cost model is given, it explains the parts of the
+device's time. A symptom names its layers (compute, memory, request) and the measurement that would prove its cause. The
+counterfactuals say how much it matters (`diagnosis`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from traces.run_metrics import SERVED_METRICS
 
 _QUEUE_STEPS = 3  # waiting for so many steps is queueing, for fewer it is waiting for the next step
 _SPIKE = 10.0  # p99 over p50 of TTFT
-_FEW = 0.01  # of the requests
-_OUTAGE = 0.01  # of the run
-_FULL = 0.95  # of the KV blocks
+_FEW = 0.01  # share of the requests
+_OUTAGE = 0.01  # share of the run
+_FULL = 0.95  # share of the KV blocks
 _BURSTY = 2.0  # index of dispersion
 _UNEVEN = 1.5  # times the mean
-_OUTSIDE = 0.6  # how bad it is at least that clients wait for what no engine does
+_OUTSIDE = 0.6  # lowest severity of a wait outside the engines
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
-    """The worst first."""
+    """Return the symptoms, the worst first."""
     looked = ((name, look(evidence)) for name, look in _LOOKS.items())
     found = [Symptom.of(name, what) for name, what in looked if what and what.severity > 0]
     return sorted(found, key=lambda symptom: -symptom.severity)
@@ -60,7 +60,7 @@ def _turned_away(e: Evidence) -> Found | None:
 
 
 def _failures(e: Evidence) -> Found | None:
-    """Of the pool that lost most of the run, or of the replicas that it began with."""
+    """Return a symptom of the pool that lost most of the run, or most of the replicas that it began with."""
     lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
     worst, evidence = 0.0, ""
     pools = sorted({life["pool"] for life in lives})
@@ -156,7 +156,7 @@ def _tail(e: Evidence) -> Found | None:
 
 
 def _fragmentation(e: Evidence) -> Found | None:
-    """What of the KV memory that requests hold has no token, and whether what is free is in one piece."""
+    """Return a symptom of empty KV memory that requests hold, and of free memory in several pieces."""
     scattered = e.metrics.scalars()["kv_external_fragmentation"] or 0.0
     running, empty = e.metrics.step_mean("running"), e.metrics.internal_fragmentation()
     held = float(np.average(e.step("used_blocks"), weights=e.step_ns)) if e.step_ns.sum() else 0.0
@@ -207,7 +207,7 @@ def _admission(e: Evidence) -> Found | None:
 
 
 def _front_door(e: Evidence) -> Found | None:
-    """Of what clients wait for, the share that no engine is to blame for: of a whole answer, or of its first token."""
+    """Return a symptom if clients wait long outside the engine, for a whole answer or for its first token."""
     outside = {name: e.metrics.distribution(name).mean for name in SERVED_METRICS}
     known = {name: mean for name, mean in outside.items() if mean > 0}
     if not known:
@@ -223,7 +223,7 @@ def _front_door(e: Evidence) -> Found | None:
 
 
 def _uneven_replicas(e: Evidence) -> Found | None:
-    """Of replicas that are alike and there all the time."""
+    """Return a symptom if one of several identical, permanent replicas is much busier than the mean."""
     fleet, count = e.deployment.fleet, e.run["replicas"] or 1
     if not e.has_steps or count == 1 or (fleet and (len(fleet.pools) > 1 or fleet.autoscaler)):
         return None
@@ -273,11 +273,11 @@ _LOOKS: dict[str, Look] = {
 
 
 def attainable_hit_rate(requests: Iterable[WorkloadRequest]) -> float:
-    """Share of the prompt tokens that an earlier request began with too: what one endless cache would find.
+    """Return the share of the prompt tokens that an earlier request began with too: the hits of one endless cache.
 
-    Outputs count from the arrival of their request on, so that it is a bound.
+    Outputs count from the arrival of their request on, so the share is an upper bound.
     """
-    root: dict[str, Any] = {}  # a trie: segment -> its longest use so far, and what followed each length of it
+    root: dict[str, Any] = {}  # a trie: segment -> its longest use so far, and the segments after each length of it
     tokens = hits = 0
     for request in requests:
         tokens += request.prompt_len

@@ -1,4 +1,4 @@
-"""What follows from the figures of a diagnosis: what is to blame, and how that is said to an engineer and a manager."""
+"""The verdict of a diagnosis: what is to blame, in words for an engineer and for a manager."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from serving.metrics import metric
 from serving.version import __version__
 from traces.saturation import FEWEST
 
-_NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # of this run: symptoms that nobody waits for
-_WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # of healthy runs, too
-_TRADE = 0.25  # of a latency: a setting that lengthens one by so much is a choice, and the other no mistake
-_ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # a yes is what one hopes for
+_NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # symptoms that nobody waits for in this run
+_WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # symptoms of healthy runs, too
+_TRADE = 0.25  # share of a latency: a setting that lengthens one by so much is a choice, and the other no mistake
+_ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # questions for which yes is the good answer
 
 Facts = dict[str, Any]  # fields of a `DiagnosisDocument`, without those that follow
 
 
 def concluded(facts: Facts) -> DiagnosisDocument:
-    """`facts` with what follows from them."""
+    """Return the document of `facts`, with the fields that follow from them."""
     known = DiagnosisDocument.model_validate({"version": __version__, "verdict": "", "twin_error": None, **facts})
     first = next(iter(known.tried), None)
     cause = first if first and first.gain(known.metric) >= LEAST else None
@@ -38,9 +38,9 @@ def concluded(facts: Facts) -> DiagnosisDocument:
 
 
 def troubled(known: DiagnosisDocument) -> bool:
-    """Whether something is wrong: enough requests to tell, and a symptom that somebody waits for.
+    """Return True if something is wrong: enough requests to tell, and a symptom that somebody waits for.
 
-    What the time goes into, and gaps between tokens without a bound, are wrong if a setting alone would mend them.
+    The parts of the time, and gaps between tokens without a bound, are wrong if a setting alone would mend them.
     """
     if known.requests < FEWEST:
         return False
@@ -62,7 +62,10 @@ def _twin_error(known: DiagnosisDocument) -> float | None:
 
 
 def _answered(known: DiagnosisDocument, about: str) -> Question:
-    """With what buys most of all that the question is about; that little does is no answer if not all was tried."""
+    """Return the answer to a question: the lift with the largest gain.
+
+    A small gain is no answer if some lifts were not tried.
+    """
     asked = [c for c in known.counterfactuals if LIFTS[c.name].question == about]
     untried = ", ".join(c.name for c in asked if c.skipped == NO_PARTS)
     most = max((c for c in asked if not c.skipped), key=lambda c: c.gain(known.metric), default=None)
@@ -75,7 +78,7 @@ def _answered(known: DiagnosisDocument, about: str) -> Question:
 
 
 def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
-    """For an engineer."""
+    """Return the verdict for an engineer."""
     if not known.counterfactuals:
         if not known.symptoms:
             return "no symptom found"
@@ -94,7 +97,7 @@ def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
 
 
 def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
-    """For who decides what to buy: what is wrong, and the one change that buys most."""
+    """Return the verdict for the person who decides on purchases: what is wrong, and the one change that gains most."""
     wrong = f"{cause.cause} ({cause.lifecycle})"
     best = known.best
     if best is None:
@@ -121,7 +124,7 @@ def _left(known: DiagnosisDocument, tried: Counterfactual) -> str:
     was, left = known.simulated_p99[known.metric], tried.p99[known.metric]
     share = -100 * tried.gain(known.metric)
     lost = {name: tried.gain(name) for name in tried.bought if tried.gain(name) < -LEAST}
-    assert was is not None and left is not None  # what buys something leaves a number
+    assert was is not None and left is not None  # a lift with a gain leaves a number
     return (
         f"the p99 of {metric(known.metric).label} would be {shown_ms(left)} ms instead of {shown_ms(was)} "
         f"({share:+.0f} %)" + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in lost.items())

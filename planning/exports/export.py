@@ -16,7 +16,7 @@ from serving.document import Document
 from serving.errors import UserError
 from serving.whole_file import write_whole
 
-Write = Callable[[Any, IO[bytes]], None]  # a whole source
+Write = Callable[[Any, IO[bytes]], None]  # the source is written as a whole
 
 
 def _write_json(document: Document, out: IO[bytes]) -> None:
@@ -30,7 +30,7 @@ _OF_KIND: dict[type, dict[str, Write]] = {
 
 
 def formats_of(source: Exportable) -> list[str]:
-    """The names of the formats that it has: a report, tables if there are any, and those of its kind."""
+    """Return the names of the formats of `source`: a report, tables if there are any, and the formats of its kind."""
     own = {"html", *_writers(source)}
     return [name for name, format in FORMATS.items() if name in own or (format.tabular and source.tables)]
 
@@ -41,8 +41,8 @@ def write_export(
     """Write `source` to an open file in the format `name`; `table` is one of its tables, by default the first.
 
     `html` writes reports, whose figures are the dashboard's. Raises UserError for a format or a table that the source
-    has not, a table given to a format that holds everything, and a source that is damaged or lacks what the format
-    needs.
+    does not have, for a table given to a format that holds everything, and for a source that is damaged or lacks data
+    that the format needs.
     """
     if name not in formats_of(source):
         raise UserError("format", name, f"cannot be written for {source.what}; choose {_or(formats_of(source))}")
@@ -68,9 +68,9 @@ def export(
     overwrite: bool = False,
     html: Write | None = None,
 ) -> None:
-    """`write_export` to the file `path`, in full or not at all.
+    """Write `source` to the file `path`, in full or not at all.
 
-    Raises UserError also if the file exists and `overwrite` is not set, or if it cannot be written.
+    Raises UserError like `write_export`, and if the file exists and `overwrite` is not set, or if it cannot be written.
     """
 
     def write(partial: Path) -> None:

@@ -1,4 +1,4 @@
-"""What can be exported: recordings, and the answers of plan, compare, diagnose, sweep and validate."""
+"""The things that can be exported: recordings, and the answers of plan, compare, diagnose, sweep and validate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.document import Document
 from serving.errors import UserError, reason
 from serving.json_file import no_constant, parse_json
 
-ANSWER = "result.json"  # in the directory of a job
+ANSWER = "result.json"  # the file in a job's directory
 _KNOWN = (
     "cannot be exported; give a recording, the directory of a sweep or of a validation report, or a file from "
     "`plan --save`, `compare --save` or `diagnose --save`"
@@ -19,20 +19,20 @@ _KNOWN = (
 
 
 class Exportable(Protocol):
-    """Something that has tables; `what` is what messages call it, such as `a plan`."""
+    """Something that has tables; `what` is its name in messages, such as `a plan`."""
 
     what: ClassVar[str]
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables that it has, the default first."""
+        """The names of its tables, the default first."""
 
     def table(self, name: str) -> pa.Table:
-        """One of them. Raises UserError, one line, if it is damaged."""
+        """Return one of the tables. Raises a one-line UserError if it is damaged."""
 
 
 def open_exportable(path: Path) -> Exportable:
-    """What lies at `path`, read and checked. Raises UserError if that is nothing that can be exported, or damaged."""
+    """Read and check what lies at `path`. Raises UserError if it cannot be exported, or is damaged."""
     if path.is_file():
         return _answer(path)
     if any((path / f"{name}.parquet").exists() for name in ("runs", "requests")):
@@ -53,7 +53,7 @@ def open_exportable(path: Path) -> Exportable:
 
 
 def _answer(path: Path) -> Document:
-    """By a field that no other answer has."""
+    """Read an answer; a field that no other answer has gives its kind."""
     from planning.compare.document import ComparisonDocument
     from planning.diagnose.document import DiagnosisDocument
     from planning.plan.document import PlanDocument

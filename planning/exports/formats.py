@@ -1,4 +1,4 @@
-"""The formats that things are exported to. Not everything has each of them; see `exportable`."""
+"""The formats that things are exported to. Not every thing has every format; see `exportable`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """What a format is called and what it is, its files' suffix and media type; `tabular` if it holds one table."""
+    """A format: its name and description, its files' suffix and media type; `tabular` if it holds one table."""
 
     label: str
     what: str

@@ -1,8 +1,8 @@
-"""What vLLM's `/metrics` would say at the end of a recorded run, as OpenMetrics text.
+"""The text of vLLM's `/metrics` at the end of a recorded run, in the OpenMetrics format.
 
-The names are those that the metric registry gives as Prometheus's. The buckets are vLLM's, so dashboards and alerts
-written for vLLM work on a simulated fleet. A replica is an `engine`; `job` tells a simulated run (`sim`) from a real
-one (`real`). What the recording did not keep is left out.
+The metric registry gives the Prometheus names. The buckets are vLLM's, so dashboards and alerts written for vLLM work
+on a simulated fleet. A replica is an `engine`; `job` tells a simulated run (`sim`) from a real one (`real`). Data that
+the recording did not keep are left out.
 
 Format: https://prometheus.io/docs/specs/om/open_metrics_spec/.
 """
@@ -40,10 +40,10 @@ _BUCKETS: Mapping[str, tuple[float, ...]] = {
 _LENGTHS = {
     "vllm:request_prompt_tokens": "prompt_tokens",
     "vllm:request_generation_tokens": "output_tokens",
-    "vllm:request_max_num_generation_tokens": "output_tokens",  # of the answers to a prompt, of which there is one
+    "vllm:request_max_num_generation_tokens": "output_tokens",  # largest of a prompt's answers; there is one answer
 }
-# A trace says how long an answer is, so one that finished came to its length. What is unfinished has no reason yet, and
-# what was rejected never became a request of the engine's.
+# A trace gives the length of an answer, so a finished answer came to its length. An unfinished request has no reason
+# yet, and a rejected one never became a request of the engine.
 _REASONS = {
     "stop": (),
     "length": ("finished",),
@@ -77,7 +77,7 @@ _STEP_COLUMNS = [
 
 
 def write_openmetrics(source: RecordedRun, out: IO[bytes]) -> None:
-    """The metrics of every replica, and `# EOF`."""
+    """Write the metrics of every replica, and `# EOF`."""
     recording = source.recording
     deployment = json.loads(recording.run["deployment"] or "{}")
     engines = _engines(recording, deployment.get("model") or "unknown")
@@ -94,43 +94,49 @@ class _Engine:
         self.labels, self.requests, self.metrics = labels, requests, metrics
 
     def sum(self, name: str) -> int:
-        """Of a column of requests, over those that it began to serve; of a map, of all its values."""
+        """Return the sum of a column over the requests that the replica began to serve; a map adds all its values."""
         served = self.requests.filter(pc.is_valid(self.requests["scheduled_ns"]))[name]
         if pa.types.is_map(served.type):
             return sum(count for row in served.to_pylist() for _, count in row or ())
         return int(pc.sum(served).as_py() or 0)
 
     def keeps(self, name: str) -> bool:
-        """Whether the column says something of any of its requests."""
+        """Return True if the column has a value for any of its requests."""
         column = self.requests[name]
         return column.null_count < len(column)
 
     def values(self, name: str) -> NDArray[Any]:
-        """Of a distribution, as vLLM observes it: of tokens that one step brings, a draft's, there is one gap."""
+        """Return the values of a distribution as vLLM observes them.
+
+        The tokens that one step brings, such as accepted drafts, have one gap together.
+        """
         values = self.metrics.values(name)
         return values[values > 0] if name == "itl_ms" else values
 
     def inference_ms(self) -> NDArray[Any]:
-        """Of each finished request, from its first step to its last token."""
+        """Return the time of each finished request from its first step to its last token."""
         return self.metrics.values("prefill_ms") + self.metrics.values("decode_ms")
 
     def ended(self, reason: str) -> int:
-        """How many of its requests ended for one of vLLM's reasons."""
+        """Return the number of its requests that ended for one of vLLM's reasons."""
         found = self.metrics.statuses()
         return sum(found.get(status, 0) for status in _REASONS[reason])
 
     def lengths(self, name: str) -> NDArray[Any]:
-        """A column of the requests that finished."""
+        """Return a column of the requests that finished."""
         return self.requests[name].to_numpy()[self.metrics.finished]
 
     def last(self, name: str) -> float | None:
-        """A step metric in the last step."""
+        """Return a step metric in the last step."""
         values = self.metrics.values(name)
         return None if not len(values) or values[-1] != values[-1] else float(values[-1])
 
 
 def _engines(recording: Recording, model: str) -> list[_Engine]:
-    """The replicas by number. Tables are sorted once and cut, so that a thousand replicas cost no more than one."""
+    """Return the replicas by number.
+
+    Tables are sorted once and cut, so that a thousand replicas cost no more than one.
+    """
     run = recording.run
     requests = recording.table("requests", _REQUEST_COLUMNS).sort_by("replica")
     steps = recording.table("steps", _STEP_COLUMNS).sort_by([("replica", "ascending"), ("step", "ascending")])
@@ -148,7 +154,7 @@ def _engines(recording: Recording, model: str) -> list[_Engine]:
 
 
 def _families(engines: list[_Engine], longest: int) -> Iterator[list[str]]:
-    """The lines of each metric family: its description, and its samples."""
+    """Yield the lines of each metric family: its description, and its samples."""
     for name, bounds in _BUCKETS.items():
         known, per_unit = metric(name), 1e3 if metric(name).unit == "ms" else 1.0
         values = [e.values(name) / per_unit for e in engines]
@@ -188,7 +194,7 @@ def _histogram(
     engines: list[_Engine],
     values: list[NDArray[Any]],
 ) -> list[str]:
-    """Cumulative counts at or below each bound; nothing if no engine kept such values."""
+    """Return cumulative counts at or below each bound; empty if no engine kept such values."""
     if not any(map(len, values)):
         return []
     lines = []

@@ -1,8 +1,8 @@
-"""A recording as a trace that ui.perfetto.dev and chrome://tracing open: what every replica did, and every request.
+"""A recording as a trace for ui.perfetto.dev and chrome://tracing: the work of every replica, and every request.
 
 The Trace Event Format (JSON): a replica is a process, its steps are slices of a thread, its queue, batch and KV usage
-counters, and a request is an asynchronous slice with its phases inside. Times are microseconds with three decimals, so
-that no nanosecond is lost.
+are counters, and a request is an asynchronous slice with its phases inside. Times are microseconds with three decimals,
+so that no nanosecond is lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOBODY = 1  # the process of requests that no replica ever had; 0 is the idle p
 
 
 def write_perfetto(source: RecordedRun, out: IO[bytes]) -> None:
-    """All events, one a line."""
+    """Write all events, one a line."""
     recording = source.recording
     run = recording.run
     other = {name: run[name] for name in ("run_id", "clock", "workload", "version", "seed")}
@@ -46,7 +46,7 @@ def write_perfetto(source: RecordedRun, out: IO[bytes]) -> None:
 
 
 def events(recording: Recording) -> Iterator[Event]:
-    """The trace events of a recording: names of processes and threads, then steps, then requests."""
+    """Yield the trace events of a recording: names of processes and threads, then steps, then requests."""
     steps = recording.table("steps", _STEP_COLUMNS).sort_by([("replica", "ascending"), ("start_ns", "ascending")])
     requests = recording.table("requests", _REQUEST_COLUMNS)
     replicas = sorted({*steps["replica"].unique().to_pylist(), *requests["replica"].unique().to_pylist()} - {None})
@@ -59,9 +59,9 @@ def events(recording: Recording) -> Iterator[Event]:
 
 
 def _steps(steps: pa.Table, num_blocks: int | None) -> Iterator[Event]:
-    """Slices, and counters where they change.
+    """Yield slices of steps, and counters where they change.
 
-    A step that begins before the one before it ends goes to a second thread, since slices of a thread must nest.
+    A step that begins before the previous one ends goes to a second thread, since slices of a thread must nest.
     """
     replica, ends = None, [0, 0]
     shown: dict[str, float] = {}
@@ -92,9 +92,9 @@ def _steps(steps: pa.Table, num_blocks: int | None) -> Iterator[Event]:
 
 
 def _requests(requests: pa.Table) -> Iterator[Event]:
-    """A slice from intended arrival to end, and in it the phases that were reached.
+    """Yield a slice for each request from intended arrival to end, and in it the phases that were reached.
 
-    All have one name, since viewers give every name of an asynchronous slice a track of its own.
+    All have one name, since viewers give every name of an asynchronous slice a separate track.
     """
     for row in _rows(requests):
         ends = [row["finish_ns"], row["end_ns"], row["first_token_ns"], row["scheduled_ns"], row["arrival_ns"]]
@@ -113,7 +113,7 @@ def _requests(requests: pa.Table) -> Iterator[Event]:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Rows as dictionaries, a piece at a time: a million of them at once would fill the memory."""
+    """Yield rows as dictionaries, in pieces: a million of them at once would fill the memory."""
     for batch in table.to_batches(max_chunksize=_PIECE):
         yield from batch.to_pylist()
 

@@ -1,4 +1,4 @@
-"""A recording: its requests and steps, with the metrics that have a value for each row beside them."""
+"""A recording for export: its requests and steps, with the metrics that have a value for each row."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class RecordedRun:
     what: ClassVar[str] = "a recording"
 
     def __init__(self, source: Path | Recording, name: str = "", runs: Path | None = None) -> None:
-        """A directory, or a recording that is open already. Raises UserError when it is damaged.
+        """Take a directory, or a recording that is open already. Raises UserError when it is damaged.
 
-        `name` is by default that of the directory; what timed it is looked for under `runs`, by default where it lies.
+        `name` is by default the directory's. The calibration of its steps is searched under `runs`, by default the
+        parent directory.
         """
         self.recording = source if isinstance(source, Recording) else Recording.load(str(source))
         at = self.recording.path.resolve()
@@ -35,7 +36,7 @@ class RecordedRun:
         return ("requests", "steps") if sum(self.recording.group_rows("steps")) else ("requests",)
 
     def table(self, name: str) -> pa.Table:
-        """The dataset, and its metrics as further columns (float64, null for none)."""
+        """Return the dataset, and its metrics as further columns (float64, null for none)."""
         table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
         for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
             if of_row not in _RECORDED:

@@ -1,4 +1,4 @@
-"""A sweep's dataset: a row for every run, and what of it is drawn."""
+"""A sweep's dataset for export: a row for every run, and the view that is drawn."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class SweepView(NamedTuple):
 
 
 class Sweep:
-    """A sweep, or some runs of one; `view` is what the report draws, by default what the page opens on."""
+    """A sweep, or some runs of one; `view` is what the report draws, by default the page's first view."""
 
     what: ClassVar[str] = "a sweep"
     tables = ("runs",)
 
     def __init__(self, path: Path, results: SweepResults | None = None, view: SweepView | None = None) -> None:
-        """The dataset in `path`, unless `results` of it are given. Raises UserError when it is damaged."""
+        """Load the dataset in `path`, unless its `results` are given. Raises UserError when it is damaged."""
         from planning.sweep.results import SweepResults
 
         self.path, self.view = path, view
         self.results = SweepResults.load(path) if results is None else results
 
     def table(self, name: str) -> pa.Table:
-        """Parameters, metrics and where each run comes from; failed runs are rows, too."""
+        """Return parameters, metrics and the origin of each run; failed runs are rows, too."""
         return self.results.runs

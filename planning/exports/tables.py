@@ -1,7 +1,7 @@
 """Tables as files. CSV has neither types nor lists: a list becomes its values with spaces in between, a map JSON.
 
-Text that a spreadsheet would run as a formula, such as a tenant's name that begins with `=`, gets an apostrophe before
-it there (OWASP, CSV Injection).
+In CSV, text that a spreadsheet would run as a formula, such as a tenant's name that begins with `=`, gets an apostrophe
+before it (OWASP, CSV Injection).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FORMULA = r"^([=+\-@\t\r])"
 
 
 def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
-    """As `parquet`, with the metadata of its fields, or as `csv`, with a header; null is an empty field there."""
+    """Write `parquet`, with the metadata of its fields, or `csv`, with a header; in CSV, null is an empty field."""
     if name == "parquet":
         pq.write_table(table, out, compression="zstd")
         return

@@ -1,4 +1,4 @@
-"""A validation report: every statistic, simulated against real, and the held-out steps."""
+"""A validation report for export: every statistic, simulated against real, and the held-out steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from serving.errors import UserError
 
 
 class Validation:
-    """The report in `path`; calibrations and results of `validate external` are looked for under `runs`."""
+    """The report in `path`; calibrations and results of `validate external` are searched under `runs`."""
 
     what: ClassVar[str] = "a validation report"
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
-        """`runs` is by default the directory that the report lies in. Raises UserError when it is damaged."""
+        """Load the report. `runs` is by default its parent directory. Raises UserError when the report is damaged."""
         self.path = path
         self.runs = path.resolve().parent if runs is None else runs
         self.report = load_report(path)
@@ -27,7 +27,7 @@ class Validation:
         return (*self.report.tables, *(("steps",) if (self.path / RESIDUALS).is_file() else ()))
 
     def table(self, name: str) -> pa.Table:
-        """`rows`: those of the report. `steps`: measured and predicted time of every held-out step."""
+        """Return `rows`, the report's rows, or `steps`, the measured and predicted time of every held-out step."""
         if name != "steps":
             return self.report.table(name)
         steps = load_residuals(self.path, whole=True)

@@ -1,4 +1,4 @@
-"""JSON documents that are there in full or not at all."""
+"""JSON documents that are complete or absent."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from serving.whole_file import whole_file
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write beside its place, then move it there. NaN and infinities are refused (ValueError): JSON has none."""
+    """Write beside its place, then move it there. NaN and infinities raise ValueError: JSON has none."""
     text = json.dumps(document, allow_nan=False)
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The document; None if there is none, or what lies there is not JSON (no file of ours)."""
+    """Return the document; None if there is none, or the file is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (OSError, ValueError, RecursionError):

@@ -1,12 +1,12 @@
-"""One job as seen from outside: its settings, how far it is, what came of it; starting and cancelling it.
+"""One job seen from outside: its settings, progress and result, and how to start and cancel it.
 
 request.json   task and settings
 process.lock   locked by its process as long as that lives
-process.json   the number of that process, which leads a group of its own
+process.json   the number of the process, which leads its own process group
 progress.json  stage, share done, and seconds left
-outcome.json   why it ended without a result: failed or cancelled
-result.json    what it gives; a job with a result is done, whatever else lies there
-log.txt        what the process printed
+outcome.json   reason for an end without a result: failed or cancelled
+result.json    its result; a job with a result is done, whatever other files exist
+log.txt        output of the process
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DIED = "its process died before it was done; start it again"
 
 @dataclass(frozen=True)
 class Status:
-    """Where a job stands. `share` is of all its work, `eta_s` None while nothing tells; `error` is one line."""
+    """The state of a job. `share` is of all its work, `eta_s` None without an estimate; `error` is one line."""
 
     state: State
     stage: str = ""
@@ -45,12 +45,12 @@ class Status:
 
     @property
     def active(self) -> bool:
-        """Whether a process is at it."""
+        """True if a process is working on the job."""
         return self.state in ("queued", "running")
 
 
 class Job:
-    """The job that a task and its settings name, the same from everywhere and at any time.
+    """The job of a task and its settings; every process at any time finds the same job.
 
     task      `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
     settings  plain JSON; with the task and the version of tokentwin they decide the result
@@ -64,27 +64,27 @@ class Job:
 
     @property
     def result(self) -> Any:
-        """What it gave; None if it is not done."""
+        """The result; None if the job is not done."""
         return read_json(self.directory / "result.json")
 
     def document(self, name: str) -> Any:
-        """A document that the task has left so far; None if it has not."""
+        """Return a document that the task has left so far; None if there is none."""
         return read_json(self.directory / name)
 
     @property
     def status(self) -> Status:
-        """From its files, and from whether its process is alive. A damaged file is as good as none."""
+        """The status, from the job's files and from its process's lock. A damaged file counts as none."""
         ended = self._ended
         if ended is not None:
             return ended
         if not self._lock.exists():
             return Status("absent")
         if not self._alive:
-            return self._ended or Status("failed", error=DIED)  # it may have ended well between the two looks
+            return self._ended or Status("failed", error=DIED)  # the process may have ended well between the two looks
         return self._read("progress.json", _under_way) or Status("queued")
 
     def start(self) -> None:
-        """Have it done, unless it is done or being done. Of several starters at once one starts it."""
+        """Start the job, unless it is done or under way. If several callers start it at once, one of them does."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._starting():
             status = self.status
@@ -101,19 +101,19 @@ class Job:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[lock.fileno()],  # and with it the lock, which ends with the last who has it open
-                    start_new_session=True,  # it outlives the server, and can be ended with all of its children
+                    pass_fds=[lock.fileno()],  # it inherits the lock, which is released when its last holder ends
+                    start_new_session=True,  # outlives the server, and can be ended with all of its children
                 )
-            # Waited for, so that it does not stay behind as a zombie of a server that runs for months.
+            # A thread waits for the process, so that it does not remain a zombie of a server that runs for months.
             threading.Thread(target=process.wait, daemon=True).start()
             try:
                 write_json(self.directory / "process.json", process.pid)
             except OSError:
-                _end_group(process.pid)  # nobody would find it
+                _end_group(process.pid)  # nobody would find the process
                 raise
 
     def cancel(self) -> None:
-        """End its process and all its children; a result that is there by then stays."""
+        """End its process and all its children; a result that exists by then stays."""
         if not self.directory.is_dir():
             return
         with self._starting():
@@ -133,7 +133,7 @@ class Job:
 
     @property
     def _alive(self) -> bool:
-        """Whether its process is: then nobody else gets the lock."""
+        """True if its process is alive: nobody else can take the lock then."""
         try:
             with self._lock.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -142,7 +142,7 @@ class Job:
         return False
 
     def _read(self, name: str, seen: Callable[[Any], Seen]) -> Seen | None:
-        """What a file says; None if there is none, or it says something else."""
+        """Return the content of a file; None if the file is missing or has other content."""
         document = read_json(self.directory / name)
         try:
             return None if document is None else seen(document)
@@ -157,7 +157,7 @@ class Job:
 
 
 def finished(root: Path, task: str) -> list[Job]:
-    """The jobs of `task` that have a result, the last one started first."""
+    """Return the jobs of `task` that have a result, the last one started first."""
     found = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
     jobs = []
     for path in found:
@@ -166,14 +166,14 @@ def finished(root: Path, task: str) -> list[Job]:
         if not isinstance(settings, dict) or request["task"] != task:
             continue
         job = Job(root, task, settings)
-        # Else of another version, with other results
+        # A job in another directory is of another version, with other results.
         if job.directory == path.parent and job.status.state == "done":
             jobs.append(job)
     return jobs
 
 
 def _end_group(leader: int) -> None:
-    """End a process and everything in its group, at once. Nothing if it is gone."""
+    """End a process and everything in its group, at once. Does nothing if it is gone."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 

@@ -1,1 +1,1 @@
-"""Real runs for calibration and validation: the engine is loaded, the machine is watched, whole runs are recorded."""
+"""Real runs for calibration and validation: they load the engine, watch the machine, and record whole runs."""

@@ -1,4 +1,4 @@
-"""From a request to a calibration: the engine is measured now, or what was measured of an engine is read."""
+"""The calibrations that requests ask for: the engine is measured now, or earlier measurements are read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Learnt(NamedTuple):
-    """A calibration of our own engine or of another, and of a case also how it was scored; or a front door."""
+    """A calibration of our own engine, of another engine (with the score of its case), or of a front door."""
 
     calibration: Calibration | ExternalCalibration | FrontDoor
     outcome: CaseResult | None = None
@@ -55,9 +55,9 @@ class Learnt(NamedTuple):
 def calibrate(
     request: CalibrateRequest, *, overwrite: bool = False, say: Callable[[str], None] = lambda line: None
 ) -> Learnt:
-    """Fit what a step costs, and save that in the request's directory.
+    """Fit the cost of a step, and save the calibration in the request's directory.
 
-    `say` is told which trace was measured. Raises UserError for measurements that nothing can be learnt from, for an
+    `say` gets a line for each measured trace. Raises UserError for measurements that nothing can be learnt from, for an
     engine that cannot run here, and if there is a calibration already and `overwrite` is not set.
     """
     if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE, FRONT_DOOR)):
@@ -76,7 +76,7 @@ def calibrate(
 
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
-    """Where they lie. Raises UserError for one that was simulated, and for those of several engines.
+    """Return the paths of recordings of one engine. Raises UserError for a simulated one, and for several engines.
 
     On a GPU an engine may run with and without CUDA graphs.
     """
@@ -93,7 +93,7 @@ def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]) -> list[Path]:
-    """Recordings of the designed traces, made now."""
+    """Record the designed traces now, and return the paths of the recordings."""
     with closing(load_engines(request.deployment or Deployment(), say)) as engine:
 
         def record(workload: Workload, path: Path) -> None:
@@ -137,7 +137,7 @@ def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
 def measure(
     engine: RealEngines, out: Path, seconds: float, record: Callable[[Workload, Path], object]
 ) -> Iterator[Path]:
-    """`record` the designed traces into `out`, one at each `next`, so that other runs can go between them."""
+    """Call `record` with the designed traces for `out`, one at each `next`, so that other runs can go between them."""
     for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
         path = out / "runs" / workload.name
         record(workload, path)
@@ -151,13 +151,13 @@ def _with_graphs(engine: Deployment) -> Deployment:
 def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`.
 
-    Where some are without CUDA graphs, these tell what a launch takes, and the others all the rest.
+    If some recordings are without CUDA graphs, these give the time of a launch, and the others everything else.
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
     steps = MeasuredSteps([run.steps for run in runs])
     notes = [json.loads(run.run["notes"]) for run in runs]
-    canaries = ("canary_before_ns", "canary_after_ns")  # which a server does not time
+    canaries = ("canary_before_ns", "canary_after_ns")  # a server does not time them
     engine, hardware = recorded_deployment(runs[0]), json.loads(runs[0].run["hardware"])
     calibration = fit(
         steps,

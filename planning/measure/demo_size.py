@@ -1,4 +1,4 @@
-"""How much a demo can do in the time there is, on this machine."""
+"""The size of a demo that fits into the available time on this machine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from calibration.steps.design import Pace
 
-LOAD = 0.6  # of what the engine can do: above, its queue would be most of every latency
-_PROMPT, _OUTPUT, _SYSTEM = 70, 22, 48  # mean tokens, and those of a system prompt
+LOAD = 0.6  # share of the engine's capacity: above it, its queue would be most of every latency
+_PROMPT, _OUTPUT, _SYSTEM = 70, 22, 48  # mean tokens of prompt and output, and tokens of a system prompt
 _LEAST_REQUESTS, _MOST_REQUESTS = 30, 200
-_SHORTER = (1.0, 0.7, 0.5, 0.35)  # requests, where a slow machine would finish too few of them
-_CALIBRATION, _RUNS = 0.35, 0.5  # of the time; the rest is for the canaries, the fit and the simulations
+_SHORTER = (1.0, 0.7, 0.5, 0.35)  # factors for the lengths of requests, if a slow machine would finish too few of them
+_CALIBRATION, _RUNS = 0.35, 0.5  # shares of the time; the rest is for the canaries, the fit and the simulations
 
 
 @dataclass(frozen=True)
 class DemoSize:
-    """`requests` with mean lengths `prompt` and `output`, at `rate` a second; and how long to calibrate."""
+    """A number of `requests` with mean lengths `prompt` and `output`, at `rate` a second, and a calibration time."""
 
     requests: int
     rate: float
@@ -26,7 +26,7 @@ class DemoSize:
 
     @property
     def run_s(self) -> float:
-        """How long the requests of one run take to arrive."""
+        """Seconds that the requests of one run take to arrive."""
         return self.requests / self.rate
 
     def trace(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class DemoSize:
 
 
 def demo_size(pace: Pace, rows: int, seconds: float, runs: int) -> DemoSize:
-    """What takes about `seconds` in all with so many `runs`, on an engine of this `pace` at `rows` decode rows."""
+    """Return the size that takes about `seconds` in all with `runs` runs, at this `pace` and `rows` decode rows."""
     run_s = _RUNS * seconds / runs
     for shorter in _SHORTER:
         prompt, output = shorter * _PROMPT, shorter * _OUTPUT

@@ -1,7 +1,7 @@
-"""Several real engines, a process each, behind one router of the simulator's: loading them, and replaying a workload.
+"""Several real engines, a process each, behind one router of the simulator: loading them, and replaying a workload.
 
-This process has the clients and the router, and writes the recording. The router knows what it has sent and what it
-has heard, and both are recorded with the times at which it did, so that every choice can be made again.
+This process has the clients and the router, and writes the recording. The router knows what it has sent and heard. Both
+are recorded with their times, so that every choice can be made again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sim.routed_replica import RoutedReplica
 from sim.router import Router, find_router
 from traces.recording import RecordingWriter
 
-_LONGEST_WAIT_NS = 100_000_000  # then look whether Ctrl-C was pressed
-_POLLED_NS = 1_000_000  # a wait is rounded up to so much; closer to an arrival there is none
+_LONGEST_WAIT_NS = 100_000_000  # after that, look whether Ctrl-C was pressed
+_POLLED_NS = 1_000_000  # waits are rounded up to this; closer to an arrival there is no wait
 
 
 class EngineProcess(Protocol):
-    """A process with one engine. `About` is the first thing that it says; see `realengine.replica_messages`."""
+    """A process with one engine. Its first message is `About`; see `realengine.replica_messages`."""
 
     number: int
     pipe: Connection
@@ -52,9 +52,9 @@ class EngineProcess(Protocol):
 class EngineFleet:
     """The engines of `deployment.fleet`, loaded.
 
-    start   starts a process with one of them, given its number, the deployment without its fleet, and its GPUs, if any
+    start   starts a process with one engine, given its number, the deployment without its fleet, and its GPUs, if any
 
-    Raises UserError for a fleet that only the simulator has, and for what an engine cannot do.
+    Raises UserError for a fleet that only the simulator has, and for settings that an engine does not support.
     """
 
     def __init__(self, deployment: Deployment, start: Callable[[int, Deployment, str | None], EngineProcess]) -> None:
@@ -81,7 +81,7 @@ class EngineFleet:
         return len(self._engines)
 
     def _all(self, call: str, *arguments: object) -> list[Any]:
-        """What each answers to the call, which they work on at once."""
+        """Return every engine's answer to a call; all engines work on it at the same time."""
         for engine in self._engines:
             engine.begin(call, *arguments)
         return [engine.heard() for engine in self._engines]
@@ -93,15 +93,15 @@ class EngineFleet:
         self._all("time_operations")
 
     def run_dummy(self, sizes: Sequence[int]) -> int:
-        """One step of the first engine, as `Engine.run_dummy`."""
+        """Run one step on the first engine, as `Engine.run_dummy`."""
         return cast(int, self._engines[0].ask("run_dummy", list(sizes)))
 
     def canary(self) -> int:
-        """The median of their canaries, in ns, one after the other."""
+        """Return the median of the engines' canaries, in ns; they run one after the other."""
         return int(median(engine.ask("canary") for engine in self._engines))
 
     def close(self) -> None:
-        """End the processes. May be called again, and after an error."""
+        """End the processes. This may be called again, and after an error."""
         self._ends.close()
 
     def record(
@@ -113,7 +113,7 @@ class EngineFleet:
         overwrite: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Replayed:
-        """As `realengine.replay.record`, on all of them."""
+        """Replay and record a workload on all engines, as `realengine.replay.record` does on one."""
         requests = list(workload.requests)
         workload = replace(workload, requests=requests)
         first = self.about[0]
@@ -146,7 +146,7 @@ class EngineFleet:
         return cast(FleetConfig, self.deployment.fleet)
 
     def _life(self, number: int) -> dict[str, Any]:
-        """Of a replica that was there from the start to the end of the run."""
+        """Return the life of a replica that existed from the start to the end of the run."""
         pool, gpus = self._fleet.pools[0].name, self.deployment.gpus
         life = {"replica": number, "pool": pool, "gpus": gpus, "started_ns": 0, "ready_ns": 0}
         return {**life, "ended_ns": None, "ended_by": ""}
@@ -155,7 +155,7 @@ class EngineFleet:
 class _RoutedRun:
     """A workload on its way through the engines.
 
-    All that the router knows comes through here, one thing after the other, and no two at one time.
+    Everything that the router learns comes through here, one message after the other, never two at a time.
     """
 
     def __init__(
@@ -182,17 +182,17 @@ class _RoutedRun:
         self._ended = 0
         self._offered = OfferedRequests(workload)
         self.texts = ReplayTexts(workload, about[0].vocab_size, about[0].forces)
-        self._open: dict[int, tuple[WorkloadRequest, int]] = {}  # and the replica each is on
-        self._heard_ns: dict[tuple[int, int], int] = {}  # of a replica's steps whose rows have not come
+        self._open: dict[int, tuple[WorkloadRequest, int]] = {}  # open requests, and the replica of each
+        self._heard_ns: dict[tuple[int, int], int] = {}  # by replica and step, until its row comes
         self._started_ns = self._last_ns = 0
 
     def run(self, stopped: Callable[[], bool]) -> tuple[str, int]:
-        """Its status, and how long it took in ns."""
+        """Run the workload; return its status, and the nanoseconds that it took."""
         engines = list(self._engines.values())
         for engine in engines:
             engine.begin("replay")
         for engine in engines:
-            engine.heard()  # that it is ready, which takes a search for reference cycles
+            engine.heard()  # the engine is ready, after a search for reference cycles
         self._started_ns = perf_counter_ns()
         for engine in engines:
             engine.send(self._started_ns)
@@ -211,11 +211,11 @@ class _RoutedRun:
         return bool(self._open) or not self._offered.exhausted
 
     def _now(self) -> int:
-        """Nanoseconds from the start of the run."""
+        """Return the nanoseconds from the start of the run."""
         return perf_counter_ns() - self._started_ns
 
     def _moment(self) -> int:
-        """The time now, later than any that was given before."""
+        """Return the time now, always later than the times returned before."""
         self._last_ns = max(self._now(), self._last_ns + 1)
         return self._last_ns
 
@@ -233,7 +233,7 @@ class _RoutedRun:
             engines[replica.index].send(Arrival(arrived, *self.texts.of(arrived), send_ns))
 
     def _listen(self) -> None:
-        """To what the engines say, until something is to be done."""
+        """Listen to the engines until there is something to do."""
         due_ns = self._offered.next_ns
         ahead_ns = _LONGEST_WAIT_NS if due_ns is None else min(due_ns - self._now(), _LONGEST_WAIT_NS)
         waited_s = max(ahead_ns - _POLLED_NS, 0) / 1e9
@@ -274,7 +274,7 @@ class _RoutedRun:
 
 
 def _real_fleet(deployment: Deployment) -> FleetConfig:
-    """The fleet of `deployment`. Raises UserError where it is more than engines that are alike, behind a router."""
+    """Return the fleet of `deployment`. Raises UserError unless it is a pool of identical engines behind a router."""
     fleet = deployment.fleet
     assert fleet is not None
     remedy = "works only in the simulator; leave it out for real engines"
@@ -297,7 +297,7 @@ def _real_fleet(deployment: Deployment) -> FleetConfig:
 
 
 def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each replica, which has GPUs of its own. Raises UserError if there are too few."""
+    """Return CUDA_VISIBLE_DEVICES of each replica, which has its own GPUs. Raises UserError if there are too few."""
     if deployment.device == "cpu":
         return [None] * replicas
     each, here = deployment.tensor_parallel_size, _gpus_here()
@@ -309,7 +309,7 @@ def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
 
 
 def _gpus_here() -> int:
-    """Return how many GPUs this machine has; where torch is not installed, as its driver says."""
+    """Return the number of GPUs of this machine; without torch, count the driver's devices."""
     if find_spec("torch") is None:
         return len(list(Path("/dev").glob("nvidia[0-9]*")))
     import torch

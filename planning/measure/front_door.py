@@ -1,7 +1,7 @@
-"""Rung 6, the front door: what a real client saw, and what a client of the simulated server sees.
+"""Rung 6, the front door: what a real client saw, against what a client of the simulated server sees.
 
-Same arrivals, same engine: once alone, as every rung below simulates it, and once behind the API server; and where the
-servers' own recordings are at hand, once more behind it in the weather of each run. Repeats of the real run give the
+The same arrivals meet the same engine twice: alone, as on every lower rung, and behind the API server. With recordings
+of the servers, a third simulation is behind the API server in the weather of each run. Repeats of the real run give the
 noise floor.
 """
 
@@ -36,7 +36,7 @@ LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
 class Row:
     """One statistic: as clients saw it, and as simulated without and with the front door.
 
-    in_weather  with it and in the weather of the runs; None where that is not known
+    in_weather  simulated with it and in the weather of the runs; None if the weather is not known
     """
 
     metric: str
@@ -49,12 +49,12 @@ class Row:
 
     @property
     def error_pct(self) -> float:
-        """Of what was simulated with the front door, in percent of the real; a wrong zero is 100 % off."""
+        """The error of the simulation with the front door, in percent of the real value; a wrong zero is 100 % off."""
         return self._error_pct(self.simulated)
 
     @property
     def in_weather_error_pct(self) -> float | None:
-        """The same of what was simulated in the weather of the runs."""
+        """The error of the simulation in the weather of the runs, in percent of the real value."""
         return None if self.in_weather is None else self._error_pct(self.in_weather)
 
     def _error_pct(self, simulated: float) -> float:
@@ -69,11 +69,11 @@ class Row:
 def hold_against_clients(
     clients: Sequence[Path], scenario: dict[str, Any], front_door: FrontDoor, servers: Sequence[Path] = ()
 ) -> list[Row]:
-    """Every statistic of what `clients` recorded of one workload, and of two simulations of it.
+    """Return every statistic of the `clients`' recordings of one workload, and of two simulations of it.
 
-    `scenario` has the fields of a `Scenario` but for the workload. `servers` are recordings of the real engines that
-    served them, one each, in order; with them a third simulation knows the machine's weather. Raises UserError for
-    recordings of different workloads, and for servers whose weather is not known.
+    `scenario` has the fields of a `Scenario` except the workload. `servers` are recordings of the real engines that
+    served the clients, one each, in order; with them a third simulation knows the machine's weather. Raises UserError
+    for recordings of different workloads, and for servers whose weather is not known.
     """
     runs = RecordedClient(folders=tuple(str(path.absolute()) for path in clients)).read(Path())
     for path, run in zip(clients, runs, strict=True):
@@ -103,7 +103,10 @@ def _in_their_weather(
     calibration: str | None,
     front_door: FrontDoor,
 ) -> list[dict[tuple[str, str], float]]:
-    """The numbers of each run, simulated in its weather; the time that the engine loses to others is of that."""
+    """Return the numbers of each run, simulated in its weather.
+
+    The weather includes the time that the engine loses to other processes, so the front door must not add it.
+    """
     if calibration is None:
         raise UserError("served", str(servers[0]), "needs the calibration of its engine; give it, too")
     if len(servers) != len(clients):

@@ -1,4 +1,4 @@
-"""The real engine: loading it, how long it takes for a workload, and runs that only count when they are whole."""
+"""The real engine: loading it, estimating its time for a workload, and runs that count only when they are complete."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
-    """An engine, warmed up unless its times do not matter. On a CPU it computes in the faster type if none is stated.
+    """Load an engine, and warm it up unless its times do not matter.
 
-    `say` is told how its memory is used, and what it takes for itself where nothing is stated: a type that is not the
-    usual one, the model's own longest length.
+    On a CPU it computes in the faster type if none is stated. `say` gets a line about its use of memory, and about
+    choices that were not stated: an unusual type, the model's own longest length.
 
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
@@ -43,9 +43,9 @@ def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool =
 
 
 def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngines:
-    """The engine of `deployment`, warmed up: vLLM where its `engine` is vLLM, else ours.
+    """Load the engine of `deployment` and warm it up: vLLM if its `engine` is vLLM, else ours.
 
-    Where the deployment has a fleet, there is one for each replica, in a process of its own.
+    If the deployment has a fleet, there is one engine for each replica, in separate processes.
 
     Raises UserError as `load_engine` does, and for a fleet that only the simulator has.
     """
@@ -72,13 +72,13 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:
-    """What is to run, the model's files, and those of the model that drafts, if one does."""
+    """Return the deployment to run, the model's files, and the files of the model that drafts, if there is one."""
     if find_spec("torch") is None:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     from realengine.weights import load_model_files, model_folder
 
-    check_name("policy", deployment.policy, POLICIES)  # what is wrong is said before a model is loaded
+    check_name("policy", deployment.policy, POLICIES)  # errors are reported before a model is loaded
     model_folder(deployment.model, home())
     say(f"loading {deployment.model}")
     deployment = _in_fast_dtype(deployment, say)
@@ -93,7 +93,7 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
 
 
 def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deployment:
-    """Return `deployment` in the faster type of this CPU where it states none; without torch it stays as it is."""
+    """Return `deployment` in this CPU's faster type if it states none; without torch it stays as it is."""
     if find_spec("torch") is None:
         return deployment
     from realengine.fast_dtype import with_fast_dtype
@@ -105,7 +105,7 @@ def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deploy
 
 
 def runs_on_vllm(deployment: Deployment) -> bool:
-    """Return whether a real run of `deployment` is made on vLLM itself, as its `engine` says."""
+    """Return True if a real run of `deployment` is made on vLLM itself, as its `engine` says."""
     return bool(deployment.engine) and deployment.engine_name.name == "vllm"
 
 
@@ -122,7 +122,7 @@ def _ready(engines: _Loaded, say: Callable[[str], None], warm: bool = True) -> _
 
 
 def pace_of(engine: RealEngines) -> Pace:
-    """Roughly, of a decode step at half the batch and of one prompt token."""
+    """Measure roughly the time of a decode step at half the batch and of one prompt token."""
     config = engine.deployment.scheduler
     rows = max(config.max_num_seqs // 2, 1)
     size = min(config.max_num_batched_tokens, 128)
@@ -132,10 +132,10 @@ def pace_of(engine: RealEngines) -> Pace:
 
 
 def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None]) -> Workload:
-    """The first requests of `workload` that the engine ends in so many `minutes`, or all; `say` is told how long.
+    """Return the first requests of `workload` that the engine ends in `minutes`, or all; `say` gets the time.
 
-    The engine is taken for a queue that works off one request after the other, each at its share of a decode step at
-    half the batch; several engines for one that is as much faster.
+    The engine is modelled as a queue that works off one request after the other, each with its share of a decode step
+    at half the batch; several engines are modelled as one that is faster by their number.
     """
     pace, fleet = pace_of(engine), engine.deployment.fleet
     replicas = 1 if fleet is None else fleet.pools[0].replicas
@@ -156,17 +156,17 @@ def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say:
 
 
 def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bool, what: str) -> Replayed:
-    """Replay and record, with a progress bar that says `what`. Ctrl-C ends it and writes what there is."""
+    """Replay and record, with a progress bar labelled `what`. Ctrl-C ends the run and writes what there is."""
     requests = sum(1 for _ in workload.requests)
     with counting(what, requests) as advance:
         return recording_call(engine)(workload, out, overwrite=overwrite, progress=advance)
 
 
 def recording_call(engine: RealEngines) -> Callable[..., Replayed]:
-    """Return what replays a workload on `engine` and records it."""
+    """Return the function that replays a workload on `engine` and records it."""
     from planning.measure.vllm_engine import VllmEngine
 
-    if isinstance(engine, VllmEngine):  # which needs no torch here
+    if isinstance(engine, VllmEngine):  # vLLM needs no torch here
         return engine.record
     from realengine.engine import Engine
     from realengine.replay import record
@@ -177,7 +177,7 @@ def recording_call(engine: RealEngines) -> Callable[..., Replayed]:
 
 
 def record_whole(workload: Workload, engine: RealEngines, out: Path, overwrite: bool) -> Replayed:
-    """Replay and record; raises KeyboardInterrupt if Ctrl-C cut it short, after what there is was written."""
+    """Replay and record; raise KeyboardInterrupt if Ctrl-C cut the run short, after what there is was written."""
     done = record_run(workload, engine, out, overwrite, workload.name)
     if done.status != "complete":
         raise KeyboardInterrupt

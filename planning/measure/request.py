@@ -1,4 +1,4 @@
-"""What `validate` and `calibrate` take: what was measured, or what to measure now, and where the answer goes."""
+"""The requests of `validate` and `calibrate`: earlier measurements or what to measure now, and an output directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planning.traffic import Offered
 from serving.errors import UserError
 from traces.synth import SynthSpec
 
-# Which sources of a calibration each of the others is about; the first is the engine on this machine.
+# The sources of a calibration that each option belongs to; an empty name is the engine on this machine.
 _GOES_WITH = {
     "deployment": ("", "iterations"),
     "minutes": ("",),

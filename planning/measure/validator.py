@@ -1,4 +1,4 @@
-"""From a request to its report: recordings of the real engine, made now where traffic is given, and the simulator."""
+"""The reports that requests ask for: the simulator against recordings of the real engine, made now if necessary."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def validate(
 ) -> ValidationReport:
     """Compare the simulator with recordings of the real engine: decisions, step times, and the whole run.
 
-    `say` is told which real run is made. Raises UserError where the recordings are not of one workload and engine, or
-    not of the calibrated one, and if there are recordings in `out` and `overwrite` is not set.
+    `say` gets a line for each real run. Raises UserError if the recordings are not of one workload and engine, or not
+    of the calibrated engine, and if there are recordings in `out` and `overwrite` is not set.
     """
     calibration = Calibration.load(request.calibration)
     real = request.real or _recorded(request, calibration, overwrite, say)
@@ -31,7 +31,7 @@ def validate(
 def _recorded(
     request: ValidateRequest, calibration: Calibration, overwrite: bool, say: Callable[[str], None]
 ) -> list[Path]:
-    """Recordings of the traffic on the engine that was calibrated."""
+    """Record the traffic on the calibrated engine, and return the paths of the recordings."""
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
     with closing(load_engines(calibrated_deployment(calibration), say)) as engine:

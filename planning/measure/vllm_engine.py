@@ -1,4 +1,4 @@
-"""vLLM itself as the real engine: it runs in its own environment, and records as ours does."""
+"""vLLM itself as the real engine: it runs in its own environment, and records like ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VllmEngine:
-    """vLLM, loaded, in a process of its own.
+    """A loaded vLLM, in a separate process.
 
     deployment     as vLLM has resolved it, with the KV blocks that it has
     memory_report  empty: vLLM logs how it uses memory
@@ -87,5 +87,5 @@ class VllmEngine:
                 progress(said.requests)
 
     def close(self) -> None:
-        """End the process. May be called again, and after an error."""
+        """End the process. This may be called again, and after an error."""
         self._process.close()

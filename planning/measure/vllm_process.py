@@ -1,4 +1,4 @@
-"""vLLM in a process of its own, in its own environment.
+"""vLLM in a separate process, in its own environment.
 
 `make vllm` builds the environment, in .venv-vllm; $TOKENTWIN_VLLM names another one.
 """
@@ -26,8 +26,8 @@ from vllmside.scheduler_settings import VLLM_SETTINGS
 _ROOT = Path(__file__).parents[2]
 _VARIABLE = "TOKENTWIN_VLLM"
 _CPU_BLOCK = 32  # tokens in a KV block: vLLM's attention on a CPU takes multiples of it
-_ENDING_S = 10.0  # how long the process may take to end by itself
-_SEEN_EVERY_S = 0.2  # how often Ctrl-C is noticed while the process works
+_ENDING_S = 10.0  # time in which the process may end by itself
+_SEEN_EVERY_S = 0.2  # interval in which Ctrl-C is noticed while the process works
 
 
 def vllm_python() -> Path:
@@ -43,8 +43,8 @@ def vllm_python() -> Path:
 class VllmProcess:
     """A process with the vLLM `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
 
-    The first thing that it says is `About`, once it is loaded; the deployment there is as vLLM has resolved it. Calls
-    raise UserError for what vLLM cannot serve here; the last line of its log is the remedy. Call `close` to end it.
+    Its first message, once it is loaded, is `About`; the deployment there is as vLLM has resolved it. Calls raise
+    UserError for what vLLM cannot serve here; the last line of its log is the remedy. Call `close` to end it.
     """
 
     def __init__(self, number: int, deployment: Deployment, gpus: str | None = None) -> None:
@@ -63,13 +63,13 @@ class VllmProcess:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **_environment(deployment, gpus)},
-                start_new_session=True,  # Ctrl-C is this process's to notice
+                start_new_session=True,  # only this process notices Ctrl-C
             )
         self.pipe = Connection(ours.detach())
         self.send(Begin(words))
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Begin a call of `VllmReplayer`, of which `heard` gives the answer."""
+        """Begin a call of `VllmReplayer`; `heard` gives the answer."""
         self.send((call, arguments))
 
     def ask(self, call: str, *arguments: object) -> Any:
@@ -78,12 +78,12 @@ class VllmProcess:
         return self.heard()
 
     def send(self, message: object) -> None:
-        """Tell it something."""
-        with suppress(OSError):  # it has ended: what is heard next says why
+        """Send a message to the process."""
+        with suppress(OSError):  # the process has ended: the next message heard says why
             self.pipe.send(message)
 
     def heard(self) -> Any:
-        """Return what it says next."""
+        """Return the next message of the process."""
         try:
             while not self.pipe.poll(_SEEN_EVERY_S):
                 pass
@@ -97,7 +97,7 @@ class VllmProcess:
         return said
 
     def close(self) -> None:
-        """End it. May be called again, and after an error."""
+        """End the process. This may be called again, and after an error."""
         self.pipe.close()
         try:
             self._process.wait(_ENDING_S)
@@ -137,14 +137,14 @@ def vllm_words(deployment: Deployment) -> list[str]:
 
 
 def _policy(deployment: Deployment) -> dict[str, Any]:
-    """Return what our policy is told inside vLLM: its name, and the settings that vLLM has no option for."""
+    """Return the settings of our policy inside vLLM: its name, and the settings that vLLM has no option for."""
     stated = deployment.scheduler.model_dump(mode="json", exclude_defaults=True)
     own = {name: value for name, value in stated.items() if name not in VLLM_SETTINGS}
     return {"policy": located(deployment.policy), "scheduler": own}
 
 
 def _environment(deployment: Deployment, gpus: str | None) -> dict[str, str]:
-    """Return what vLLM reads from its environment: it stays in one process and reaches for no network."""
+    """Return the environment variables of vLLM: it stays in one process and reaches for no network."""
     devices = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     return {
         **devices,
@@ -153,8 +153,8 @@ def _environment(deployment: Deployment, gpus: str | None) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(deployment.threads),
-        "OPENBLAS_NUM_THREADS": "1",  # which only tells how fast the machine is
+        "OPENBLAS_NUM_THREADS": "1",  # OpenBLAS only measures how fast the machine is
         "HF_HUB_OFFLINE": "1",
-        # Of a checkout the process takes these sources; else tokentwin is installed beside its vLLM.
+        # From a checkout the process takes these sources; otherwise tokentwin is installed beside its vLLM.
         "PYTHONPATH": str(_ROOT) if (_ROOT / "pyproject.toml").is_file() else "",
     }

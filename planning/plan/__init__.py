@@ -1,4 +1,4 @@
-"""The cheapest fleet that meets its objectives: candidates, simulated fleets, bisection, and what follows from them.
+"""The cheapest fleet that meets its objectives: candidates, simulated fleets, bisection, and the answer.
 
 Nothing here reads a file or prints; `tokentwin.commands.plan` does both.
 """

@@ -1,4 +1,4 @@
-"""The answer to a plan: its `PlanDocument`, made of what was found."""
+"""The answer to a plan: its `PlanDocument`, made from the search's results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from serving.deployments.config import Deployment
 from serving.version import __version__
 
 _BINS = 30
-_AROUND, _LOAD = 0.45, 0.2  # of the work of the curves, theirs: the first is simulated at both ends of the interval
+_AROUND, _LOAD = 0.45, 0.2  # shares of the curves' work: the first curve is simulated at both ends of the interval
 
 
 def plan_document(
@@ -50,10 +50,11 @@ def plan_document(
     inputs: Mapping[str, Any],
     tell: Tell = quiet,
 ) -> PlanDocument:
-    """`inputs` say how to get it again: `{"command": ...}`, or the inputs of the page.
+    """Return the document of the plan `found`.
 
-    The curves around the answer are simulated here, by `workers`; None leaves them out. `tell` hears of them, with the
-    share of this that is done.
+    `inputs` say how to get it again: `{"command": ...}`, or the inputs of the page. The curves around the answer are
+    simulated here, by `workers`; None leaves them out. `tell` reports their progress as a share of this function's
+    work.
     """
     best, rate = found.recommendation, mean_rate(found.question.workload)
     requests = list(found.question.workload.requests)
@@ -112,7 +113,10 @@ def plan_document(
 def _curves(
     workers: Workers, best: Recommended, engines: Sequence[Engine], most: int, tell: Tell
 ) -> tuple[Sequence[FleetPoint], Sequence[LoadPoint], Sequence[EngineCurve]]:
-    """What more and fewer replicas, up to `most`, and more and less traffic would do; what each engine can do."""
+    """Return the curves around the answer.
+
+    They cover more and fewer replicas, up to `most`, more and less traffic, and the capacity of each engine.
+    """
     engine, replicas = best.offer.engine, best.offer.trial.replicas
 
     tell("attainment with more and fewer replicas", 0.0)
@@ -124,7 +128,10 @@ def _curves(
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:
-    """The percentage of the requests between each of the `edges` (tokens, evenly spaced logarithms) and the next."""
+    """Return the percentage of the requests between each of the `edges` and the next.
+
+    The edges are in tokens, with evenly spaced logarithms.
+    """
     edges = np.geomspace(min(tokens), max(tokens) + 1, _BINS + 1)
     counts, _ = np.histogram(tokens, edges)
     return Histogram(
@@ -157,7 +164,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
 
 
 def _choices(plan: Plan, best: Recommended) -> Choices | None:
-    """None where nothing is known of how far off step times are."""
+    """Return the choices by risk; None if the error of step times is unknown."""
     if best.held.planned is None:
         return None
 
@@ -190,7 +197,7 @@ def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:
 
 
 def _deployment(plan: Plan, offer: Offer) -> Deployment:
-    """Of one replica; of a split one with the fleet, which it takes."""
+    """Return the deployment of one replica; a split replica includes the fleet that it takes."""
     engine = offer.engine
     fleet = engine.fleet(offer.trial.replicas, plan.question.router) if engine.split else None
     return engine.deployment.model_copy(update={"fleet": fleet})

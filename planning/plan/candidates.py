@@ -1,7 +1,7 @@
-"""What a fleet may be made of: a GPU, how many of them share the model, a policy, settings, a split; what fits on none.
+"""The candidates of a fleet: a GPU, the number that share the model, a policy, settings, a split; and ruled-out ones.
 
-What the deployment leaves open is as its engine has it by default on each GPU. One that names `gpu_memory_utilization`
-gets the KV blocks that the GPU has room for; one that does not keeps its own number everywhere.
+Settings that the deployment leaves open are its engine's defaults on each GPU. A deployment that names
+`gpu_memory_utilization` gets the KV blocks that the GPU has room for; any other keeps its own number everywhere.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from serving.errors import UserError
 from serving.workload import Workload
 
 _SEARCHED = 5  # engines of a replica, prefill and decode together
-_ROUND = 1024  # tokens to which the longest request is rounded up
-_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # in the name of an engine
+_ROUND = 1024  # the longest request is rounded up to a multiple of so many tokens
+_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # parts of an engine's name
 
 
 class Split(NamedTuple):
-    """So many engines that prefill to so many that decode."""
+    """A ratio of engines that prefill to engines that decode."""
 
     prefill: int
     decode: int
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """The ratio as people write it, such as `1P2D`."""
         return f"{self.prefill}P{self.decode}D"
 
     @classmethod
     def parse(cls, text: str) -> Split | None:
-        """From `PREFILL:DECODE`; None of `none`. Raises UserError for anything else."""
+        """Parse `PREFILL:DECODE`; None for `none`. Raises UserError for anything else."""
         prefill, _, decode = text.partition(":")
         if text == "none":
             return None
@@ -52,7 +52,10 @@ class Split(NamedTuple):
 
     @classmethod
     def listed(cls, texts: Sequence[str]) -> list[Split | None]:
-        """Of all these, each once; `search` is none and every ratio of up to five engines. Raises UserError."""
+        """Return the splits of all `texts`, each once; `search` is none and every ratio of up to five engines.
+
+        Raises UserError for a text that is no split.
+        """
         small = [f"{p}:{total - p}" for total in range(2, _SEARCHED + 1) for p in range(1, total) if gcd(p, total) == 1]
         spelt = [one for text in texts for one in (("none", *small) if text == "search" else (text,))]
         return list(dict.fromkeys(map(cls.parse, spelt)))
@@ -60,11 +63,11 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Engine:
-    """One replica of a candidate fleet: what it runs, on which GPUs (by the name the user gave), at what price.
+    """One replica of a candidate fleet: its deployment, its GPUs (by the name the user gave), and its price.
 
-    `varied` has the settings that other candidates have otherwise, as they are shown, where the name does not say them.
-    With a `split`, a replica is that many engines for prefill and for decode, which all other replicas share.
-    `defaults` says which settings it leaves to its engine, and what they are.
+    `varied` has the settings in which candidates differ, as they are shown, except those in the name. With a `split`, a
+    replica is that many engines for prefill and for decode, which all other replicas share. `defaults` says which
+    settings it leaves to its engine, and their values.
     """
 
     gpu: str
@@ -76,7 +79,7 @@ class Engine:
 
     @property
     def gpu_spec(self) -> GpuSpec | None:
-        """None for a device of our own engine, which is named `cpu` or `cuda`."""
+        """The GPU of the catalogue; None for a device of our own engine, which is named `cpu` or `cuda`."""
         try:
             return find_gpu(self.gpu)
         except UserError:
@@ -88,7 +91,7 @@ class Engine:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens for which one engine has KV blocks, beside the null block."""
+        """Tokens for which one engine has KV blocks, without the null block."""
         return kv_tokens(self.deployment.scheduler)
 
     @property
@@ -97,7 +100,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Short, and unique among the candidates."""
+        """A short name, unique among the candidates."""
         tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
         stages = f" PP{pp}" if pp > 1 else ""
         copies = f" DP{dp}" if dp > 1 else ""
@@ -106,7 +109,7 @@ class Engine:
         return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *split, *others, *self.varied])
 
     def fleet(self, replicas: int, router: str) -> FleetConfig:
-        """So many replicas behind a router."""
+        """Return a fleet of `replicas` replicas behind a router."""
         if self.split is None:
             pools: tuple[PoolConfig, ...] = (PoolConfig(replicas=replicas),)
         else:
@@ -126,7 +129,7 @@ class RuledOut(NamedTuple):
 
 
 def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
-    """`deployment` with room for the longest request, in steps of 1,024 tokens, as far as the model's positions go."""
+    """Return `deployment` with room for the longest request, in steps of 1,024 tokens, up to the model's positions."""
     longest = max((request.prompt_len + request.output_limit for request in workload.requests), default=1)
     fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
     return deployment.rescheduled(max_model_len=fitting)
@@ -141,11 +144,12 @@ def candidate_engines(
     variations: Sequence[Mapping[str, Any]] = ({},),
     splits: Sequence[Split | None] = (None,),
 ) -> tuple[list[Engine], list[RuledOut]]:
-    """Every combination of GPUs by name, sizes, policies, settings and splits, in that order: what fits, and the rest.
+    """Return every combination of GPUs by name, sizes, policies, settings and splits, in that order, and the rest.
 
-    What neither the scheduler section of `base` nor a variation states is as the engine has it by default on that GPU.
-    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for one of no candidate,
-    and when no combination of settings is allowed: memory that is too small is an answer, a split that is none is not.
+    The rest are combinations that do not fit. Settings that neither the scheduler section of `base` nor a variation
+    states are the engine's defaults on that GPU. `prices` are dollars per GPU-hour by name, instead of the catalogue's.
+    Raises UserError for a price of no candidate, and when no combination of settings is allowed: memory that is too
+    small is an answer, an invalid setting is not.
     """
     for name in prices:
         if name not in gpus:
@@ -162,7 +166,7 @@ def candidate_engines(
         for path, value in settings.items():
             alike = [other for other in variations if path in other and other[path] == value]
             if all(any(other is one for one, _ in wrong) for other in alike):
-                with_settings(base, {path: value})  # which no combination allows: refused if it is wrong by itself
+                with_settings(base, {path: value})  # no combination allows it: refused if it is wrong by itself
     if not bases:
         raise wrong[0][1]
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
@@ -181,7 +185,7 @@ def candidate_engines(
 
 
 def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Each as `name=value`, without its path."""
+    """Return each setting as `name=value`, without its path."""
     values = ((path.rpartition(".")[2], value) for path, value in settings.items())
     return tuple(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values)
 

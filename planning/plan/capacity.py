@@ -1,7 +1,7 @@
-"""What each engine can do: its highest rate within the objectives, and what users get below it.
+"""The capacity of each engine: its highest rate within the objectives, and what users get at lower rates.
 
-Two GPUs that serve the same traffic in equal numbers give equal tokens per second of a GPU; what they could give
-differs. As many replicas as the recommended GPUs allow are simulated on the busiest stretch of the traffic, slowed down
+Two GPUs that serve the same traffic in equal numbers give equal tokens per second of a GPU, but their capacities
+differ. As many replicas as the recommended GPUs allow are simulated on the busiest stretch of the traffic, slowed down
 or sped up: fewer would not even out bursts as the fleet does. Steps take as long as predicted.
 """
 
@@ -21,17 +21,17 @@ from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import only, reshaped
 
-_REPLICAS, MOST_ARRIVALS = 16, 4000  # at most
-_LOADS = (0.15, 0.35, 0.6, 0.8)  # of the highest rate
-_FINEST = 1.05  # between two rates that are told apart
-_BEYOND = (2, 3, 5, 8)  # rates above the first that breaks an objective: those that are tried, too
-_LEAST, _RATES = 1e-3, 200  # of the traffic's rate; as many rates, up to 17 times that of the traffic
+_REPLICAS, MOST_ARRIVALS = 16, 4000  # upper limits
+_LOADS = (0.15, 0.35, 0.6, 0.8)  # shares of the highest rate
+_FINEST = 1.05  # ratio of two neighbouring rates
+_BEYOND = (2, 3, 5, 8)  # rates above the first that breaks an objective: some of them are tried, too
+_LEAST, _RATES = 1e-3, 200  # share of the traffic's rate; as many rates, up to 17 times that of the traffic
 
 
 def engine_curves(workers: Workers[Question], engines: Sequence[Engine], gpus: int) -> list[EngineCurve]:
-    """Of the replicas of each engine that so many GPUs make, up to `_REPLICAS`, in the order of the engines.
+    """Return a curve for each engine, in their order, for the replicas that fit into `gpus`, up to `_REPLICAS`.
 
-    Without points where they keep the objectives at no rate.
+    A curve has no points if the replicas meet the objectives at no rate.
     """
     tasks: list[Task[Question, EngineCurve]] = [
         partial(_curve, engine=engine, replicas=max(min(gpus // engine.gpus, _REPLICAS), 1)) for engine in engines
@@ -51,7 +51,7 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     while not search.done:
         number = search.ask()
         search = search.answered(number, not at(_LEAST * _FINEST**number, to_the_end=False).met)
-    # Near the end of what it takes, chance may break an objective at one rate and not at a higher one.
+    # Near the limit, chance may break an objective at one rate and not at a higher one.
     beyond = (search.low + more for more in _BEYOND)
     met = (number for number in beyond if search.low and at(_LEAST * _FINEST**number, to_the_end=False).met)
     highest = _LEAST * _FINEST ** max(met, default=search.low)
@@ -66,7 +66,7 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
 
 
 def _busiest(question: Question) -> Question:
-    """With no more than `MOST_ARRIVALS` consecutive requests: those with the most tokens."""
+    """Return `question` with at most `MOST_ARRIVALS` consecutive requests: those with the most tokens."""
     requests = list(question.workload.requests)
     before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
     starts = range(max(len(requests) - MOST_ARRIVALS, 0) + 1)

@@ -1,6 +1,6 @@
-"""A plan as one document: the answer, what stands behind it, what lost, and its inputs.
+"""A plan as one document: the answer, the evidence for it, what lost, and its inputs.
 
-It is what `tokentwin plan` prints and saves, what a job of the Plan page keeps, and what `tokentwin export` reads.
+`tokentwin plan` prints and saves it, a job of the Plan page keeps it, and `tokentwin export` reads it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from serving.deployments.node_groups import inter_node, nodes_of
 from serving.document import Document, Number, Part, fact
 from traces.document_table import table_of
 
-SURE = 0.99  # the greatest probability that is told: nobody knows the tail beyond
+SURE = 0.99  # the greatest probability that is shown: nobody knows the tail beyond
 
 
 def percent(probability: float) -> str:
-    """In whole percent; the ends are open."""
+    """Format a probability in whole percent; the ends are open."""
     if probability >= SURE:
         return f"{100 * SURE:.0f} % or more"
     return f"{100 * probability:.0f} %" if probability > 0 else "less than 1 %"
 
 
 class Observed(Part):
-    """What a fleet does."""
+    """The latencies and the queue of a fleet."""
 
     observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
     e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
@@ -41,7 +41,7 @@ class Observed(Part):
 
 
 class Offered(Observed, Point):
-    """A fleet that meets all objectives, and how probably."""
+    """A fleet that meets all objectives, and the probability of that."""
 
     holds: Number = fact(
         "probability that every SLO holds, over what steps may take and the draws of the traffic; null if unknown",
@@ -51,13 +51,13 @@ class Offered(Observed, Point):
 
 
 class Fewer(Observed):
-    """What one replica fewer than recommended does, simulated to the end."""
+    """The figures of one replica fewer than recommended, simulated to the end."""
 
     attainment: float = fact("share of the requests within every bound", "fraction")
 
 
 class FleetPoint(Part):
-    """What so many replicas of the recommended engine do, as predicted and at both ends of the 90 % interval."""
+    """The figures of a number of replicas, as predicted and at both ends of the 90 % interval."""
 
     replicas: int = fact("those that carry the traffic")
     attainment: float = fact("share of the requests within every bound", "fraction")
@@ -70,7 +70,7 @@ class FleetPoint(Part):
 
 
 class Choice(FleetPoint):
-    """A number of replicas that one may take, by how much may go wrong."""
+    """A number of replicas that a planner may choose, by the risk taken."""
 
     gpus: int = fact("of all replicas, spares included")
     usd_per_hour: float = fact("of all GPUs, spares included", "$/h")
@@ -78,7 +78,7 @@ class Choice(FleetPoint):
 
 
 class Choices(Part):
-    """The recommended engine with fewer and more replicas. Two that are the same number are the same choice."""
+    """The recommended engine with fewer and more replicas. Choices with the same number of replicas are the same."""
 
     as_predicted: Choice = fact("the fewest that meet every SLO if steps take as long as predicted")
     recommended: Choice = fact("the answer: its SLOs hold with the risk that is taken")
@@ -88,19 +88,19 @@ class Choices(Part):
 
     @property
     def each(self) -> tuple[Choice, ...]:
-        """Those that there are, in their order."""
+        """The choices that exist, in their order."""
         return tuple(filter(None, (self.as_predicted, self.recommended, self.whole_interval)))
 
 
 class Trust(Part):
-    """How far step times can be trusted."""
+    """The trust in step times."""
 
     mark: str = fact("validated, interpolated or extrapolated")
     reason: str = fact("why")
 
 
 class Recommendation(Offered):
-    """The offer that is worth most, and what stands behind it."""
+    """The offer that is worth most, and the evidence for it."""
 
     deployment: dict[str, Any] = fact("the deployment of one replica; of a split one with the fleet, which it takes")
     vllm_serve: str | None = fact("the command that serves one replica, where there is one")
@@ -126,7 +126,7 @@ class Recommendation(Offered):
     seen: dict[str, str] = fact("`observed` in words", default={})
 
     def to_change(self) -> Deployment:
-        """Return the deployment for somebody who changes it: where memory gave its KV blocks, it will again."""
+        """Return the deployment for somebody who changes it: if memory gave its KV blocks, it will again."""
         stated = {**self.deployment, "scheduler": dict(self.deployment.get("scheduler", {}))}
         if stated.get("gpu_memory_utilization") is not None:
             stated["scheduler"].pop("num_blocks", None)
@@ -134,22 +134,22 @@ class Recommendation(Offered):
 
     @property
     def headroom(self) -> str:
-        """Of more rate; open where nothing that was tried broke it."""
+        """The headroom in percent; open if nothing that was tried broke the SLOs."""
         return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
 
     @property
     def headroom_range(self) -> str:
-        """From slow steps to fast ones, over all draws of the traffic; empty if unknown."""
+        """The headroom from slow steps to fast ones, over all draws of the traffic; empty if unknown."""
         return "" if self.headroom_band is None else f"{_range(*self.headroom_band)} %"
 
     @property
     def plausible(self) -> str:
-        """How many GPUs it may take, from the fast to the slow end of the 90 % interval of step times."""
+        """The GPUs that it may take, from the fast to the slow end of the 90 % interval of step times."""
         return _range(*self.plausible_gpus)
 
     @property
     def elsewhere(self) -> str:
-        """How probably the SLOs hold on other draws of the traffic; empty where there was no other."""
+        """The probability that the SLOs hold on other draws of the traffic; empty if there are no others."""
         return " and ".join(map(percent, self.draws)) + " of cases" if self.draws else ""
 
 
@@ -165,7 +165,7 @@ class Dearer(Part):
 
 
 class Infeasible(Part):
-    """An engine of which no number of replicas will do."""
+    """An engine for which no number of replicas is enough."""
 
     engine: str = fact("one replica")
     reason: str = fact("which objective breaks, and by how much; or why it does not fit")
@@ -173,7 +173,7 @@ class Infeasible(Part):
 
 
 class LoadPoint(Part):
-    """Latencies of the recommended fleet at so much traffic; null where the request at that rank did not finish."""
+    """The latencies of the recommended fleet at some rate; null if the request at that rank did not finish."""
 
     requests_per_s: float = fact("mean rate", "requests/s")
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
@@ -191,7 +191,7 @@ class RatePoint(Point):
 
 
 class EngineCurve(Part):
-    """What an engine can do within the SLOs, on as many GPUs as are recommended, or up to 16 replicas."""
+    """The capacity of an engine within the SLOs, on as many GPUs as are recommended, or up to 16 replicas."""
 
     engine: str = fact("one replica")
     gpu: str = fact("its GPU")
@@ -201,7 +201,7 @@ class EngineCurve(Part):
 
 
 class Candidate(Part):
-    """An engine that was looked at."""
+    """An engine that was considered."""
 
     gpu: str = fact("its GPU", default="")
     deployment: dict[str, Any] = fact("the deployment of one replica", default={})
@@ -211,14 +211,14 @@ class Candidate(Part):
 
 
 class Histogram(Part):
-    """How a length is distributed."""
+    """The distribution of a length."""
 
     edges: tuple[float, ...] = fact("of the bins, evenly spaced logarithms", "tokens", min_length=2)
     percent: tuple[float, ...] = fact("of the requests between each edge and the next", "%", min_length=1)
 
 
 class Lengths(Part):
-    """How long prompts and outputs are."""
+    """The lengths of prompts and outputs."""
 
     prompt: Histogram = fact("prompts")
     output: Histogram = fact("outputs")
@@ -263,15 +263,15 @@ class PlanDocument(Document):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def feasible(self) -> bool:
-        """Whether a fleet meets every SLO."""
+        """True if a fleet meets every SLO."""
         return self.recommendation is not None
 
     def gpu_of(self, point: Point) -> str:
-        """The GPU of a fleet; empty where the document does not say."""
+        """Return the GPU of a fleet; empty if the document does not say."""
         return self.candidates[point.engine].gpu if point.engine in self.candidates else ""
 
     def place(self, fleet: Point) -> int | None:
-        """Which of `points` is of the same engine and replicas."""
+        """Return the index in `points` of the fleet with the same engine and replicas."""
         same = (at for at, p in enumerate(self.points) if (p.engine, p.replicas) == (fleet.engine, fleet.replicas))
         return next(same, None)
 
@@ -280,7 +280,7 @@ class PlanDocument(Document):
         return ("fleets",)
 
     def table(self, name: str) -> pa.Table:
-        """`fleets`: a row for every fleet that was simulated to its end."""
+        """Return `fleets`: a row for every fleet that was simulated to its end."""
         recommended = self.recommendation and self.place(self.recommendation)
         held = self._held
         for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
@@ -374,16 +374,16 @@ def _traffic(plan: PlanDocument) -> str:
 
 
 def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
-    """The points of both frontiers, the fastest for users first, and which of them each is on."""
+    """Return the points of both frontiers, the fastest for users first, and the frontiers that each is on."""
     points = dict.fromkeys(sorted((*plan.frontier, *plan.frontier_by_price), key=lambda p: -(p.tok_s_user or 0.0)))
     on = (("GPU", plan.frontier), ("$", plan.frontier_by_price))
     return [(point, " ".join(name for name, frontier in on if point in frontier)) for point in points]
 
 
 def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False) -> Table:
-    """Fleets, and on which frontier each is, or in how many cases the SLOs `hold`."""
+    """Return a table of fleets, with the frontiers they are on, or with `hold` how probably the SLOs hold."""
     table = Table(box=SIMPLE, padding=(0, 0, 0, 1), show_edge=False, pad_edge=False)
-    table.add_column("fleet", overflow="fold")  # each setting on a line of its own
+    table.add_column("fleet", overflow="fold")  # each setting on a separate line
     for heading in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     if hold:
@@ -401,7 +401,7 @@ def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False
 
 
 def _likely(fleet: Point) -> str:
-    """As the answer has it, in fewer words; nothing where it is unknown."""
+    """Return the probability as in the answer, but shorter; a dash if it is unknown."""
     holds = fleet.holds if isinstance(fleet, Offered) else None
     return "-" if holds is None else f"{100 * min(holds, SURE):.0f}{'+' if holds >= SURE else ''} %"
 

@@ -1,8 +1,8 @@
-"""Other traffic of the same kind: whether an answer holds beyond the one draw of arrivals that it was found on.
+"""Other draws of the traffic: they show whether an answer holds beyond the one draw of arrivals it was found on.
 
 A specification is drawn again from other seeds. A trace was drawn once, so its requests and its gaps are put into
 another order, in blocks that keep bursts together (the block bootstrap, here without replacement: a request that came
-twice would find its own prompt in the prefix cache). Either way requests come at the rate that was planned for.
+twice would hit its own prompt in the prefix cache). Either way requests come at the planned rate.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from serving.workload import Workload, WorkloadRequest
 from traces.reshape import at_rate
 
 DRAWS = 2
-_BLOCKS = 20  # of a trace: long enough to hold a burst, and enough of them to fall otherwise
+_BLOCKS = 20  # blocks of a trace: long enough to hold a burst, and enough of them to give other orders
 
 
 def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Workload]:
-    """What `draw` makes of 1, 2, ..., each brought to the rate of `planned`.
+    """Return the workloads that `draw` makes from 1, 2, ..., each brought to the rate of `planned`.
 
-    Without those that are refused, as a draw of very little traffic may be; nothing where requests wait for others.
+    Draws that are refused are left out, such as one of very little traffic; empty if requests wait for others.
     """
     found: list[Workload] = []
     for number in range(1, DRAWS + 1) if not waits_for_answers(planned) else ():
@@ -38,11 +38,11 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
 
 def reordered(planned: Workload) -> Callable[[int], Workload]:
-    """The requests of `planned`, with the gap before each, in blocks whose order follows from a number."""
+    """Return a function from a number to `planned` in another order: blocks of requests with the gap before each."""
     requests = list(planned.requests)
     arrivals = [request.arrival_ns for request in requests]
     gaps = [after - before for before, after in pairwise(arrivals)]
-    gaps.insert(0, round(sum(gaps) / len(gaps)))  # nothing came before the first
+    gaps.insert(0, round(sum(gaps) / len(gaps)))  # nothing came before the first request
 
     def draw(number: int) -> Workload:
         blocks = np.array_split(np.arange(len(requests)), min(_BLOCKS, len(requests)))
@@ -58,7 +58,7 @@ def reordered(planned: Workload) -> Callable[[int], Workload]:
 
 
 def on_draw(question: Question, engine: Engine, draw: int) -> tuple[Question, Engine]:
-    """The question of that one of its `draws`, and the engine with room for it."""
+    """Return the question of one of its `draws`, and the engine with room for it."""
     traffic = question.draws[draw]
     requests = sum(1 for _ in traffic.requests)
     there = replace(question, workload=traffic, requests=requests, draws=())
@@ -66,9 +66,9 @@ def on_draw(question: Question, engine: Engine, draw: int) -> tuple[Question, En
 
 
 def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:
-    """The engine that would have been made for `other`, where that has a longer request than `planned`.
+    """Return the engine for `other`, if that has a longer request than `planned`.
 
-    One whose length was stated stays as it is, and so does our own, of which there are no more positions to take.
+    An engine with a stated length stays as it is, and so does our own, whose model has no more positions.
     """
     deployment, room = engine.deployment, engine.deployment.scheduler.max_model_len
     if all(request.prompt_len + request.output_limit <= room for request in other.requests):

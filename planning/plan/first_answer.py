@@ -1,11 +1,11 @@
 """The range in which a plan's answer lies, within seconds, from few and short simulations.
 
-The answer has at least as many replicas as keep the SLOs on the planned traffic with steps as slow as the risk asks.
-It has no more than keep them on each other draw of the traffic, too, or than more certainty is worth. The range goes
-from the first to the second, over all candidates that may still be worth most. Traffic is simulated whole where it is
-short. Of longer traffic the range goes from an ordinary stretch of it to the busiest, on parts of fleets: replicas
-behind a router that spreads requests evenly are alike. Of many candidates those are tried that cost least at the
-roofline; the others are taken to need as many times what they do there.
+The lower end is the fewest replicas that meet the SLOs on the planned traffic, with steps as slow as the risk asks. The
+upper end is enough for each other draw of the traffic, too, or as many as more certainty is worth. The range goes from
+the first to the second, over all candidates that may still be worth most. Short traffic is simulated whole. For longer
+traffic the range goes from an ordinary stretch of it to the busiest, on parts of fleets: replicas behind a router that
+spreads requests evenly are alike. Of many candidates, the cheapest at the roofline are tried; the others are assumed to
+exceed their roofline by the same factors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from traces.reshape import only, reshaped
 
 _TRIED = 6  # candidates
 _WORK = 4000  # requests of a simulation of each candidate, together
-_MARGIN = 0.15  # of the rate of a stretch, up and down
+_MARGIN = 0.15  # share of a stretch's rate, up and down
 _ALONE = 150  # requests: when each has a replica to itself, latencies hardly differ
 
 
@@ -47,7 +47,7 @@ class Between(NamedTuple):
 class FirstAnswer(NamedTuple):
     """The fewest and the most GPUs, and dollars an hour, of all fleets that may be the answer, spares included.
 
-    engines  those that may be the answer, by name, the cheapest first
+    engines  engines that may be the answer, by name, the cheapest first
     """
 
     gpus: tuple[int, int]
@@ -58,7 +58,7 @@ class FirstAnswer(NamedTuple):
 def first_answer(
     question: Question, engines: Sequence[Engine], limits: Limits, draws: Callable[[], Sequence[Workload]]
 ) -> FirstAnswer | None:
-    """The range; None where probably no fleet will do. `draws` makes other draws of the traffic."""
+    """Return the range; None if probably no fleet will do. `draws` makes other draws of the traffic."""
     ranked = at_roofline(question, engines)
     tried, rest = ranked[:_TRIED], ranked[_TRIED:]
     enough = _WORK // len(tried)
@@ -81,7 +81,7 @@ def first_answer(
 
 
 def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limits) -> FirstAnswer:
-    """What spans all that may be the answer. Those that are only guessed may be cheaper than what is known."""
+    """Return the range of all fleets that may be the answer. Guessed ones may be cheaper than the known ones."""
     dearest = max(_usd(engine, high, limits) for engine, _, high in known)
     ends = [(engine, n) for engine, low, high in known for n in (low, high)]
     for engine, low, high in guessed:
@@ -93,8 +93,10 @@ def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limi
 
 
 def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
-    """The engines and their replicas at the roofline, the cheapest on each kind and number of GPUs first, and
-    of those last what is too slow for one user alone."""
+    """Return the engines and their replicas at the roofline, the cheapest on each kind and number of GPUs first.
+
+    Engines on the same GPUs come in turns. Those too slow for a single user come last.
+    """
     mean, rate = MeanRequest.of(list(question.workload.requests)), mean_rate(question.workload)
     slowest_s = dict(question.objectives.bounds).get("tpot_ms", math.inf) / 1e3
 
@@ -120,7 +122,7 @@ def _usd(engine: Engine, replicas: int, limits: Limits) -> float:
 
 
 def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enough: int) -> list[tuple[Engine, int]]:
-    """The fewest replicas of each engine that may win, at the lower end of the range."""
+    """Return the fewest replicas of each engine that may win, at the lower end of the range."""
     trial = partial(try_share, enough=enough, busiest=False)
     with Workers(question, jobs=1) as workers:
         found = search(
@@ -130,7 +132,10 @@ def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enoug
 
 
 def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: int, may_win: float) -> int:
-    """No fewer than `low`, as many as keep the objectives on all draws, or on the busiest stretch; or than may win."""
+    """Return the most replicas that the answer may have, at least `low`.
+
+    They meet the objectives on all draws, or on the busiest stretch; or they are the most whose price may still win.
+    """
     asked = [on_draw(question, engine, draw) for draw in range(len(question.draws))] or [(question, engine)]
     most = low
     for there, of in asked:
@@ -141,15 +146,15 @@ def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: 
         most = search.high or limits.most
     price = engine.usd_per_hour
     worth = int(may_win / price + 1e-9) - limits.spares if price and question.risk < 1 - LIKELY else low
-    steps = max(low // 8, 1) - 1 if most > low else 0  # in which `most_worth` adds replicas
+    steps = max(low // 8, 1) - 1 if most > low else 0  # `most_worth` adds replicas in these steps
     return min(max(most + steps, worth), limits.most)
 
 
 def try_share(question: Question, engine: Engine, replicas: int, enough: int, busiest: bool = True) -> Trial:
-    """Whether `replicas` would do, by as few of them as get `enough` requests. Figures are of that part.
+    """Return a trial of `replicas`, on the smallest part of them that gets `enough` requests. Figures are of the part.
 
-    Slow steps tell alone: what keeps the objectives with them keeps all anyway. Of the whole traffic, unless only the
-    `busiest` is asked for, it is the trial that the search will ask for.
+    Only slow steps are tried: a fleet that meets the objectives with them meets all anyway. On the whole traffic,
+    unless only the `busiest` stretch is asked for, it is the trial that the search will ask for.
     """
     some, part = _share(question, replicas, enough, busiest)
     if some is question and not busiest:
@@ -159,7 +164,10 @@ def try_share(question: Question, engine: Engine, replicas: int, enough: int, bu
 
 
 def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tuple[Question, int]:
-    """The question of a part of a fleet, and its replicas; of longer traffic a stretch, a bit faster or slower."""
+    """Return the question for a part of a fleet, and its replicas.
+
+    For longer traffic it is a stretch of it, a bit faster or slower.
+    """
     requests = list(question.workload.requests)
     if len(requests) <= enough:
         return question, replicas
@@ -173,12 +181,12 @@ def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tup
 
 
 def _falls_on(place: int, part: int, replicas: int) -> bool:
-    """Whether that one of the arrivals goes to so large a part of the replicas, evenly."""
+    """Return True if the arrival number `place` goes to the given part of the replicas, spread evenly."""
     return (place + 1) * part // replicas > place * part // replicas
 
 
 def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[WorkloadRequest]:
-    """So many consecutive ones, by tokens a second: the most of all, or the median."""
+    """Return `most` consecutive requests with the most tokens a second, or with the median."""
     if len(requests) <= most:
         return requests
     begins = [*range(0, len(requests) - most, max(most // 4, 1)), len(requests) - most]
@@ -195,7 +203,7 @@ def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[
 
 
 def try_some_alone(question: Question, engine: Engine) -> Trial:
-    """`try_alone` for the first `_ALONE` requests."""
+    """Run `try_alone` for the first `_ALONE` requests."""
     return try_alone(_only(question, list(question.workload.requests)[:_ALONE]), engine)
 
 

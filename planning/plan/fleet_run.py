@@ -15,13 +15,13 @@ from serving.errors import UserError
 def record_fleet(
     request: PlanRequest, engine: str, replicas: int, out: Path, *, overwrite: bool = False, tell: Tell = quiet
 ) -> SimulatedRun:
-    """`replicas` of the candidate that is called `engine`. Raises UserError if it is none, or `out` exists."""
+    """Record `replicas` of the candidate called `engine`. Raises UserError if it is unknown, or if `out` exists."""
     workload = request.workload(at_named_rate=True)
     candidates = {candidate.name: candidate for candidate in priced_candidates(request, workload).engines}
     if engine not in candidates:
         raise UserError("engine", engine, f"is not a candidate; choose one of {', '.join(candidates)}")
     chosen = candidates[engine]
-    gpu = chosen.gpu if chosen.gpu in (request.gpus or ()) else None  # else what was calibrated
+    gpu = chosen.gpu if chosen.gpu in (request.gpus or ()) else None  # otherwise the calibrated one
     deployment = chosen.deployment.model_copy(update={"fleet": chosen.fleet(replicas, request.router)})
     scenario = price_scenario(workload, request.calibration, gpu, deployment, prices=request.prices)
     return recorded(scenario, out, overwrite=overwrite, tell=tell)

@@ -1,7 +1,8 @@
-"""The fleets that meet the SLOs and that no other such fleet beats: in tokens per second of a user and of a GPU, or in
-those of a user and tokens for a dollar.
+"""The fleets that meet the SLOs and that no other such fleet beats.
 
-Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest there.
+They are compared in tokens per second of a user and of a GPU, or in tokens per second of a user and tokens for a
+dollar. Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest
+there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STEADY = "in steady operation; a run's own divide by all of its time, its last 
 
 
 class Fleet(Part):
-    """Replicas of an engine, and what they cost. Spares are paid for but carry nothing."""
+    """Replicas of an engine, and their cost. Spares are paid for but carry nothing."""
 
     engine: str = fact("one replica: its split, parallelism, GPU and whatever else tells it from others")
     replicas: int = fact("those that carry the traffic")
@@ -42,7 +43,7 @@ class Point(Fleet):
 
 
 def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
-    """The point of a trial that ran to its end. Raises ValueError for one that was stopped."""
+    """Return the point of a trial that ran to its end. Raises ValueError for one that was stopped."""
     figures = trial.figures
     if figures is None:
         raise ValueError("a trial that was stopped early has no figures")
@@ -66,27 +67,29 @@ def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
 
 
 def per_gpu(point: Point) -> float:
-    """Output tokens per second of a GPU; NaN where that is not known."""
+    """Return output tokens per second of a GPU; NaN if it is not known."""
     return math.nan if point.tok_s_gpu is None else point.tok_s_gpu
 
 
 def per_dollar(point: Point) -> float:
-    """Output tokens for a dollar; infinite where nothing costs anything, NaN where that is not known."""
+    """Return output tokens for a dollar; infinite if nothing costs anything, NaN if it is not known."""
     if point.usd_per_mtok_out is None:
         return math.nan
     return 1e6 / point.usd_per_mtok_out if point.usd_per_mtok_out else math.inf
 
 
 def pareto(points: Iterable[Point], gain: Callable[[Point], float] = per_gpu) -> list[Point]:
-    """Those that meet the SLOs, and that no other such point equals or beats in both tokens per second of a user and
-    `gain`, fastest first. A point that lacks a figure is none of them.
+    """Return the points that meet the SLOs and are beaten by no other such point, fastest first.
+
+    A point is beaten if another equals or exceeds it in both tokens per second of a user and `gain`. Points that lack a
+    figure are left out.
     """
     listed = list(points)
     return [listed[at] for at in unbeaten(listed, gain)]
 
 
 def unbeaten(points: Sequence[Point], gain: Callable[[Point], float] = per_gpu) -> list[int]:
-    """Which of the points are in `pareto`, in its order."""
+    """Return the indices of the points in `pareto`, in its order."""
     ranked = sorted(
         (-point.tok_s_user, -gain(point), point.usd_per_hour, point.engine, at)
         for at, point in enumerate(points)

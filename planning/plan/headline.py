@@ -1,6 +1,6 @@
-"""What a plan says first, of its document: a choice with its risk, and what comes close to it.
+"""The first sentences about a plan: a choice with its risk, and the fleets that come close to it.
 
-The command line, the Plan page and reports say the same words.
+The command line, the Plan page and reports use the same words.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from planning.plan.frontier import Fleet, Point
 if TYPE_CHECKING:
     from planning.plan.first_answer import FirstAnswer
 
-_NAMED = 3  # engines of a first answer
-_NEAR = 0.25  # dearer than the answer, as a share of its price: still beside it
+_NAMED = 3  # engines of a first answer that are named
+_NEAR = 0.25  # share of the answer's price: a dearer fleet is not shown beside it
 
 
 def first_answer(found: FirstAnswer | None) -> str:
-    """The range in which the answer lies; None where probably no fleet will do."""
+    """Return the range in which the answer lies, in words; `found` is None if probably no fleet will do."""
     if found is None:
         return "From quick estimates: probably none: every fleet that was tried breaks the SLOs"
     (few, many), (least, most) = found.gpus, found.usd_per_hour
@@ -32,12 +32,12 @@ def first_answer(found: FirstAnswer | None) -> str:
 
 
 def carriers(point: Fleet, spares: int = 0) -> str:
-    """`4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
+    """Return `4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
     return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
 
 
 def risk(found: Choices | None) -> str:
-    """`The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them.`"""
+    """Return `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them.`"""
     holds = None if found is None else found.recommended.holds
     if found is None or holds is None:
         return "How probably the SLOs hold is unknown."
@@ -51,7 +51,7 @@ def risk(found: Choices | None) -> str:
 
 
 def choices(found: Choices) -> str:
-    """What less and more caution would take: `12 GPUs do if steps are as predicted. 20 do for the whole ...`"""
+    """Return what less and more caution would take: `12 GPUs do if steps are as predicted. 20 do for the whole ...`"""
     likely, chosen, whole = found.as_predicted, found.recommended, found.whole_interval
     told = f"{gpus(likely.gpus) if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
     if whole and whole.gpus > chosen.gpus:
@@ -60,7 +60,7 @@ def choices(found: Choices) -> str:
 
 
 def near_ties(best: Point, others: Sequence[Point], spares: int) -> Iterator[str]:
-    """Of the others those that cost little more: `1 x TP4 B200: +11 % cost, half the GPUs, 75 instead of 50 ...`."""
+    """Yield the fleets that cost little more: `1 x TP4 B200: +11 % cost, half the GPUs, 75 instead of 50 ...`."""
     for other in others:
         if other.usd_per_hour <= (1 + _NEAR) * best.usd_per_hour:
             replicas = f"{other.replicas}+{spares}" if spares else f"{other.replicas}"
@@ -78,10 +78,10 @@ def _compared(other: Point, best: Point) -> Iterator[str]:
 
 
 def share(of_requests: float) -> str:
-    """Never rounded up to all of them."""
+    """Format a share of requests in percent, never rounded up to all of them."""
     return "100 %" if of_requests == 1 else f"{min(100 * of_requests, 99.9):.1f} %"
 
 
 def gpus(number: int) -> str:
-    """`1 GPU`, `12 GPUs`."""
+    """Return `1 GPU`, `12 GPUs`."""
     return f"{number:,} GPU{'' if number == 1 else 's'}"

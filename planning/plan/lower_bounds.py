@@ -1,8 +1,8 @@
-"""How many replicas it takes at the very least, by throughput alone, without simulating any.
+"""Lower bounds for the number of replicas, by throughput alone, without a simulation.
 
-An objective says until when most requests must have their first or their last token. By then their prompts, or their
-output tokens, have passed through steps at the best rate that the cost model has for either; sharing steps with
-something else makes neither faster. The bound only skips trials that would fail: it is never an answer.
+An objective gives the time by which most requests must have their first or their last token. By then their prompts, or
+their output tokens, have passed through steps at the best rate that the cost model has for either; sharing steps with
+other work makes neither faster. The bound only skips trials that would fail: it is never an answer.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.step_plan import StepPlan
 
-_SHORTEST_CHUNK = 16  # tokens: prompts of a step are taken to be this short, so that they have next to no attention
+_SHORTEST_CHUNK = 16  # tokens: prompts of a step are assumed this short, so that they have next to no attention
 
 
 def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
-    """No fewer replicas than this meet the objectives, provided a larger step never takes less time."""
+    """Return a number of replicas below which no fleet meets the objectives, if larger steps never take less time."""
     workload, scheduler = question.workload, engine.deployment.scheduler
     prefilling, decoding = engine.split or (1, 1)  # engines of a replica
     if waits_for_answers(workload):
-        return 1  # there is no telling when the last request comes
+        return 1  # the time of the last arrival is not known
     requests = list(workload.requests)
     span_ms = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e6
     prompts, outputs = question.demand  # the prompt's last step gives the first token
@@ -45,7 +45,7 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
 
 
 def _deadlines(objective: Objective, longest: int) -> tuple[float, float]:
-    """How long after its arrival a request that meets the objective has its first and its last token, in ms."""
+    """Return the ms after arrival within which a request that meets the objective has its first and its last token."""
     bounds = dict(objective.bounds)
     e2e = bounds.get("e2e_ms", math.inf)
     first = min(bounds.get("ttft_ms", math.inf), e2e)
@@ -66,7 +66,7 @@ def _prefill_ns(cost: CostModel, tokens: int) -> int:
 
 
 def _output_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
-    """At one token of context each, which is less than any has, and with every draft token accepted."""
+    """Return the best ms per output token: one token of context each, and every draft token accepted."""
     per_row = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
     most = min(scheduler.most_running, scheduler.most_step_tokens)
     times = ((rows, next(iter(cost.decode_run_ns(rows, rows, rows, 1)))) for rows in _doubling(1, most))

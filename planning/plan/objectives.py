@@ -1,4 +1,4 @@
-"""What a fleet must do for its users: bounds on request metrics, and the share of the requests that must keep them.
+"""Objectives of a fleet: bounds on request metrics, and the share of the requests that must meet them.
 
 A percentile and an attainment are one idea: `ttft_ms p99<=500` holds when 99 of 100 requests have their first token
 within 500 ms. A request that does not finish breaks every bound, so rejecting traffic never helps.
@@ -24,14 +24,14 @@ _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
 _ENDLESS = re.compile(r"[eE][+-]?\d{4}")  # exponents of numbers that would take for ever to write out
 _LONGEST_MS = 10**12  # 32 years
-_SHORTEST_MS = 0.01  # two or three kernel launches; no step is shorter, so nothing but queueing can be
+_SHORTEST_MS = 0.01  # two or three kernel launches; no step is shorter, so only queueing can be
 
 
 @dataclass(frozen=True)
 class Objective:
-    """At least `share` of the requests keep every one of `bounds`, in milliseconds by metric.
+    """An objective: at least `share` of the requests must meet all `bounds`, in milliseconds by metric.
 
-    A percentile is of the requests that have the metric (TPOT needs a second token), attainment of all.
+    A percentile covers the requests that have the metric (TPOT needs a second token), attainment covers all.
     """
 
     text: str
@@ -40,11 +40,14 @@ class Objective:
     attainment: bool = False
 
     def allowed(self, requests: int) -> int:
-        """How many of so many may break a bound: a percentile is number ceil(share * n) of n, by nearest rank."""
+        """Return how many of the requests may break a bound.
+
+        A percentile is number ceil(share * n) of n, by nearest rank.
+        """
         return requests - math.ceil(self.share * requests)
 
     def misses(self, metrics: RunMetrics) -> tuple[int, int]:
-        """How many requests break a bound, of how many that count."""
+        """Return how many requests break a bound, and how many count."""
         if self.attainment:
             good = _keeping(metrics, self.bounds)
             return int((~good).sum()), len(good)
@@ -54,7 +57,7 @@ class Objective:
         return int((unfinished | (values > bound)).sum()), int((unfinished | (values == values)).sum())
 
     def observed(self, metrics: RunMetrics) -> float:
-        """The percentile in milliseconds, infinite if it falls on a request that did not finish; or the attainment."""
+        """Return the percentile in ms, infinite if it falls on a request that did not finish; or the attainment."""
         if self.attainment:
             misses, counted = self.misses(metrics)
             return 1.0 - misses / counted
@@ -64,7 +67,10 @@ class Objective:
         return float(ordered[max(math.ceil(self.share * len(ordered)), 1) - 1]) if len(ordered) else math.nan
 
     def excess(self, observed: float) -> float:
-        """By what factor `observed` is beyond the bound; of attainment, how many times too many requests break it."""
+        """Return the factor by which `observed` exceeds the bound.
+
+        For attainment it is the number of requests that break the bounds, over the allowed number.
+        """
         if self.attainment:
             missed = 1.0 - observed
             return missed / float(1 - self.share) if self.share < 1 else math.inf if missed else 0.0
@@ -73,21 +79,21 @@ class Objective:
 
 @dataclass(frozen=True)
 class Objectives:
-    """All that must hold, and the bounds by metric that attainment is counted against (the loosest of each)."""
+    """The objectives of a plan, and the bounds by metric that attainment counts (the loosest of each metric)."""
 
     each: tuple[Objective, ...]
     bounds: tuple[tuple[str, float], ...]
 
     def attainment(self, metrics: RunMetrics) -> float:
-        """Share of all requests that keep every bound."""
+        """Return the share of all requests that meet every bound."""
         return float(_keeping(metrics, self.bounds).mean())
 
     def broken(self, metrics: RunMetrics) -> tuple[float, ...]:
-        """For each of `bounds`, the share of all requests that break it."""
+        """Return for each of `bounds` the share of all requests that break it."""
         return tuple(1.0 - float(_keeping(metrics, (bound,)).mean()) for bound in self.bounds)
 
     def seen(self, objective: Objective, observed: float, broken: Sequence[float]) -> str:
-        """What was observed of one objective, in words; of attainment, which bounds cost it how much."""
+        """Return the observed value of an objective in words; for attainment, with the share that breaks each bound."""
         if not objective.attainment:
             shown = f"{observed:,.0f}" if observed >= 1000 else f"{observed:.4g}"
             if 10_000 <= observed < math.inf:
@@ -102,7 +108,7 @@ class Objectives:
 
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:
-    """Objectives as written on the command line. Raises UserError that says what is wrong with which."""
+    """Parse objectives as written on the command line. Raises UserError that names the wrong one and the error."""
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
     bounds: dict[str, float] = {}
@@ -138,7 +144,7 @@ def _keeping(metrics: RunMetrics, bounds: Sequence[tuple[str, float]]) -> np.nda
     good = metrics.finished.copy()
     for metric, bound in bounds:
         values = metrics.values(metric)
-        good &= ~(values > bound)  # NaN where a finished request has no such value, and so cannot break the bound
+        good &= ~(values > bound)  # NaN: a finished request has no such value, and so cannot break the bound
     return good
 
 

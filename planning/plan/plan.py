@@ -1,4 +1,4 @@
-"""From a question to an answer: search, rank, and ask of the winner what a planner would ask next."""
+"""The way from a question to an answer: the search, the ranking, and a closer look at the winner."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from planning.plan.worth import held as held_by
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-# Simulations, more or less, of and around the answer, and of what becomes of other choices on all draws.
+# Approximate numbers of simulations for the answer and its surroundings, and for the other choices on all draws.
 _KNEE, _HEADROOM, _ENDS, _NEAR, _CHOICES = 4, 6, 3, 2, 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a search may buy: at most so many replicas to carry the traffic, and so many spares besides."""
+    """The limits of a search: the most replicas that carry the traffic, and the number of spares besides."""
 
     most: int = 1024
     spares: int = 0
@@ -43,10 +43,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The offer of most worth and what stands behind it.
+    """The offer of most worth and the evidence for it.
 
     held        how probably it meets all objectives
-    fewer       one replica fewer, run to the end; None if that is none
+    fewer       one replica fewer, run to the end; None if there would be none left
     fast, slow  the fewest replicas at the ends of the cost model's 90 % interval, and
     likely      as predicted
     knee        how much more traffic it takes
@@ -69,13 +69,13 @@ class Recommendation:
 class Plan:
     """The answer. Without a recommendation it is infeasible, and the first of `failures` came closest.
 
-    runners_up  the next cheapest, of other engines
+    runners_up  the next cheapest offers, of other engines
     dearer      engines that were given up, the cheapest first
-    failures    engines of which no number of replicas will do, the closest first; then what fits on no GPU
-    frontier    the fleets simulated that none beats in tokens/s of a user and of a GPU, and
+    failures    engines for which no number of replicas is enough, the closest first; then engines that fit on no GPU
+    frontier    the simulated fleets that none beats in tokens/s of a user and of a GPU, and
     by_price    in tokens/s of a user and tokens for a dollar
     points      all fleets simulated to the end, by engine and replicas
-    trials      how many fleets were simulated in the search
+    trials      number of fleets simulated in the search
     """
 
     question: Question
@@ -97,10 +97,10 @@ def make_plan(
     limits: Limits,
     progress: OnProgress = silent,
 ) -> Plan:
-    """The fleet of one of `engines` that is worth most (`most_worth`) of those that hold with the risk that is taken.
+    """Return the plan whose fleet is worth most (`most_worth`) among those that hold with the risk taken.
 
-    Mostly that is the cheapest; among equally dear ones that of fewer GPUs, then of higher attainment. It has as many
-    replicas as hold with that risk on other draws of the traffic, too.
+    Mostly that is the cheapest fleet. Among equally dear ones it is the one with fewer GPUs, then with higher
+    attainment. It has as many replicas as hold with that risk on other draws of the traffic, too.
     """
     question = workers.common
     after = _KNEE + _HEADROOM + _ENDS + _NEAR + _CHOICES
@@ -116,7 +116,7 @@ def make_plan(
     if offers:
         offers = _by_worth(workers, offers, limits)
         reopened = _reopened(found, offers[0], limits)
-        if reopened != found:  # other draws made the answer dearer than what was given up for its price
+        if reopened != found:  # other draws made the answer dearer than engines given up for their price
             dearest = _may_win_below(offers[0])
             found = search(
                 workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, resumed=reopened, dearest=dearest
@@ -164,7 +164,7 @@ def _offer(entry: Searched, spares: int) -> Offer:
 
 
 def _offers(found: Sequence[Searched], limits: Limits) -> list[Offer]:
-    """The fewest replicas of each engine that will do, the cheapest first."""
+    """Return the fewest replicas of each engine that will do, the cheapest first."""
     return sorted(
         (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
         key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
@@ -172,13 +172,13 @@ def _offers(found: Sequence[Searched], limits: Limits) -> list[Offer]:
 
 
 def _may_win_below(best: Offer) -> float:
-    """The price in dollars an hour at which a fleet that surely holds is worth as much as `best`."""
+    """Return the price in dollars an hour at which a fleet that surely holds is worth as much as `best`."""
     probability = best.held.probability if best.held else None
     return best.point.usd_per_hour * (SURE / probability if probability else 1.0)
 
 
 def _reopened(found: Sequence[Searched], best: Offer, limits: Limits) -> list[Searched]:
-    """With the engines that were given up, but may be worth more than `best`, open again."""
+    """Return `found` with the engines open again that were given up but may be worth more than `best`."""
     below = _may_win_below(best)
     return [
         replace(entry, pruned=False)
@@ -189,7 +189,7 @@ def _reopened(found: Sequence[Searched], best: Offer, limits: Limits) -> list[Se
 
 
 def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> list[Offer]:
-    """The offer of most worth, then the next cheapest, and how probably each of them holds; one of each engine."""
+    """Return the offer of most worth, then the next cheapest, one for each engine, and how probably each holds."""
     sized = most_worth(workers, [(o.engine, o.trial.replicas) for o in offers], limits.most, limits.spares)
     by_engine = {fleet.engine.name: (fleet.replicas, held) for fleet, held in sized}
     best = sized[0][0].engine.name
@@ -217,9 +217,9 @@ def _recommended(
     known: Sequence[tuple[Engine, Trial]],
     progress: OnProgress,
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
-    """The first offer examined, and trials for the frontier: a replica fewer and a few more.
+    """Examine the first offer, and try a replica fewer and a few more for the frontier.
 
-    Those that are `known` to their end are not made again.
+    Trials that are `known` to their end are not made again.
     """
     best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
@@ -229,7 +229,7 @@ def _recommended(
         for number in (replicas - 1, replicas + max(replicas // 4, 1))
         if 1 <= number <= limits.most and (engine.name, number) not in there
     ]
-    tasks: list[Task[Question, Any]] = [  # the longest first, and what others may need before them
+    tasks: list[Task[Question, Any]] = [  # the longest first, and before any that may need its results
         partial(headroom_band, engine=engine, replicas=replicas, holds=(held.planned, *held.draws)),
         *(partial(attempt, engine=engine, replicas=number) for number, attempt in around),
         partial(knee, engine=engine, replicas=replicas),
@@ -248,7 +248,7 @@ def _recommended(
 def _choices(
     workers: Workers[Question], engine: Engine, known: Mapping[int, Held], others: Sequence[int]
 ) -> dict[int, tuple[FleetPoint, Held]]:
-    """By replicas what becomes of those that are `known` to hold so probably, and of the `others`."""
+    """Return by replicas the point and the probability of the `known` fleets and of the `others`."""
     more = [number for number in dict.fromkeys(others) if number not in known]
     found = {**known, **dict(zip(more, held_by(workers, [(engine, number) for number in more]), strict=True))}
     points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in found])
@@ -256,9 +256,9 @@ def _choices(
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:
-    """Why no fleet of an engine will do: which objective, and what was observed at best. By how much comes first.
+    """Return why no fleet of an engine will do: the objective, and its best observed value. The excess comes first.
 
-    `nearly` says that it would at the fast end of the interval of step times.
+    `nearly` is True if a fleet would do at the fast end of the interval of step times.
     """
     assert entry.alone is not None
     alone = entry.alone.decisive.figures

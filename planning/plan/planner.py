@@ -1,4 +1,4 @@
-"""From a request to its answer: the traffic, the candidates, the search, and what surrounds the cheapest fleet."""
+"""The way from a request to its answer: the traffic, the candidates, the search, and the curves around the answer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from planning.progress import Tell, quiet
 from serving.workload import Workload
 from sim.router import find_router
 
-_CURVES = 45  # simulations that the curves around an answer take, more or less
+_CURVES = 45  # approximate number of simulations for the curves around an answer
 _OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # whole simulations of a plan: most of a candidate's are stopped early
-_REQUEST_S = 8e-5  # of a CPU, to simulate a request of docs/plan.md on an AMD EPYC; compiled core, 2026-11-23
-_LEAST = 0.5  # simulations to come, at least, until all are done
+_REQUEST_S = 8e-5  # CPU time to simulate a request of docs/plan.md on an AMD EPYC; compiled core, 2026-11-23
+_LEAST = 0.5  # fewest simulations that count as left until all are done
 _TOLD = 0.1  # simulations between two reports
-_UNTOLD = 0.1  # share of the simulations that must be done before it is said how long the rest will take
+_UNTOLD = 0.1  # share of the simulations that must be done before the time left is estimated
 
 
 def plan(
@@ -39,11 +39,11 @@ def plan(
     say: Callable[[str], None] | None = None,
     tell: Tell = quiet,
 ) -> PlanDocument:
-    """The cheapest fleet that meets the objectives of `request`. Raises UserError for what cannot be planned.
+    """Return the cheapest fleet that meets the objectives of `request`. Raises UserError for impossible requests.
 
     jobs          simulations at once; by default one for each CPU
     surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
-    say           is given a line about what is searched, and within seconds a first answer, a range (`first_answer`)
+    say           gets a line about the search, and within seconds a first answer, a range (`first_answer`)
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -73,22 +73,22 @@ def plan(
 
 
 def expected_s(requests: float, candidates: int) -> float:
-    """How long `plan` takes, more or less, told before it begins."""
+    """Return the approximate duration of `plan` in seconds, before it begins."""
     simulations = _OF_THE_ANSWER + _OF_A_CANDIDATE * candidates
     return requests * simulations * _REQUEST_S / len(os.sched_getaffinity(0))
 
 
 def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
-    """The traffic of the request, drawn again; of a trace it is the same in another order."""
+    """Return other draws of the request's traffic; for a trace, the same requests in another order."""
     if request.recorded:
         return drawn_again(planned, reordered(planned))
     return drawn_again(planned, lambda number: request.workload(number, at_named_rate=True))
 
 
 class _Pace:
-    """Tells the share of the work that is done, in time: simulations still to come take as long as those so far did.
+    """The share of the work that is done, in time: later simulations are assumed to take as long as the earlier ones.
 
-    Simulations count as they are done, by the requests that they have finished. Tells 0 until enough are done to go by.
+    Simulations count as they are done, by the requests that they have finished. The share is 0 until enough are done.
     """
 
     def __init__(self, tell: Tell, now_s: Callable[[], float] = perf_counter) -> None:
@@ -97,14 +97,14 @@ class _Pace:
         self._stage, self._share, self._done, self._left, self._said = "", 0.0, 0.0, 0.0, 0.0
 
     def expect(self, stage: str, left: float) -> None:
-        """So many simulations of the whole traffic, more or less, are still to come."""
+        """Report that about `left` simulations of the whole traffic are still to come."""
         self._stage, self._left = stage, left
         if self._simulating is None:
             self._simulating = self._now_s()
         self._say()
 
     def did(self, simulations: float) -> None:
-        """So many more are done."""
+        """Report that `simulations` more are done."""
         self._done += simulations
         self._left = max(self._left - simulations, _LEAST)
         if self._done >= self._said + _TOLD:

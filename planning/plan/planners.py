@@ -1,4 +1,4 @@
-"""Workers of a plan, which tell each other what they found, so that no simulation is made twice."""
+"""Workers of a plan that share their results, so that no simulation is made twice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from planning.workers import Answer, Task, Workers
 
 
 class Planners(Workers[Question]):
-    """Workers of a plan: each task is told what all others found before it."""
+    """Workers of a plan: each task gets the results of all tasks before it."""
 
     def run(self, tasks: Sequence[Task[Question, Answer]]) -> list[Answer]:
-        """See `Workers`."""
+        """Run the tasks as `Workers` does."""
         known = dict(self.common.runs.known)
         answers = super().run([partial(_told, task=task, known=known) for task in tasks])
         for _, found in answers:
@@ -22,7 +22,7 @@ class Planners(Workers[Question]):
 
 
 def _told(question: Question, task: Task[Question, Answer], known: Found) -> tuple[Answer, Found]:
-    """The answer of a task, and what it found that was not `known`."""
+    """Return the answer of a task, and its results that were not `known`."""
     runs = question.runs
     runs.add(known)
     answer = task(question)

@@ -1,7 +1,7 @@
-"""What may serve the traffic of a request, and what times the steps of each candidate.
+"""The candidates that may serve the traffic of a request, and what times the steps of each.
 
-That is kernel tables for any GPU and size, a calibration of our own engine, which fixes the model and the GPU, or a
-cost model of one's own.
+Steps are timed by kernel tables for any GPU and size, by a calibration of our own engine, which fixes the model and the
+GPU, or by a user's cost model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serving.workload import Workload
 
 @dataclass(frozen=True)
 class KernelPricing:
-    """Kernel tables of each GPU, corrected by what an engine taught, or by what is bundled."""
+    """Kernel tables of each GPU, corrected by a calibration of an engine, or by the bundled corrections."""
 
     learnt: ExternalCalibration | None = None
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -45,17 +45,17 @@ class KernelPricing:
 
 
 def _measured(calibration: Calibration, engine: Engine) -> JudgedCost:
-    """Our own engine where it was calibrated; only policies, limits and CUDA graphs may differ between candidates."""
+    """Price our own engine where it was calibrated; candidates differ only in policies, limits and CUDA graphs."""
     return observed(StepCost(calibration, engine.deployment))
 
 
 def _own(name: str, engine: Engine) -> JudgedCost:
-    """A cost model of one's own, by its `module:Class`."""
+    """Price by a user's cost model, given by its `module:Class`."""
     return observed(own_cost(name, engine.deployment))
 
 
 class Candidates(NamedTuple):
-    """The engines that may serve, what cannot, and what times the steps."""
+    """The engines that may serve, those that cannot, and the pricing of their steps."""
 
     engines: list[Engine]
     ruled_out: list[RuledOut]
@@ -63,13 +63,16 @@ class Candidates(NamedTuple):
 
 
 def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
-    """Every candidate of `request`, with room for the longest request of `workload`. Raises UserError for none."""
+    """Return every candidate of `request`, with room for the longest request of `workload`.
+
+    Raises UserError if there is none.
+    """
     for policy in request.policies or ():
         find_policy(policy)
     calibration, learnt = request.calibration, None
     if calibration is not None:
         if not (Path(calibration) / FILE).exists():
-            base_deployment(calibration)  # what is no calibration is refused as such
+            base_deployment(calibration)  # anything that is no calibration is refused as such
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
                 remedy = "is of one engine, which fixes the model, the GPU, its size and split; leave those out"
                 raise UserError("calibration", calibration, remedy)
@@ -96,7 +99,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 
 
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
-    """The one that was calibrated, under each policy and setting; its device is priced by the name `cpu` or `cuda`."""
+    """Return the calibrated engine under each policy and setting; its price has the name `cpu` or `cuda`."""
     prices, engines = request.prices, []
     base = completed(request.deployment, base_deployment(calibration))
     for settings in request.variations:

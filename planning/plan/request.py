@@ -1,4 +1,4 @@
-"""The request of `plan`: what arrives, what must hold for its users, and what may serve it."""
+"""The request of `plan`: the traffic, the objectives, and the candidates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 
 
 class PlanRequest(Offered):
-    """Every combination of GPUs, sizes, policies, varied settings and splits is a candidate; None is what is usual."""
+    """Every combination of GPUs, sizes, policies, varied settings and splits is a candidate; None means the default."""
 
     window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest stretch of this many seconds")
     slos: tuple[str, ...] = Field(
@@ -102,6 +102,6 @@ class PlanRequest(Offered):
 
     @property
     def combinations(self) -> int:
-        """How many candidates there are, or fewer if some fit on no GPU."""
+        """The number of candidates, or a larger one if some fit on no GPU."""
         listed = (self.gpus, self.tensor_parallel_sizes, self.policies, self.splits)
         return len(self.variations) * prod(len(values or "1") for values in listed)

@@ -1,4 +1,4 @@
-"""What a datasheet says of a candidate, before anything is simulated or priced.
+"""The datasheet's estimate for a candidate, before anything is simulated or priced.
 
 A step takes at least as long as its FLOPs at the GPU's peak, and its bytes at the memory's bandwidth (the roofline:
 Williams, Waterman and Patterson, CACM 2009). Here every engine is always as full as its KV memory allows.
@@ -21,7 +21,7 @@ from traces.step_work import StepWork
 
 
 class MeanRequest(NamedTuple):
-    """Mean tokens of a request: of its prompt, those of it that no other has, and of its answer."""
+    """Mean tokens of a request: of its prompt, of the prompt's part that no other request has, and of its answer."""
 
     prompt: float
     computed: float
@@ -36,25 +36,28 @@ class MeanRequest(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """At least so many seconds for a token of a user who is alone, and of a whole replica for a request."""
+    """Lower bounds in seconds: a token for a single user, and a request for a whole replica."""
 
     token_s: float
     request_s: float
 
     @classmethod
     def of(cls, engine: Engine, gpu: GpuSpec, mean: MeanRequest) -> Roofline:
-        """Of an engine whose GPUs are `gpu`."""
+        """Return the bounds of an engine whose GPUs are `gpu`."""
         context = mean.prompt + mean.output / 2
         batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.most_running), 1.0)
         work = StepWork(find_model(engine.deployment.model), engine.deployment, gpu)
-        # Steps with one row, with all, and with a prompt, which shares its step, and so the reading of weights.
+        # Steps with one row, with all rows, and with a prompt, which shares its step, and so the reading of weights.
         compute, memory = _steps_s(work, [(0, 1, context), (0, batch, batch * context), (mean.computed, 0, 0)])
         request_s = max(mean.output * compute[1] / batch + compute[2], mean.output * memory[1] / batch)
         return cls(max(compute[0], memory[0]), request_s / sum(engine.split or (1,)))
 
 
 def _steps_s(work: StepWork, steps: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
-    """Seconds of computing and of moving; a step is its prompt tokens, its decode rows, and the tokens before them."""
+    """Return the seconds of computing and of moving data, for each step.
+
+    A step is its prompt tokens, its decode rows, and the tokens before them.
+    """
     prompts, rows, contexts = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
     given = pa.table(
         {

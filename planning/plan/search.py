@@ -1,6 +1,6 @@
 """The least number of replicas of every engine that may be among the cheapest, all of them bisected in step.
 
-In each round every engine that is still in the running has one fleet tried. It leaves when the fewest replicas that
+In each round one fleet is tried for every engine still in the running. An engine leaves when the fewest replicas that
 it may need cost more than the cheapest fleets found so far, or half as much again as the cheapest of all: an engine
 that cannot win, nor come near, is never searched to the end.
 """
@@ -18,26 +18,26 @@ from planning.plan.lower_bounds import least_replicas
 from planning.plan.trial import Question, Trial, try_alone, try_fleet
 from planning.workers import Task, Workers
 
-_NEAR = 1.5  # times the price of the cheapest fleet: others that cost no more are told beside it
+_NEAR = 1.5  # times the price of the cheapest fleet: fleets up to this price are shown beside it
 _PATIENCE = 4  # times the first fleet tried: when that fails too, maybe nothing will do
 
 
-OnProgress = Callable[[float], None]  # about how many simulations of the whole traffic are still to come
-Try = Callable[..., Trial]  # of a question, an engine, and, unless each request has a replica to itself, of `replicas`
+OnProgress = Callable[[float], None]  # gets the approximate number of simulations of the whole traffic still to come
+Try = Callable[..., Trial]  # takes a question, an engine, and, unless each request has a replica to itself, `replicas`
 
 
 def silent(left: float) -> None:
-    """For when nobody asks how far it is."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What is known of one engine.
+    """The state of the search for one engine.
 
     bisection   over replicas
     trials      of fleets, in the order tried
-    alone       every request with a replica to itself, once that is in doubt (None: it has not been); where it breaks
-                an objective, no number of replicas will do
+    alone       every request with a replica to itself, once that is in doubt (None: not tried); if it breaks an
+                objective, no number of replicas will do
     pruned      it was given up because it costs more than others, at `least` replicas already
     """
 
@@ -49,30 +49,30 @@ class Searched:
 
     @property
     def replicas(self) -> int | None:
-        """The fewest that meet all objectives; None when there is no such number, or when it is not known."""
+        """The fewest that meet all objectives; None if there is no such number, or it is not known."""
         return self.bisection.high if self.bisection.done else None
 
     @property
     def least(self) -> int:
-        """It takes no fewer."""
+        """The least number of replicas that it may take."""
         return self.bisection.low + 1
 
     @property
     def open(self) -> bool:
-        """Whether there is still something to try."""
+        """True if there is still something to try."""
         if self.pruned or (self.alone is not None and not self.alone.met):
             return False
         return self.in_doubt or not self.bisection.done
 
     @property
     def in_doubt(self) -> bool:
-        """Whether so many fleets have failed that it must be checked whether any can do."""
+        """True if so many fleets have failed that it must be checked whether any can do."""
         if self.alone is not None or self.bisection.high is not None:
             return False
         return self.bisection.done or self.bisection.low >= _PATIENCE * self.bisection.start
 
     def usd_per_hour(self, replicas: int, spares: int) -> float:
-        """Price of that many replicas that carry the traffic, and the spares."""
+        """Return the price of `replicas` that carry the traffic, and of the spares."""
         return (replicas + spares) * self.engine.usd_per_hour
 
 
@@ -89,12 +89,12 @@ def search(
     resumed: Sequence[Searched] | None = None,
     dearest: float = 0.0,
 ) -> list[Searched]:
-    """Every engine with its fewest replicas, up to `most`, or pruned where `keep` others are cheaper, or one by far:
-    `near` times, and by more than any risk makes up for.
+    """Search the fewest replicas of every engine, up to `most`.
 
-    What was `resumed` goes on from there, and nothing is pruned that may cost less than `dearest`.
-    They are in the order given. `progress` is called before every round. Fleets are tried by `trial`, and by `alone`
-    whether any can do.
+    An engine is pruned if `keep` others are cheaper, or one is by far: `near` times, and by more than any risk makes up
+    for. A `resumed` search goes on from its state, and nothing is pruned that may cost less than `dearest`. The results
+    are in the order of the engines. `progress` is called before every round. `trial` tries fleets, and `alone` whether
+    any can do.
     """
     found = list(resumed or ())
     if not found:
@@ -118,7 +118,7 @@ def _start(question: Question, engine: Engine, most: int) -> Bisection:
 
 
 def _dearest(found: Sequence[Searched], spares: int, keep: int, near: float) -> float:
-    """What neither the `keep` cheapest cost more than, nor `near` times the cheapest; infinite if none is known."""
+    """Return the price limit: that of the `keep` cheapest, or `near` times the cheapest; infinite if none is known."""
     known = sorted(
         entry.usd_per_hour(entry.bisection.high, spares) for entry in found if entry.bisection.high is not None
     )
@@ -131,7 +131,7 @@ def _pruned(entry: Searched, spares: int, dearest: float) -> Searched:
 
 
 def _ask(entry: Searched, spares: int, dearest: float, trial: Try, alone: Try) -> Task[Question, Trial]:
-    """What to simulate next; while no fleet is known to do, none that would be too dear anyway."""
+    """Return the next simulation; while no fleet is known to do, it is none that would be too dear anyway."""
     if entry.in_doubt:
         return partial(alone, engine=entry.engine)
     price = entry.engine.usd_per_hour

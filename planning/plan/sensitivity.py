@@ -1,6 +1,6 @@
-"""How far an answer can be trusted: at the ends of the cost model's interval, how probably it holds, at higher rates.
+"""The robustness of an answer: at the ends of the cost model's interval, in probability, and at higher rates.
 
-One worker each finds them, by bisection or by where whole runs say that an objective should break.
+Each is found by one worker, by bisection or at the point where whole runs say that an objective should break.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from planning.plan.draws import on_draw
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
 from traces.reshape import reshaped
 
-_FIRST_PERCENT = 10  # of more rate: most fleets sized by bisection break not far beyond
-_NEAR = 1 / 8  # of the headroom, to which it is found
+_FIRST_PERCENT = 10  # percent more rate: most fleets sized by bisection break not far beyond
+_NEAR = 1 / 8  # precision of the headroom, as a share of it
 KEEPING_UP = "keeping up with what arrives"
 
 
 def replicas_at(question: Question, engine: Engine, replicas: int, most: int) -> tuple[int, int, int | None]:
-    """The fewest at the fast end of the interval, as predicted, and at its slow end; `replicas` hold as predicted.
+    """Return the fewest at the fast end of the interval, as predicted, and at its slow end.
 
-    Faster steps are taken never to need more, slower never fewer. How far off they may be depends on which steps the
-    run asks for: those of `replicas` here. None where `most` are too few.
+    `replicas` hold as predicted. Faster steps are assumed never to need more, slower never fewer. The uncertainty of
+    steps depends on which steps the run asks for: here those of `replicas`. None if `most` are too few.
     """
 
     def fewest(share: float, search: Bisection) -> int | None:
@@ -57,11 +57,11 @@ def holding(
     draw: int | None = None,
     most: float = SURE,
 ) -> float | None:
-    """The probability that so many replicas meet all objectives, in whole percent up to `most`; None if not known.
+    """Return the probability that `replicas` meet all objectives, in whole percent up to `most`; None if not known.
 
-    They do at `least`, which is the answer if they do not at `wanted`. Faster steps are taken never to break what
-    slower ones keep. On another `draw` of the traffic, whose steps are taken to be as sure, it is 1 or 0 if nothing is
-    known of how far off step times are.
+    They hold at `least`, which is the answer if they do not hold at `wanted`. Faster steps are assumed never to break
+    what slower ones keep. On another `draw` of the traffic, whose steps are assumed to be as certain, the answer is 1
+    or 0 if the error of step times is unknown.
     """
     traffic, of = (question, engine) if draw is None else on_draw(question, engine, draw)
     cost = cost_at(question, engine, replicas, LIKELY)
@@ -84,7 +84,7 @@ def holding(
 
 
 class _Held(NamedTuple):
-    """The last number to meet all objectives, its run and that of the least that breaks one, where there were such."""
+    """The last number to meet all objectives, its run, and the run of the least number that breaks one."""
 
     last: int
     run: Trial | None = None
@@ -99,16 +99,16 @@ def _last_to_hold(
     place: Callable[[int], float],
     near: float = 0.0,
 ) -> _Held:
-    """A number that meets all objectives, of those from `low`, which does, to before `high`: about the last.
+    """Return about the last number from `low` to before `high` that meets all objectives; `low` does.
 
-    It was simulated, or is `low`; the last should be no more than one greater, or a share `near` of it. What is
-    furthest beyond its bound is taken to grow as a power of that of which `place` is the logarithm. Numbers are tried
-    `first`, and then where whole runs say.
+    It was simulated, or is `low`; the true last is no more than one greater, or a share `near` of it. The largest
+    excess over a bound is assumed to grow as a power of a quantity whose logarithm is `place`. The numbers `first` are
+    tried first, and then the ones to which whole runs point.
     """
     excess: dict[int, float] = {}  # logarithms, by number
     held, left = _Held(low), list(first)
     while high - low > 1:
-        guided = held.broken is None or high in excess  # else it broke by not keeping up
+        guided = held.broken is None or high in excess  # otherwise it broke by not keeping up
         number = left.pop(0) if left else _next_within(low, high, excess if guided else {}, place, near)
         if number is None:
             break
@@ -128,9 +128,10 @@ def _last_to_hold(
 def _next_within(
     low: int, high: int, excess: Mapping[int, float], place: Callable[[int], float], near: float
 ) -> int | None:
-    """The number between both to try next, by the line through the two nearest to the bound; None if `low` is near it.
+    """Return the number between both to try next, by the line through the two nearest to the bound.
 
-    As little less than it says as is still near, because queues grow faster than that.
+    None if `low` is near it. The number is as far below the line's as still counts as near, because queues grow faster
+    than the line.
     """
     met, beyond = ([number for number in sorted(excess) if (excess[number] > 0) == over] for over in (False, True))
     if len(excess) < 2 or not met:
@@ -147,7 +148,7 @@ def _next_within(
 
 @dataclass(frozen=True)
 class Knee:
-    """How many percent more rate, at most, the fleet takes and still meets all objectives.
+    """The largest percentage by which the rate may grow while the fleet still meets all objectives.
 
     `breaks` is the objective that breaks beyond that, or `KEEPING_UP`; None if none does up to the highest rate tried.
     """
@@ -157,7 +158,10 @@ class Knee:
 
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
-    """In whole percents, to an eighth; the same requests arrive faster, and steps are as slow as the risk has it."""
+    """Return the knee in whole percents, to an eighth.
+
+    The same requests arrive faster, and steps are as slow as the risk has it.
+    """
 
     def at(percent: int) -> Trial:
         return _faster(question, engine, replicas, max(1 - question.risk, LIKELY), percent)
@@ -172,11 +176,11 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
 def headroom_band(
     question: Question, engine: Engine, replicas: int, holds: Sequence[float | None], most_percent: int = 300
 ) -> tuple[int, int | None] | None:
-    """`Knee.headroom_percent` at the slow and at the fast end of the 90 % interval of step times.
+    """Return `Knee.headroom_percent` at the slow and at the fast end of the 90 % interval of step times.
 
-    `holds` is how probably the fleet holds on the planned traffic and on each draw of it: where one of them breaks with
-    slow steps, nothing is left. None for the fast end where nothing that was tried broke it; None where nothing is
-    known of how far off step times are.
+    `holds` is how probably the fleet holds on the planned traffic and on each draw of it: if one of them breaks with
+    slow steps, nothing is left. None for the fast end if nothing that was tried broke it; None if the error of step
+    times is unknown.
     """
     known = [p for p in holds if p is not None]
     if len(known) < len(holds):
@@ -193,7 +197,7 @@ def _growth(percent: int) -> float:
 
 
 def _faster(question: Question, engine: Engine, replicas: int, share: float, percent: int) -> Trial:
-    """The same requests at so much more rate, with steps that take no longer in that share of the cases."""
+    """Simulate the same requests at `percent` more rate, with steps that take no longer in `share` of the cases."""
     if not percent:
         return at_share(question, engine, replicas, share, to_the_end=True)
     faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
@@ -201,7 +205,7 @@ def _faster(question: Question, engine: Engine, replicas: int, share: float, per
 
 
 def _broken(question: Question, trial: Trial) -> str:
-    """What is furthest beyond its bound, or nearest to it; keeping up, if nothing else made the fleet fail."""
+    """Return the objective furthest beyond its bound, or nearest to it; keeping up, if only that failed."""
     figures = trial.figures
     assert figures is not None
     worst = question.objectives.each[figures.worst].text

@@ -1,4 +1,4 @@
-"""A plan's answer in words: the fleet and its risk, why not one replica fewer, and if the traffic was long enough."""
+"""A plan's answer in words: the fleet and its risk, why not one replica fewer, and a warning of short traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a f
 
 
 def answer(plan: Plan, choices: Choices | None) -> str:
-    """The fleet and its risk, in short sentences; `choices` are what appetites for risk would take."""
+    """Return the fleet and its risk, in short sentences; `choices` are the fleets for other risks."""
     best = plan.recommendation
     if best is None:
         return _none(plan)
@@ -35,7 +35,7 @@ def _none(plan: Plan) -> str:
 
 
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
-    """What breaks with one replica fewer, and by how much."""
+    """Return what breaks with one replica fewer, and by how much."""
     figures = best.fewer.decisive.figures if best.fewer else None
     if best.fewer is None or figures is None:
         return "a fleet has at least one replica"
@@ -55,7 +55,7 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
 
 
 def too_short(plan: Plan) -> str | None:
-    """Said of traffic that ends before the recommended fleet is full; None of any other, or without one.
+    """Return a warning if the traffic ends before the recommended fleet is full; otherwise None.
 
     A fleet that begins empty holds as many requests as it ever will once the longest of the first have been answered.
     """
@@ -72,7 +72,7 @@ def too_short(plan: Plan) -> str | None:
 
 
 def span_s(plan: Plan) -> float:
-    """From the first arrival to the last."""
+    """Return the seconds from the first arrival to the last."""
     requests = list(plan.question.workload.requests)
     return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
 
@@ -82,5 +82,5 @@ def _breaks(objective: Objective, value: float) -> bool:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """Return `1 GPU`, `2 GPUs`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,8 +1,8 @@
-"""What a fleet does in steady operation, found from a simulation that begins and ends with an empty one.
+"""A fleet's throughput in steady operation, from a simulation that begins and ends with an empty fleet.
 
-A fleet that keeps up serves what is offered: its throughput is that of the arrivals, however long the last answers take
-after them. What piles up before its first step is not served; where that is much, what is served is measured while
-requests arrive, over the second half of that time. More traffic of the same kind gives the same figures.
+A fleet that keeps up serves the offered traffic: its throughput is that of the arrivals, however long the last answers
+take after them. Requests that pile up before their first step are not served. If they are many, the throughput is
+measured while requests arrive, over the second half of that time. More traffic of the same kind gives the same figures.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt
 class Steady:
     """Tokens per second in steady operation, and whether the fleet keeps up: under a tenth of what arrives piles up.
 
-    piling_up_per_s  by how many requests a second those that wait for their first step become more; 0 unless the 95 %
-                     interval of that lies above zero
+    piling_up_per_s  growth of the number of requests that wait for their first step, per second; 0 unless the 95 %
+                     interval of the growth lies above zero
     """
 
     output_throughput: float
@@ -35,11 +35,14 @@ class Steady:
 
 
 def steady(requests: pa.Table) -> Steady:
-    """Of a run's table of requests, unfinished ones included. Too few requests to tell are taken to be kept up with."""
+    """Return the figures of a run's table of requests, unfinished ones included.
+
+    If there are too few requests to tell, the fleet counts as keeping up.
+    """
     finished = np.asarray(pc.fill_null(pc.equal(requests.column("status"), "finished"), False))
     arrival, scheduled, first_token, finish, prompt, output = (_column(requests, name) for name in _COLUMNS)
     begin, end = float(arrival.min()), float(arrival.max())
-    if end <= begin:  # all at once: there is no rate but that at which they are done
+    if end <= begin:  # all at once: the only rate is the rate at which they are done
         spent_s = (float(finish[finished].max(initial=begin)) - begin) / 1e9
         out_s, in_s = (_over(float(tokens[finished].sum()), spent_s) for tokens in (output, prompt))
         return Steady(out_s, in_s)
@@ -55,9 +58,9 @@ def steady(requests: pa.Table) -> Steady:
 
 
 def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
-    """Requests a second by which those that wait for their first step become more, where that is sure.
+    """Return the growth per second of the number of requests waiting for their first step, if it is certain.
 
-    Requests that never had one were turned away, and wait for nothing.
+    Requests that never had a first step were turned away, and wait for nothing.
     """
     admitted = np.isfinite(scheduled)
     if admitted.sum() < FEWEST:
@@ -67,7 +70,7 @@ def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
 
 
 def _tokens_within(window: tuple[float, float], begin: Floats, end: Floats, tokens: Floats) -> float:
-    """Tokens per second of the window, those of a request spread evenly from its `begin` to its `end`."""
+    """Return tokens per second of the window; a request's tokens are spread evenly from its `begin` to its `end`."""
     first, last = window
     inside = np.clip(np.minimum(end, last) - np.maximum(begin, first), 0.0, None)
     lasting = end > begin

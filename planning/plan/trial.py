@@ -1,7 +1,7 @@
-"""One fleet on the traffic, simulated: which objectives it meets, and what it does per user and per GPU.
+"""One fleet on the traffic, simulated: the objectives that it meets, and its figures per user and per GPU.
 
-A trial stops as soon as an objective is broken whatever the requests still to come do, unless it has to go on:
-most fleets that a search looks at are too small, and those are the slowest to simulate.
+A trial stops as soon as an objective is broken whatever the requests still to come do, unless it has to go on: most
+fleets that a search looks at are too small, and small fleets are the slowest to simulate.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sim.run_log import TableSink
 from traces.run_metrics import RunMetrics
 
 LIKELY, FAST, SLOW = 0.5, 0.05, 0.95  # shares of the cases in which steps take no longer: predicted, and both ends
-_LOOKS, _LOOK_EVERY = 64, 32  # whether an objective is broken by now: how often, and after so many requests at least
-_SAMPLE = 2000  # requests that tell what becomes of each that has a replica to itself
+_LOOKS, _LOOK_EVERY = 64, 32  # checks for a broken objective: how many, and after how many requests at least
+_SAMPLE = 2000  # requests in the sample for requests that have a replica to themselves
 _SURE = 4.0  # standard deviations by which more of a sample break an objective than may of all
 
 
-Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; the answer has timed no step yet
+Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; a new cost has timed no step yet
 
 
 Found = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share of cases in which steps take no longer
@@ -40,13 +40,13 @@ Found = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share 
 
 @dataclass
 class Runs:
-    """What simulations found, so that none is made twice; `about` is what all of them have in common."""
+    """The results of simulations, so that none is made twice; `about` is what all of them have in common."""
 
     about: tuple[Any, ...] = ()
     known: Found = field(default_factory=dict)
 
     def add(self, found: Found) -> None:
-        """Take over what others found; a run that went to its end tells more than one that was stopped."""
+        """Add the results of others; a run that went to its end replaces one that was stopped."""
         for key, trial in found.items():
             if trial.figures is not None or key not in self.known:
                 self.known[key] = trial
@@ -54,9 +54,9 @@ class Runs:
 
 @dataclass(frozen=True)
 class Question:
-    """What every trial of a search has in common: the same arrivals, objectives, prices of steps, and router.
+    """The question that every trial of a search shares: the same arrivals, objectives, prices of steps, and router.
 
-    `risk` is the share of cases in which objectives may break: steps may take longer than predicted, and what arrives
+    `risk` is the share of cases in which objectives may break: steps may take longer than predicted, and the traffic
     may be another of the `draws`.
     """
 
@@ -71,7 +71,7 @@ class Question:
 
     @cached_property
     def demand(self) -> tuple[list[int], list[int]]:
-        """Tokens to compute of each prompt, whatever a cache has, and of each answer after its first; ascending."""
+        """Tokens to compute of each prompt, without cache hits, and of each answer after its first token; ascending."""
         requests = self.workload.requests
         prompts = (sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
         return sorted(prompts), sorted(request.output_len - 1 for request in requests)
@@ -79,18 +79,20 @@ class Question:
     def __post_init__(self) -> None:
         about = (self.workload, self.objectives, self.pricing, self.router)
         if len(self.runs.about) != len(about) or any(a is not b for a, b in zip(self.runs.about, about, strict=True)):
-            object.__setattr__(self, "runs", Runs(about))  # a question of something else
+            object.__setattr__(self, "runs", Runs(about))  # a question about something else
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run gives: attainment, median tokens/s of a user, 99th percentile and mean of E2E; in steady operation
-    output and prompt tokens/s in all, and by how many requests a second its queue grows.
+    """The figures of a run.
+
+    They are attainment, median tokens/s of a user, and 99th percentile and mean of E2E; and in steady operation output
+    and prompt tokens/s in all, and the growth of the queue in requests a second.
 
     `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound, and
-    `excess` by which factor (below 1: none is). `broken`
-    has, for each bound that attainment counts, the share of requests that break it. `mark` and `reason` say how far the
-    times of its steps can be trusted, as `calibration.kernels.times.Coverage` has it.
+    `excess` the factor by which it is (below 1: none is). `broken` has, for each bound that attainment counts, the
+    share of requests that break it. `mark` and `reason` say how far the times of its steps can be trusted, as in
+    `calibration.kernels.times.Coverage`.
     """
 
     attainment: float
@@ -105,16 +107,16 @@ class Figures:
     unfinished: int
     mark: str
     reason: str
-    interval: StepInterval | None = None  # of the times of such steps, where that depends on which were priced
+    interval: StepInterval | None = None  # interval of step times, if it depends on which steps were priced
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether so many replicas meet all objectives, and keep up with what arrives, with the risk that may be taken.
+    """A test of a number of replicas: they must meet all objectives and keep up with the traffic, at the risk taken.
 
     Figures are at the centre of the interval of step times. A run that was stopped before its end has none, but the
     objective that was `broken` by then. `late` is the same fleet with steps as slow as the risk makes it take into
-    account, where it is that which breaks an objective.
+    account, if they break an objective.
     """
 
     replicas: int
@@ -125,7 +127,7 @@ class Trial:
 
     @property
     def decisive(self) -> Trial:
-        """The run that tells what breaks, if anything does."""
+        """The run that shows what breaks, if anything does."""
         return self.late or self
 
 
@@ -137,7 +139,7 @@ class _Broken(Exception):
 
 
 class _Watch:
-    """A sink that keeps the requests, and stops the run when it has seen enough of them to know."""
+    """A sink that keeps the requests, and stops the run when it has seen enough of them to know the result."""
 
     def __init__(self, question: Question, to_the_end: bool) -> None:
         self._objectives = () if to_the_end else question.objectives.each
@@ -157,7 +159,7 @@ class _Watch:
                 raise _Broken(objective)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Steps are not kept."""
+        """Keep no steps."""
 
     @property
     def requests(self) -> pa.Table:
@@ -165,7 +167,7 @@ class _Watch:
 
 
 def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
-    """So many replicas of `engine`. Slow steps come first: what keeps all objectives with them keeps all anyway."""
+    """Try `replicas` of `engine`. Slow steps come first: a fleet that meets all objectives with them always does."""
     share, known = 1 - question.risk, question.runs.known
     if question.risk >= 0.5:
         return at_share(question, engine, replicas, LIKELY, to_the_end)
@@ -185,21 +187,21 @@ def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: boo
 
 
 def _same_interval(cost: JudgedCost, likely: Trial) -> bool:
-    """Whether steps like those of a whole run are as sure as those that nothing is known of."""
+    """Return True if steps like those of a whole run are as certain as steps of which nothing is known."""
     return not isinstance(cost, ObservedOperations) or (
         likely.figures is not None and likely.figures.interval == cost.interval
     )
 
 
 def try_more(question: Question, engine: Engine, replicas: int) -> Trial:
-    """More replicas than are enough, to the end: only as predicted, since slow steps break nothing for fewer."""
+    """Try more replicas than are enough, to the end: only as predicted, since slow steps break nothing for fewer."""
     return at_share(question, engine, replicas, LIKELY, to_the_end=True)
 
 
 def try_alone(question: Question, engine: Engine) -> Trial:
-    """Every request with a replica to itself: the best that any number of replicas can do.
+    """Try every request with a replica to itself: the best that any number of replicas can do.
 
-    One replica serves one request after another. It never forgets a prefix, as many replicas might not. Where requests
+    One replica serves one request after another. It never forgets a prefix, as many replicas might not. If requests
     share none, a sample of them is enough if it breaks no objective, or so many break one that all would.
     """
     some, of = _alone(question, engine, sampled=True)
@@ -213,17 +215,17 @@ def try_alone(question: Question, engine: Engine) -> Trial:
 
 
 def nearly_alone(question: Question, engine: Engine) -> bool:
-    """Whether `try_alone` meets all objectives at the fast end of the 90 % interval of step times.
+    """Return True if `try_alone` meets all objectives at the fast end of the 90 % interval of step times.
 
-    Then an engine that breaks one does so by less than its step times are uncertain.
+    An engine that breaks one then does so by less than the uncertainty of its step times.
     """
     return at_share(*_alone(question, engine, sampled=True), 1, FAST, to_the_end=True).met
 
 
 def at_share(question: Question, engine: Engine, replicas: int, share: float, to_the_end: bool = False) -> Trial:
-    """So many replicas of `engine`, with step times that are not exceeded in so large a share of the cases.
+    """Try `replicas` of `engine`, with step times that are not exceeded in that `share` of the cases.
 
-    What is known from before is not simulated again.
+    Known results are not simulated again.
     """
     known, key = question.runs.known, (engine.name, replicas, share)
     if key not in known or (to_the_end and known[key].figures is None):
@@ -233,9 +235,10 @@ def at_share(question: Question, engine: Engine, replicas: int, share: float, to
 
 
 def cost_at(question: Question, engine: Engine, replicas: int, share: float, of: Engine | None = None) -> JudgedCost:
-    """What times steps like those of so many replicas, which decide how sure it is, in that share of the cases.
+    """Return the cost model for steps like those of `replicas` replicas, at that `share` of the cases.
 
-    It times those of the engine `of`, if that is another, and has timed no step yet.
+    The steps decide how certain the model is. It times steps of the engine `of`, if that is another, and has timed no
+    step yet.
     """
     cost = question.pricing(of or engine)
     if share == LIKELY:
@@ -258,7 +261,7 @@ def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Q
 
 
 def _forgiving(some: Question) -> Question:
-    """What a sample meets if all requests do, whichever are in it."""
+    """Return the question that a sample meets if all requests do, whichever are in it."""
 
     def share(objective: Objective) -> Fraction:
         spread = math.sqrt(objective.share * (1 - objective.share) / some.requests)
@@ -269,7 +272,7 @@ def _forgiving(some: Question) -> Question:
 
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
-    """So many replicas of `engine`, their steps timed by `cost`."""
+    """Simulate `replicas` of `engine`, their steps timed by `cost`."""
     watch = _Watch(question, to_the_end)
     cluster = Cluster(
         engine.deployment,

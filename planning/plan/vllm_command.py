@@ -1,6 +1,6 @@
-"""The `vllm serve` command of a deployment: what it has otherwise than vLLM would by default.
+"""The `vllm serve` command of a deployment: the settings that differ from vLLM's defaults.
 
-Types of weights are always spelt out, since by default they are the checkpoint's, which the shapes of a model do not
+Types of weights are always written out, since by default they are the checkpoint's, which the shapes of a model do not
 tell.
 """
 
@@ -18,20 +18,20 @@ from serving.deployments.node_groups import nodes_of
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
-_QUANTIZATION = {"fp8": "fp8"}  # all else is as the checkpoint has it
-_STORED = ("int4", "int8")  # which vLLM reads, and does not make
+_QUANTIZATION = {"fp8": "fp8"}  # any other is as the checkpoint has it
+_STORED = ("int4", "int8")  # vLLM reads these types, but does not make them
 
 
 def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
-    """One line for a shell; without a `gpu`, whose defaults are those of vLLM, it says more than it need.
+    """Return one line for a shell; without a `gpu`, whose vLLM defaults are known, it says more than necessary.
 
-    Raises UserError for what vLLM does not have, or has no option for.
+    Raises UserError for settings that vLLM does not have, or has no option for.
     """
     return shlex.join(["vllm", "serve", hub_id(deployment.model), *vllm_options(deployment, gpu)])
 
 
 def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str]:
-    """The words of that command after the model. Raises UserError as `vllm_command` does."""
+    """Return the words of the command after the model. Raises UserError as `vllm_command` does."""
     if deployment.policy != "vllm":
         remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
         raise UserError("policy", deployment.policy, remedy)
@@ -83,7 +83,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
 
 
 def _longest(deployment: Deployment) -> int | None:
-    """The positions of the model, which are vLLM's default; None for a model that has no catalogued shapes."""
+    """Return the positions of the model, which are vLLM's default; None for a model without catalogued shapes."""
     try:
         return find_model(deployment.model).max_positions
     except UserError:
@@ -91,7 +91,7 @@ def _longest(deployment: Deployment) -> int | None:
 
 
 def _stored(deployment: Deployment) -> str | None:
-    """How the model's checkpoint is stored; None for a model that has no catalogued shapes."""
+    """Return how the model's checkpoint is stored; None for a model without catalogued shapes."""
     try:
         return find_model(deployment.model).checkpoint_quantization
     except UserError:
@@ -99,7 +99,7 @@ def _stored(deployment: Deployment) -> str | None:
 
 
 def vllm_command_of(engine: Engine) -> str | None:
-    """That of a candidate; None for what vLLM cannot serve, or not by one command."""
+    """Return the command of a candidate; None if vLLM cannot serve it, or not by one command."""
     if engine.split:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Which of the fleets that may do is worth most: what it serves for a dollar, times how probably it keeps the SLOs.
+"""The worth of fleets: what a fleet serves for a dollar, times the probability that it keeps the SLOs.
 
-All fleets serve the same traffic, so that a cheaper one is worth more for a dollar, and nothing if it breaks an SLO.
-So its expected worth is its own probability over its price, whatever errors fleets have in common, and no draws are
-needed for the rule of `calibration.choice`.
+All fleets serve the same traffic, so a cheaper one is worth more for a dollar, and nothing if it breaks an SLO. A
+fleet's expected worth is therefore its own probability over its price, whatever errors fleets have in common, and the
+rule of `calibration.choice` needs no draws.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from planning.plan.sensitivity import holding
 from planning.plan.trial import Question
 from planning.workers import Workers
 
-_MORE = (0, 1, 2, 4, 8)  # replicas than an engine needs
-_ROUNDING = 1e-9  # of a mean of probabilities
+_MORE = (0, 1, 2, 4, 8)  # replicas beyond those that an engine needs
+_ROUNDING = 1e-9  # error of a mean of probabilities
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """So many replicas of an engine that carry the traffic, and the price of all that are bought.
+    """A number of replicas of an engine that carry the traffic, and the price of all that are bought.
 
-    `holds` is the probability that it meets all objectives on the traffic that is planned for; None where the cost
-    model knows of no error.
+    `holds` is the probability that it meets all objectives on the planned traffic; None if the cost model knows of no
+    error.
     """
 
     engine: Engine
@@ -41,9 +41,9 @@ class Fleet:
 
 
 class Held(NamedTuple):
-    """The probability that a fleet meets all objectives: on the traffic that is planned for, and on other draws of it.
+    """The probability that a fleet meets all objectives: on the planned traffic, and on other draws of it.
 
-    None where nothing is known of how far off step times are.
+    None if the error of step times is unknown.
     """
 
     planned: float | None
@@ -51,12 +51,12 @@ class Held(NamedTuple):
 
     @property
     def probability(self) -> float | None:
-        """Over all draws, of which each is as likely as another."""
+        """The mean over all draws, which are equally likely."""
         return None if self.planned is None else (self.planned + sum(self.draws)) / (1 + len(self.draws))
 
 
 def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> list[Held]:
-    """How probably so many replicas of an engine hold, for each fleet; on another draw at most as on the planned."""
+    """Return how probably each fleet holds; on another draw at most as probably as on the planned traffic."""
     draws = range(len(workers.common.draws))
     planned = workers.run([partial(holding, engine=engine, replicas=n) for engine, n in fleets])
     tasks = [
@@ -72,10 +72,10 @@ def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> li
 def most_worth(
     workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int
 ) -> list[tuple[Fleet, Held]]:
-    """The fleet of most worth first, then the other engines that came near it, each sized as though it were alone.
+    """Return the fleet of most worth first, then the other engines near it, each sized as if it were alone.
 
     The worth of an engine is that of as many replicas as hold with the risk taken on all draws of the traffic, so that
-    no answer costs more than another that holds at least as probably. `fewest` has the cheapest engine first; those
+    no answer costs more than another that holds at least as probably. `fewest` has the cheapest engine first; engines
     that cannot be worth more than the best so far, even if they surely hold, are left out.
     """
     sized: list[tuple[Fleet, Held]] = []
@@ -87,7 +87,7 @@ def most_worth(
         fleet, found = _sized(workers, engine, replicas, most, spares)
         sized.append((fleet, found))
         if found.probability is None or not fleet.usd_per_hour:
-            break  # nothing but the price tells engines apart
+            break  # only the price tells engines apart
         if found.probability >= 1 - workers.common.risk - _ROUNDING:
             beaten = max(beaten, found.probability / fleet.usd_per_hour)
     known = np.array([np.nan if found.probability is None else found.probability for _, found in sized])
@@ -99,7 +99,7 @@ def most_worth(
 
 
 def _sized(workers: Workers[Question], engine: Engine, fewest: int, most: int, spares: int) -> tuple[Fleet, Held]:
-    """So many replicas of one engine as are worth most, and as hold with the risk taken on other draws, too."""
+    """Return the replicas of one engine that are worth most and hold with the risk taken on other draws, too."""
     best = _most_worth(workers, [(engine, fewest)], most, spares)
     if not workers.common.draws:
         return best, Held(best.holds)
@@ -112,9 +112,10 @@ def _sized(workers: Workers[Question], engine: Engine, fewest: int, most: int, s
 
 
 def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
-    """Of the `fewest` replicas of each engine that hold with the risk taken, the cheapest first, and of a few more.
+    """Return the most worth of the `fewest` replicas of each engine, the cheapest first, and of a few more.
 
-    Of fleets that are not worth more than the cheapest it is not found out how probably they hold.
+    The `fewest` hold with the risk taken. The probability of a fleet that cannot be worth more than the cheapest is not
+    computed.
     """
     least = 1 - workers.common.risk
 

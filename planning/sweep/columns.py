@@ -1,6 +1,6 @@
-"""The columns of a sweep's dataset: what was varied, what came out, and where it came from.
+"""The columns of a sweep's dataset: the varied parameters, the metrics, and the origin of the run.
 
-Every field carries a unit and a definition, as those of a recording do.
+Every field carries a unit and a definition, as in a recording.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BANDED = (
     "output_throughput",
     "slo_attainment",
 )
-_AUTOMATIC = 2  # partition keys chosen by default
-_MOST = 32  # values of such a key
+_AUTOMATIC = 2  # number of partition keys chosen by default
+_MOST = 32  # most values of such a key
 
 
 def _field(name: str, type_: pa.DataType, unit: str, definition: str, **more: str) -> pa.Field:
@@ -51,7 +51,7 @@ _ORIGIN = (
 
 
 def run_schema(runs: Sequence[Point], bands: bool = False) -> pa.Schema:
-    """The columns of one row a run: parameters first, then metrics and their bands, then where it came from."""
+    """Return the columns of a run's row: first parameters, then metrics and their bands, then the origin of the run."""
     rest = [*_metric_fields(), *(_band_fields() if bands else ()), *_ORIGIN]
     names = _short_names(list(runs[0].parameters), taken={field.name for field in rest})
     parameters = [
@@ -62,14 +62,14 @@ def run_schema(runs: Sequence[Point], bands: bool = False) -> pa.Schema:
 
 
 def parameter_fields(schema: pa.Schema) -> dict[str, pa.Field]:
-    """The fields that hold a parameter, by its path."""
+    """Return the fields that hold a parameter, by its path."""
     return {field.metadata[b"path"].decode(): field for field in schema if b"path" in field.metadata}
 
 
 def partition_keys(chosen: Iterable[str] | None, runs: Sequence[Point], schema: pa.Schema) -> list[str]:
-    """Names of the columns that partition the dataset: those named by path, else up to two with few names.
+    """Return the names of the columns that partition the dataset: the chosen paths, else up to two with few names.
 
-    Raises UserError for a parameter that some run has no single value of.
+    Raises UserError for a parameter that is not a single value in some run.
     """
     fields = parameter_fields(schema)
     if chosen is None:
@@ -82,7 +82,7 @@ def partition_keys(chosen: Iterable[str] | None, runs: Sequence[Point], schema: 
 
 
 def parameter_values(point: Point, schema: pa.Schema) -> dict[str, Any]:
-    """The parameters of a run by column; what is not a single value is JSON."""
+    """Return the parameters of a run by column; a value that is not single is JSON."""
     values = {}
     for path, field in parameter_fields(schema).items():
         value = point.parameters[path]
@@ -92,7 +92,7 @@ def parameter_values(point: Point, schema: pa.Schema) -> dict[str, Any]:
 
 
 def metric_values(metrics: RunMetrics) -> dict[str, Any]:
-    """Every scalar, and every statistic of every distribution, by column; None for what there is not."""
+    """Return every scalar, and every statistic of every distribution, by column; None for a missing value."""
     values = dict(metrics.scalars())
     for name in _DISTRIBUTIONS:
         summary = metrics.distribution(name).as_dict()
@@ -104,7 +104,7 @@ def metric_values(metrics: RunMetrics) -> dict[str, Any]:
 
 
 def band_values(central: RunMetrics, fast: RunMetrics, slow: RunMetrics) -> dict[str, float | None]:
-    """The ends of the 90 % bands of the headline metrics by column; a band spans the three simulations."""
+    """Return the ends of the 90 % bands of the headline metrics by column; a band spans the three simulations."""
     runs = [metric_values(run) for run in (central, fast, slow)]
     values: dict[str, float | None] = {}
     for name in _BANDED:
@@ -149,7 +149,7 @@ def _metric_fields() -> list[pa.Field]:
 
 
 def _short_names(paths: list[str], taken: set[str]) -> dict[str, str]:
-    """A column's name for each path: as many of its last parts as tell it from the others."""
+    """Return a column name for each path: the fewest last parts that tell the path from the others."""
     names = {}
     for path in paths:
         parts = path.split(".")

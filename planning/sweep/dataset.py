@@ -1,8 +1,9 @@
 """A sweep on disk: a journal of finished runs, and the hive-partitioned Parquet dataset that it is folded into.
 
-A run is in once its journal entry has been renamed into place; whatever kills the sweep, an entry is there whole or
-not at all. Folding merges entries into the partitions by run id, rewrites those in place by rename, and only then drops
-the entries: killed anywhere in between, it can be done again. Rows are sorted, so that bytes depend on the runs alone.
+A run is in once its journal entry has been renamed into place; whatever kills the sweep, an entry is complete or
+absent. Folding merges entries into the partitions by run id, rewrites the partitions in place by rename, and only then
+drops the entries: after a kill in between, it can be done again. Rows are sorted, so that the bytes depend on the runs
+alone.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from serving.whole_file import whole_file
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, described
 
-ABOUT = "sweep.json"  # what all rows have in common
+ABOUT = "sweep.json"  # data that all rows share
 _FILE = "runs.parquet"
 
 
 class SweepDataset:
     """The directory `path`, held by one sweep at a time.
 
-    `about` says what the rows have in common; a dataset made with another is refused. Its `inputs`, digests of files,
-    may grow, and must not change. Without `resume` there must be no dataset yet. Raises UserError.
+    `about` describes what all rows share; a dataset made with another `about` is refused. Its `inputs`, digests of
+    files, may grow but must not change. Without `resume` there must be no dataset yet. Raises UserError.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class SweepDataset:
         _write(self.path / COLUMNS, columns_text({"runs": described(self._schema)}).encode())
 
     def discard(self) -> None:
-        """Remove everything, if it was begun here."""
+        """Remove everything, if the dataset was begun here."""
         if self._begun:
             for name in ("runs", "requests", self._journal.name):
                 rmtree(self.path / name, ignore_errors=True)
@@ -79,13 +80,13 @@ class SweepDataset:
                 (self.path / name).unlink()
 
     def close(self) -> None:
-        """Let others have the directory."""
+        """Release the directory for other sweeps."""
         self._lock.close()
-        with suppress(OSError):  # it is empty after a sweep that came to nothing alone
+        with suppress(OSError):  # the directory is empty only after a sweep that came to nothing
             self.path.rmdir()
 
     def errors(self) -> dict[str, str | None]:
-        """Every run that is in, by its id: why it failed, or None if it did not."""
+        """Return the error of every run that is in, by its id; None for a run that did not fail."""
         found: dict[str, str | None] = {}
         for file in sorted((self.path / "runs").rglob(_FILE)):
             table = _read(file, ["run_id", "error"])
@@ -93,13 +94,13 @@ class SweepDataset:
         return found | {row["run_id"]: row.get("error") for row in self._entries()}
 
     def add(self, row: Mapping[str, Any], requests: bytes | None = None) -> None:
-        """Take in a finished run: its values by column, and its requests as a Parquet file."""
+        """Add a finished run: its values by column, and its requests as a Parquet file."""
         if requests is not None:
             _write(self.path / "requests" / f"run_id={row['run_id']}" / "requests.parquet", requests)
         _write(self._journal / f"{row['run_id']}.json", json.dumps(row, allow_nan=False).encode())
 
     def fold(self) -> None:
-        """Merge the journal into the partitions, newer rows in place of older ones of the same run."""
+        """Merge the journal into the partitions; newer rows replace older ones of the same run."""
         by_folder: dict[Path, list[dict[str, Any]]] = {}
         for row in self._entries():
             by_folder.setdefault(self._folder(row), []).append(row)
@@ -130,7 +131,7 @@ class SweepDataset:
 
 
 def _agreed(file: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `file` and `about` say together. Raises UserError when they contradict each other."""
+    """Return the content of `file` and `about` merged. Raises UserError when they contradict each other."""
     before = read_json_file(file, "out")
     was, now = before.pop("inputs", {}), about["inputs"]
     changed = [path for path in now if was.get(path, now[path]) != now[path]]
@@ -145,7 +146,7 @@ def _agreed(file: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _difference(path: str, was: Any, now: Any) -> tuple[str, Any, Any] | None:
-    """Where two values first differ, and what is there in each."""
+    """Return the first path at which two values differ, and both values there."""
     if isinstance(was, dict) and isinstance(now, dict):
         pairs = ((f"{path}.{name}".strip("."), was.get(name), now.get(name)) for name in {**now, **was})
         return next(filter(None, (_difference(*pair) for pair in pairs)), None)
@@ -158,7 +159,7 @@ def _hive(value: Any) -> str:
 
 
 def _read(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """One file of the dataset, without what its path says."""
+    """Return one file of the dataset, without the columns in its path."""
     try:
         return pq.ParquetFile(file).read(columns)
     except (pa.ArrowException, OSError) as error:
@@ -166,7 +167,7 @@ def _read(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """`file` with `content`, whole or not at all."""
+    """Write `content` to `file`, in full or not at all."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are made. Outcomes come as they are done, in any order."""
+"""Executors of the runs of a sweep. Results come as the runs end, in any order."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Executor = Callable[[Measure, Sequence[Point]], Results]  # a process that dies 
 def in_processes(
     measure: Measure, points: Sequence[Point], jobs: int | None = None, limit_s: float | None = None
 ) -> Results:
-    """In at most `jobs` processes of this machine, by default one for each CPU that this process may use.
+    """Yield the results of runs in at most `jobs` processes of this machine, by default one for each usable CPU.
 
-    `limit_s` is the longest that a run may take, in seconds. One job without a limit is done in this process.
+    `limit_s` is the longest that a run may take, in seconds. One job without a limit runs in this process.
     """
     if jobs == 1 and limit_s is None:
         yield from map(measure, points)
@@ -45,8 +45,10 @@ _EXECUTORS = {"process": in_processes, "ray": as_ray_tasks}
 
 
 def find_executor(name: str, jobs: int | None, limit_s: float | None = None) -> Executor:
-    """The executor called `name`, making `jobs` runs at once (None: as many as there are CPUs for), each in `limit_s`
-    seconds or not at all. Raises UserError for a name that is none, and for Ray where it is not installed.
+    """Return the executor called `name`, which makes `jobs` runs at a time (None: one for each CPU).
+
+    A run that takes longer than `limit_s` seconds fails. Raises UserError for an unknown name, and for Ray where it is
+    not installed.
     """
     if not isinstance(name, str) or name not in _EXECUTORS:
         raise UserError("executor", name, f"must be one of {', '.join(_EXECUTORS)}")

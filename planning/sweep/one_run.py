@@ -20,9 +20,9 @@ OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run gave: values by column (`status` among them), and its requests as a Parquet file if kept.
+    """The result of a run: values by column (`status` among them), and its requests as a Parquet file if kept.
 
-    refused     why it is none that can be made
+    refused     the error of a run that cannot be made
     """
 
     point: Point
@@ -32,13 +32,13 @@ class RunResult:
 
 
 def failed(point: Point, error: str, refused: UserError | None = None) -> RunResult:
-    """The outcome of a run that came to nothing."""
+    """Return the result of a run that failed."""
     return RunResult(point, {"status": "failed", "error": " ".join(error.split())}, refused=refused)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Simulates points.
+    """A callable that simulates points.
 
     full        also keep steps and tokens for the metrics
     requests    keep the requests for the reader

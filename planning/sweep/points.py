@@ -1,4 +1,4 @@
-"""The runs of a sweep: each a configuration in full, known by the hash of it."""
+"""The runs of a sweep: each is a full configuration, identified by its hash."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Point:
-    """One run to be made.
+    """A run to be made.
 
-    config      the `Scenario` as JSON values, with all defaults; as far as it was given when `error` is set
+    config      the `Scenario` as JSON values, with all defaults; only the given part when `error` is set
     parameters  value of each path that the sweep varies, and `seed` if it has seeds
-    error       why this cannot run at all, or empty
-    defaults    which settings it leaves to its engines, and what those are: a line each
+    error       the reason why this cannot run at all, or empty
+    defaults    the settings that it leaves to its engines, and their values: a line each
     """
 
     config: dict[str, Any]
@@ -39,21 +39,22 @@ class Point:
 
     @property
     def id(self) -> str:
-        """Hash of the configuration. Begins with a letter, so that no reader takes it for a number.
+        """Hash of the configuration. It begins with a letter, so that no reader takes it for a number.
 
-        What cannot run has no whole configuration, and seeds have no place in it yet: the parameters count as well.
+        A point that cannot run has no full configuration, and seeds have no place in it yet, so its parameters count as
+        well.
         """
         identity = [self.config, self.parameters] if self.error else self.config
         return "r" + sha256(canonical(identity).encode()).hexdigest()[:15]
 
 
 def canonical(value: Any) -> str:
-    """JSON that is the same for equal values."""
+    """Return JSON that is the same for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def points(settings: SweepSettings) -> list[Point]:
-    """The runs of a sweep, in the order of its file.
+    """Return the runs of a sweep, in the order of its file.
 
     A combination that is not allowed becomes a point with an error. Raises UserError when none is allowed, or two are
     the same run.
@@ -70,7 +71,7 @@ def points(settings: SweepSettings) -> list[Point]:
             scenario, defaults = parse(Scenario, _on_calibrated(config), where="base", typed=True).whole()
             full = scenario.model_dump(mode="json")
             if full["deployment"]["gpu_memory_utilization"] is not None:
-                del full["deployment"]["scheduler"]["num_blocks"]  # which follow, and if stated would override it
+                del full["deployment"]["scheduler"]["num_blocks"]  # they follow; stated, they would override it
         except UserError as wrong:
             error, first_error, full = str(wrong), first_error or wrong, config
         parameters = {path: found_at(config, path, found_at(full, path)) for path in paths}
@@ -86,7 +87,10 @@ def points(settings: SweepSettings) -> list[Point]:
 
 
 def input_digests(runs: list[Point]) -> dict[str, str]:
-    """SHA-256 of every file that the runs read, by its path as given. Raises UserError for one that cannot be read."""
+    """Return the SHA-256 of every file that the runs read, by its path as given.
+
+    Raises UserError for a file that cannot be read.
+    """
     files = dict.fromkeys(file for point in runs if not point.error for file in _files(point.config))
     return {file: _digest(Path(file)) for file in sorted(files)}
 
@@ -108,7 +112,7 @@ def _files(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    """Of a file, or of what says everything in a recording's or a calibration's directory."""
+    """Return the hash of a file, or of the files in a recording's or a calibration's directory that determine a run."""
     files = [path]
     if path.is_dir():
         files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
@@ -127,7 +131,7 @@ def _digest(path: Path) -> str:
 
 
 def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
-    """`config`, its deployment completed by that which a calibration of our own engine was measured with."""
+    """Return `config`, its deployment completed by the deployment of its calibration of our own engine."""
     directory = config.get("calibration")
     if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
         return config
@@ -138,7 +142,7 @@ def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`config`, in which a gpu_memory_utilization that varies is not overridden by the num_blocks of base."""
+    """Return `config` without the num_blocks of base if gpu_memory_utilization varies, which they would override."""
     memory, blocks = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
     if overrides.get(memory) is None:
         return config
@@ -152,7 +156,7 @@ def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seeded(node: Any, seed: int) -> Any:
-    """`node` with `seed` for every seed that is in it."""
+    """Return `node` with `seed` in place of every seed in it."""
     if isinstance(node, dict):
         return {
             name: seed if is_seed(name) and isinstance(value, int) else _seeded(value, seed)

@@ -1,4 +1,4 @@
-"""Runs as Ray tasks: on the cluster that is there (`RAY_ADDRESS`, or one started on this machine), or a local one.
+"""Runs as Ray tasks: on an existing cluster (`RAY_ADDRESS`, or one started on this machine), or a local one.
 
 Other nodes need the same tokentwin, and the files that a sweep names at the same paths.
 """
@@ -26,24 +26,25 @@ def as_ray_tasks(
     jobs: int | None = None,
     limit_s: float | None = None,
 ) -> Generator[RunResult, None, None]:
-    """At most `jobs` tasks at once, by default one for each CPU of the cluster.
+    """Yield the results of runs as they end, from at most `jobs` tasks at a time, by default one for each CPU.
 
-    `limit_s` is the longest that a run may take, in seconds from when Ray is given it.
+    `limit_s` is the longest that a run may take, in seconds from when Ray receives it.
     """
     import ray
 
     joined = ray.is_initialized()
     if not joined:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster tells nobody
-        os.environ.update(module_environment())  # where its workers find this package
-        # They look for modules where Ray was begun, before anywhere else: not among a user's own files.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster sends no usage statistics
+        os.environ.update(module_environment())  # the path on which its workers find this package
+        # Workers look for modules first in the directory where Ray was begun: an empty one keeps a user's own files
+        # out.
         with TemporaryDirectory() as nothing, chdir(nothing):
             ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level=ERROR)
     try:
         task = ray.remote(num_cpus=1, max_retries=0)(_measured)
         jobs = jobs or max(int(ray.cluster_resources().get("CPU", 1)), 1)
         left, where = iter(points), str(Path.cwd())
-        under_way: dict[Any, tuple[Point, float]] = {}  # with the time at which it began, in that order
+        under_way: dict[Any, tuple[Point, float]] = {}  # with its start time, in the order of start times
 
         def give(points: Iterable[Point]) -> None:
             for point in points:
@@ -71,6 +72,6 @@ def as_ray_tasks(
 
 
 def _measured(where: str, measure: Callable[[Point], RunResult], point: Point) -> RunResult:
-    with suppress(OSError):  # a node may lack it: then names of files that are not absolute are found nowhere
+    with suppress(OSError):  # a node may lack the directory: then it finds no files by relative names
         os.chdir(where)
     return measure(point)

@@ -1,4 +1,4 @@
-"""A sweep's dataset read back: its rows, which columns were varied, and what each number is."""
+"""A sweep's dataset read back: its rows, its varied columns, and the meaning of its numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "b
 
 @dataclass(frozen=True)
 class SweepResults(Answer):
-    """What a sweep found.
+    """The results of a sweep.
 
     runs        one row a run, failed ones included
     parameters  columns that were varied, in the order of the sweep
@@ -41,7 +41,7 @@ class SweepResults(Answer):
 
     @classmethod
     def load(cls, directory: Path) -> SweepResults:
-        """The dataset that `tokentwin sweep` left in `directory`. Raises UserError when it is damaged."""
+        """Load the dataset that `tokentwin sweep` left in `directory`. Raises UserError when it is damaged."""
         about = _about(directory / ABOUT)
         try:
             paths = {str(name): str(path) for path, name in about["varied"].items()}
@@ -68,11 +68,11 @@ class SweepResults(Answer):
         return ("runs",)
 
     def table(self, name: str) -> pa.Table:
-        """`runs`: one row a run."""
+        """Return `runs`: one row a run."""
         return self.runs
 
     def report(self) -> Iterator[RenderableType]:
-        """How many runs there are, and the range of each metric."""
+        """Yield the number of runs, and the range of each metric."""
         done = self.complete
         failed = self.runs.num_rows - done.num_rows
         varied = ", ".join(self.parameters) or "nothing"
@@ -88,13 +88,13 @@ class SweepResults(Answer):
         return self.runs.filter(pc.equal(self.runs["status"], "complete"))
 
     def values(self, parameter: str) -> list[Any]:
-        """What a parameter was set to, in order; null last."""
+        """Return the values of a parameter, in order; null last."""
         found = self.runs[parameter].unique()
         return found.take(pc.array_sort_indices(found)).to_pylist()
 
 
 def axis_title(column: str) -> str:
-    """What a column of metrics is called on an axis, with its unit; empty for a column that is no metric."""
+    """Return the title of a metric's axis, with its unit; empty for a column that is no metric."""
     if column in METRICS:
         return METRICS[column].axis
     name, _, statistic = column.rpartition("_")

@@ -1,4 +1,4 @@
-"""A sweep's file: one run in full, and what to vary of it.
+"""A sweep's file: one run in full, and the settings that vary.
 
 Every entry of `list` is combined with every combination of `grid`, every point of `sobol` and every seed.
 """
@@ -21,7 +21,7 @@ from serving.yaml_file import read_mapping
 
 Overrides = dict[str, Any]  # values by dotted path
 _PAGE = "docs/sweeps.md"
-MOST_RUNS = 50_000  # each takes 50 kB before it is made
+MOST_RUNS = 50_000  # each run takes 50 kB before it is made
 _Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -44,7 +44,7 @@ class SobolRange(Request):
         return self
 
     def at(self, share: float) -> float | int:
-        """The value `share` of the way from `low` to `high`, 0 <= share < 1."""
+        """Return the value `share` of the way from `low` to `high`, 0 <= share < 1."""
         high = self.high + 1 if self.integer else self.high
         if self.scale == "log":
             value = self.low * math.exp(share * math.log(high / self.low))
@@ -54,7 +54,7 @@ class SobolRange(Request):
 
 
 class Sobol(Request):
-    """A scrambled Sobol sequence (Owen 1995): a larger one begins with the smaller."""
+    """A scrambled Sobol sequence (Owen 1995): a longer sequence begins with the shorter one."""
 
     points: int = Field(ge=1, le=2**20, description="number of points; a power of two, or they are not balanced")
     seed: int = Field(0, ge=0, description="seed of the scrambling")
@@ -68,7 +68,7 @@ class Sobol(Request):
         return points
 
     def draw(self) -> Iterator[Overrides]:
-        """The points, each a value for every path."""
+        """Yield the points; a point has a value for every path."""
         from scipy.stats.qmc import Sobol as Sequence
 
         shares = Sequence(len(self.ranges), scramble=True, seed=self.seed).random(self.points)
@@ -77,7 +77,10 @@ class Sobol(Request):
 
 
 class SweepSettings(Request):
-    """What FILE holds. Paths are dotted and start at `base`: `deployment.scheduler.max_num_seqs`, `replicas`."""
+    """The content of a sweep's file.
+
+    Paths are dotted and start at `base`: `deployment.scheduler.max_num_seqs`, `replicas`.
+    """
 
     base: dict[str, Any] = Field(description="the run that all others vary")
     grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({}, description="values by dotted path")
@@ -129,7 +132,7 @@ class SweepSettings(Request):
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     def variations(self) -> Iterator[tuple[Overrides, int | None]]:
-        """What to change of `base` in each run, and its seed."""
+        """Yield the changes of `base` in each run, and its seed."""
         grid = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
         sobol = self.sobol.draw() if self.sobol else ({},)
         for entry, cell, drawn, seed in product(self.list or ({},), grid, sobol, self.seed_values):
@@ -137,17 +140,17 @@ class SweepSettings(Request):
 
 
 def is_seed(name: str) -> bool:
-    """Whether a setting of this name is the seed of something."""
+    """Return True if a setting of this name is a seed."""
     return name == "seed" or name.endswith("_seed")
 
 
 def load_sweep(path: str | Path) -> SweepSettings:
-    """The sweep in a YAML file, with a deployment that is only named read in. Raises UserError."""
+    """Read the sweep in a YAML file; a deployment that is only named is read in. Raises UserError."""
     return read_sweep(read_mapping(path, "sweep", _PAGE), str(path))
 
 
 def read_sweep(data: Mapping[str, Any], where: str = "sweep") -> SweepSettings:
-    """The sweep in a mapping, likewise; `where` begins the name of a field that is wrong. Raises UserError."""
+    """Read the sweep in a mapping, like `load_sweep`; `where` begins the name of a wrong field. Raises UserError."""
     settings = parse(SweepSettings, _plain(data, where), where=where, typed=True)
     deployment = settings.base.get("deployment")
     if isinstance(deployment, str):
@@ -158,7 +161,7 @@ def read_sweep(data: Mapping[str, Any], where: str = "sweep") -> SweepSettings:
 
 
 def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """As JSON has it, which names a run."""
+    """Return `data` as plain JSON values, which identify a run."""
     check_text(data, where)
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(data)))
@@ -169,7 +172,7 @@ def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_numbers(node: Any, where: str) -> None:
-    """Raises UserError for a number that a column of the dataset cannot hold."""
+    """Raise UserError for a number that a column of the dataset cannot hold."""
     if isinstance(node, dict):
         for name, value in node.items():
             _check_numbers(value, f"{where}.{name}")

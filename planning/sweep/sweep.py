@@ -1,4 +1,4 @@
-"""A sweep as a whole: the runs that are wanted, those that are there, and making the rest."""
+"""A sweep as a whole: the runs that are wanted, the runs that exist, and making the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Swept:
-    """How many runs were made now, how many were there before, and how many of all that FILE asks for failed."""
+    """The number of runs made now, runs kept from before, and failed runs among all that the file asks for."""
 
     made: int
     kept: int
@@ -35,7 +35,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a file of settings comes to: its runs, and the columns of their rows."""
+    """A sweep of a settings file: its runs, and the columns of their rows."""
 
     settings: SweepSettings
     points: Sequence[Point]
@@ -44,23 +44,23 @@ class Sweep:
 
     @classmethod
     def of(cls, settings: SweepSettings) -> Sweep:
-        """The sweep of `settings`. Raises UserError when it cannot be made."""
+        """Return the sweep of `settings`. Raises UserError when it cannot be made."""
         runs = points(settings)
         schema = run_schema(runs, settings.bands)
         return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
 
     @property
     def defaults(self) -> list[str]:
-        """Which settings runs leave to their engines, and what those are: a line for each engine on each GPU."""
+        """The settings that runs leave to their engines, and their values: a line for each engine on each GPU."""
         return list(dict.fromkeys(line for point in self.points for line in point.defaults))
 
     def run(
         self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = quiet
     ) -> Swept:
-        """Make the runs that the dataset `out` lacks. Interrupted, it leaves a dataset to be read, and to be resumed.
+        """Make the runs that the dataset `out` lacks. If interrupted, it leaves a dataset that can be read and resumed.
 
-        There must be no dataset yet without `resume`; `retry_failed` makes failed runs again. Raises UserError for an
-        `out` that holds something else, and where none of the runs can be made, and leaves nothing then.
+        Without `resume` there must be no dataset yet; `retry_failed` makes failed runs again. Raises UserError if `out`
+        holds something else, and if none of the runs can be made; then nothing is left.
         """
         settings = self.settings
         measure = Measure(full=settings.full_metrics, requests=settings.per_request, bands=settings.bands)
@@ -83,7 +83,7 @@ class Sweep:
             return self._result(dataset, len(missing))
 
     def _about(self) -> dict[str, Any]:
-        """What all rows of a dataset have in common."""
+        """Return the data that all rows of a dataset share."""
         return {
             "format": _FORMAT,
             "version": __version__,
