@@ -1,4 +1,4 @@
-"""`tokentwin conformance`: hold our scheduler against recordings of vLLM's own, or against a vLLM that is installed."""
+"""`tokentwin conformance`: our scheduler against recordings of vLLM's own, or against an installed vLLM."""
 
 from __future__ import annotations
 

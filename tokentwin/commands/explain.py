@@ -1,4 +1,4 @@
-"""`tokentwin explain`: where the time of one step goes."""
+"""`tokentwin explain`: the operations of one step and their times."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _us(ns: float | None) -> str:
 
 
 def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Stage by stage, neighbours that are alike together; transfers last."""
+    """Yield the stages, with alike neighbours together; the transfers come last."""
     first = 0
     for stage, alike in groupby(found.stages):
         last = first + len(list(alike)) - 1
