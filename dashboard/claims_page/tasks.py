@@ -1,4 +1,4 @@
-"""A claim under conditions that a reader has set, as a job."""
+"""The check of a claim under a reader's conditions, as a job."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ CHECK = "dashboard.claims_page.tasks:check_claim"
 
 
 def check_claim(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The answer about one claim, `settings` being the `name` and the `claim` as JSON."""
+    """Return the answer about one claim; `settings` hold the `name`, and the `claim` as JSON."""
     return check({settings["name"]: parse(Claim, settings["claim"], where="claim")}, tell).as_json()
