@@ -86,7 +86,7 @@ _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
 _MOST_TEXT = 1000  # characters
 _VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
-_COMBINATIONS, _CANDIDATES = 64, 4096  # limits of the typed settings, and of all: the page prices each candidate while one types
+_COMBINATIONS, _CANDIDATES = 64, 4096  # most typed and most in all: the page prices each while one types
 _TABLES = "kernel tables"
 _TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
