@@ -189,7 +189,7 @@ Style = CompletionStyle | ChatStyle
 
 
 class Documents:
-    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each."""
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document."""
 
     def __init__(self, style: Style, id: str, model: str, created: int) -> None:
         self._style = style

@@ -1,4 +1,4 @@
-"""Functions that make a backend (the real engine, a fleet of them, or a twin) with its ledger and metrics."""
+"""Functions that make a backend (the real engine, a fleet of real engines, or a twin) with its ledger and metrics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The messages between the API processes and the engine process, as MessagePack over ZeroMQ.
 
 Every API process has a DEALER socket, the engine process one ROUTER. Ids of requests are the API process's own. All
-times are those of the machine's monotonic clock, in ns, which its processes share.
+times are in ns of the machine's monotonic clock, which its processes share.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _LOG = logging.getLogger("tokentwin")
 
 
 class RemoteEngine(RoutedReplica):
-    """An engine process as routers see it: its KV blocks are known once it serves."""
+    """An engine process as routers see it: the number of its KV blocks is known once it serves."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], index: int, address: str) -> None:
         super().__init__(index, kv_tokens=1)

@@ -47,7 +47,7 @@ CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
 
 Values = Any  # a sequence or an array, one value per mark
 _STEPS = (tuple(range(1, 10)), (1, 2, 5), (1,))  # ticks within a decade, the finest first
-_MANY = 9  # ticks
+_MANY = 9  # largest number of ticks
 
 
 def policy_colour(name: str) -> str:

@@ -50,7 +50,7 @@ class _Page:
 
     said: Said = field(default_factory=dict)  # parameters with which the page was opened
     now: Said = field(default_factory=dict)  # values of its widgets; an empty list: left out
-    along: Said = field(default_factory=dict)  # written if anything else is
+    along: Said = field(default_factory=dict)  # parameters that are written if any other is
     written: Said = field(default_factory=dict)  # parameters of the address when it was last known
     bare: Said = field(default_factory=dict)  # parameters for which the address without parameters stands
     moves: dict[str, int] = field(default_factory=dict)  # number of moves of the address, by parameter
@@ -107,7 +107,7 @@ def choose(
 ) -> str:
     """Draw a select box bound to the query parameter `parameter`, and return the choice, by default the first option.
 
-    A message says if the link names no option. `lasting` is that of `keep`.
+    A message says if the link names no option. `lasting` is passed to `keep`.
     """
     said, key = named(parameter), _key(parameter)
     if said is not None and said not in options and key not in st.session_state:

@@ -15,7 +15,7 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    # Python has put the working directory first; our modules are those beside this package, whatever lies there.
+    # Python has put the working directory first; our modules lie beside this package, whatever lies there.
     if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parents[1]:
         del sys.path[0]
     run()

@@ -78,7 +78,7 @@ class Document:
         self.code(values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def beside(self, count: int) -> Sequence[AbstractContextManager[None]]:
-        """Return two places, or a few small ones, to be entered one after another."""
+        """Return two large or a few small places, to be entered one after another."""
         grid = f'<div class="grid" style="--least:{_PAIR if count == 2 else _CARDS}">'
         ends = [(grid if at == 0 else "", "</div>" if at == count - 1 else "") for at in range(count)]
         return [self._within(f"{first}<div>", f"</div>{last}") for first, last in ends]

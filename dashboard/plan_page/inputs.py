@@ -84,7 +84,7 @@ _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
 _ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
-_MOST_TEXT = 1000  # characters
+_MOST_TEXT = 1000  # characters of all SLOs
 _VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
 _COMBINATIONS, _CANDIDATES = 64, 4096  # most typed and most in all: the page prices each while one types
 _TABLES = "kernel tables"
@@ -224,7 +224,7 @@ def _model(runs: Path) -> str | Incomplete:
 
 
 def _engine() -> tuple[dict[str, list[Any]], str]:
-    """Draw settings of the engine, and return the changed ones by the deployment's names, with the candidates' values.
+    """Draw settings of the engine, and return changed settings by the deployment's names, with the candidates' values.
 
     Other settings come as text, for `_varied`.
     """
@@ -379,7 +379,7 @@ def _own_price(calibration: Path) -> dict[str, float]:
 
 
 def _prices(chosen: list[str]) -> dict[str, float]:
-    """Draw the prices, and return the changed ones; `H100:2.9,H200:3.1` in the URL."""
+    """Draw the prices, and return changed prices; `H100:2.9,H200:3.1` in the URL."""
     said = dict(_PRICE.findall(named("price") or ""))
     prices = {}
     with st.expander("Prices ($/GPU-h)"):

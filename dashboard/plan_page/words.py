@@ -134,7 +134,7 @@ def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str)
 
 
 def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
-    """Return one line that distinguishes the plan from others. `settings` are those of a `PlanRequest`."""
+    """Return one line that distinguishes the plan from others. `settings` are the fields of a `PlanRequest`."""
     best = answer.recommendation
     fleet = carriers(best, answer.spares) if best else "no fleet"
     slos = ", ".join(prose(objective) for objective in answer.objectives)

@@ -31,7 +31,7 @@ from serving.metrics import METRICS, label_of
 
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-_ROW = 27  # pixels of a row
+_ROW = 27  # height of a row in pixels
 _LETTERS = 16  # letters in a line beside a plot
 _CHANGE = "B - A (%)"  # percent of A; a row in points says so
 _ENDS = attrgetter("low"), attrgetter("high")

@@ -1,6 +1,6 @@
 """Policy lab: two policies or deployments on identical arrivals, and what can be claimed of their difference.
 
-The answers are those of `tokentwin compare`. As on the Plan page, the inputs name a job: a link to them opens its
+`tokentwin compare` gives the same answers. As on the Plan page, the inputs name a job: a link to them opens its
 answer again.
 """
 

@@ -78,7 +78,7 @@ def disturbance(answer: ComparisonDocument) -> str:
 
 
 def provenance(sides: Compared) -> Provenance:
-    """Return the provenance of figures of both sides, which is that of the less certain side."""
+    """Return the provenance of figures of both sides, taken from the less certain side."""
     why = "the comparison does not say how far step times can be trusted"
     return weakest((noted({"mark": side.mark, "reason": side.reason}, why) for side in (sides.a, sides.b)), "sides")
 
@@ -101,7 +101,7 @@ def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def engines(answers: Sequence[ComparisonDocument]) -> list[str]:
-    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then the engine of each."""
+    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then their engines."""
     simulated = ["simulated"] if answers[0].simulated else []
     return simulated + [_engine(answer.a) for answer in answers]
 

@@ -1,6 +1,6 @@
 """The reasons why a run is slow: symptoms at once, and by a job the gain from lifting each constraint.
 
-Both are those of `tokentwin diagnose`.
+`tokentwin diagnose` gives both, too.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _successors(order: Array, replica: Array, start: Array) -> Iterator[tuple[Ar
 
 
 def _pairs(rows: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield pieces of `rows`, and the row after each; the last row has none."""
+    """Yield pieces of `rows`, and the rows that follow them; nothing follows the last row."""
     for at in range(0, len(rows), _PIECE):
         yield rows[at : at + _PIECE], rows[at + 1 : at + _PIECE + 1]
 

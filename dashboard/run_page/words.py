@@ -132,7 +132,7 @@ def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
 
 
 def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, str]]:
-    """Return a row for each metric of the whole run; unknown ones are left out."""
+    """Return a row for each known metric of the whole run."""
     bands, rows = bands_of(run), []
     for name, value in metrics.scalars().items():
         if value is None:

@@ -155,7 +155,7 @@ def domain(recording: Recording, source: Source) -> Domain:
 
 
 class _Cells(NamedTuple):
-    """All cells, `[y, x]`: whether a cell was measured, how well it is known, and how far it is from known ones."""
+    """The cells of a map, `[y, x]`: whether each was measured, how well it is known, its distance to known cells."""
 
     inside: NDArray[np.bool_]
     known: Floats

@@ -235,7 +235,7 @@ def client_rows(clients: Clients) -> list[dict[str, Any]]:
 
 
 class Rule(Result):
-    """The utility of the choices of a rule; shares of the questions. The first rule is that of `tokentwin plan`."""
+    """The utility of the choices of a rule; shares of the questions. The first rule is `tokentwin plan`'s."""
 
     questions: int
     groups: int

@@ -91,7 +91,7 @@ def _runs(report: ValidationReport | None) -> Rung:
 
 
 def _within_noise(rows: Sequence[RunRow]) -> str:
-    """Return how many figures lie within their noise, of those whose noise is known; empty if there are none."""
+    """Return how many of the figures with a known noise lie within it; empty if there are no such figures."""
     known = [row.within_floor for row in rows if row.within_floor is not None]
     return f"{sum(known)} of {len(known)}" if known else ""
 

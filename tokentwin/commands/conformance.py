@@ -21,8 +21,8 @@ def conformance(
 ) -> None:
     """Replay RECORDINGS of vLLM's scheduler through ours, and compare every decision.
 
-    Prints one line for each recording; with --live, for each family of scenarios. The exit status is 1 if any decision
-    differs.
+    This prints one line for each recording; with --live, for each family of scenarios. The exit status is 1 if any
+    decision differs.
     """
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "give recordings, or --live and a vLLM")

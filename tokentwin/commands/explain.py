@@ -41,7 +41,7 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def explain(gpu: str, calibration: str | None, style: str, deployment_file: str | None, **given: Any) -> None:
-    """Show every operation of a step with its roofline, the parts of the predicted time, and what its tokens become.
+    """Show every operation of a step with its roofline, the parts of the predicted time, and its tokens as tensors.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
