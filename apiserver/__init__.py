@@ -1,4 +1,4 @@
-"""One API before the real engine and before its twin.
+"""One HTTP API in front of the real engine and of its twin.
 
-API processes speak HTTP and make tokens of text and text of tokens; an engine process decides.
+API processes speak HTTP and convert text to tokens and tokens to text; an engine process schedules.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's documents of an answer: whole, or chunk by chunk."""
+"""The JSON documents of OpenAI's API for one answer: whole, or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from apiserver.filler import Texts
 from apiserver.tools import Calls
 from realengine.logprob import Logprob
 
-_LEAST = -9999.0  # of a log-probability, because JSON has no infinity
+_LEAST = -9999.0  # the least log-probability written, because JSON has no infinity
 
 
 @dataclass(slots=True)
@@ -21,8 +21,8 @@ class Piece:
     """Some text of a choice, the tokens that completed it, and how it ended, if it has.
 
     index   number of the choice
-    ended_by  the stop string, or the token of `stop_token_ids`, that ended it
-    prompt  tokens of the prompt, where they are to be told
+    ended_by  the stop string, or the token of `stop_token_ids`, that ended the choice
+    prompt  tokens of the prompt; None if the answer does not repeat them
     """
 
     text: str
@@ -34,7 +34,7 @@ class Piece:
     prompt: list[int] | None = None
 
     def add(self, more: Piece) -> None:
-        """Go on with what came after it."""
+        """Append the next piece of the same choice."""
         self.text += more.text
         self.tokens += more.tokens
         if more.logprobs is not None:
@@ -50,7 +50,7 @@ class Usage:
     completion_tokens: int = 0
 
     def document(self) -> dict[str, int]:
-        """As `usage`."""
+        """Return the JSON object `usage`."""
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -61,10 +61,10 @@ class Usage:
 
 @dataclass(slots=True)
 class Wording:
-    """How tokens are told.
+    """The options by which tokens are written.
 
-    token_ids  whether choices hold their tokens, too, as vLLM's may
-    by_number  whether tokens with log-probabilities are called by their number, as vLLM may
+    token_ids  whether choices also hold token ids, as vLLM's option `return_token_ids` asks
+    by_number  whether a token with a log-probability is written as its id (vLLM's `return_tokens_as_token_ids`)
     """
 
     texts: Texts
@@ -72,11 +72,11 @@ class Wording:
     by_number: bool = False
 
     def word(self, token: int) -> str:
-        """What `token` is called beside its log-probability."""
+        """Return the text that stands for `token` beside its log-probability."""
         return f"token_id:{token}" if self.by_number else self.texts.decode([token], special=True)
 
     def end(self, piece: Piece) -> dict[str, Any]:
-        """What both styles say of the end of a choice."""
+        """Return the fields with which both styles end a choice."""
         ended = {} if piece.ended_by is None else {"stop_reason": piece.ended_by}
         tokens = {"token_ids": piece.tokens} if self.token_ids else {}
         return {"finish_reason": piece.finish, **ended, **tokens}
@@ -84,7 +84,7 @@ class Wording:
 
 @dataclass(slots=True)
 class CompletionStyle:
-    """How `/v1/completions` words its answers."""
+    """The wording of answers of `/v1/completions`."""
 
     wording: Wording
     object: str = "text_completion"
@@ -92,19 +92,19 @@ class CompletionStyle:
     _offsets: dict[int, int] = field(default_factory=dict, init=False)
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Nothing comes before the first text."""
+        """Return None: a completion has no chunk before its first text."""
         return None
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """What an answer in one document says of its choices."""
+        """Return the choices of an answer in one document."""
         return {"choices": list(map(self.choice, pieces))}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """What one chunk says."""
+        """Return the choice of one chunk."""
         return {"choices": [self.choice(piece)]}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        """One of `choices`."""
+        """Return one item of `choices`."""
         logprobs = None if piece.logprobs is None else self._logprobs(piece, piece.logprobs)
         prompt = {} if piece.prompt is None else {"prompt_token_ids": piece.prompt}
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self.wording.end(piece), **prompt}
@@ -129,7 +129,11 @@ class CompletionStyle:
 
 @dataclass(slots=True)
 class ChatStyle:
-    """The same of `/v1/chat/completions`. `role` is whose message is told; it is made of `calls`, where there are."""
+    """The wording of answers of `/v1/chat/completions`.
+
+    role    role of the message
+    calls   the tool calls that the message consists of; None if no tool must be called
+    """
 
     wording: Wording
     role: str = "assistant"
@@ -138,15 +142,15 @@ class ChatStyle:
     chunk_object: str = "chat.completion.chunk"
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The first delta of a choice says who speaks."""
+        """Return the first delta of choice `index`, which names the role."""
         return {"index": index, "delta": {"role": self.role, "content": ""}, "logprobs": None, "finish_reason": None}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """What an answer in one document says of its choices, and of the prompt."""
+        """Return the choices of an answer in one document, and the tokens of the prompt if they are wanted."""
         return {"choices": list(map(self._choice, pieces)), **_prompt(pieces[0])}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        """What one chunk says."""
+        """Return the choice of one chunk, and the tokens of the prompt if they are wanted."""
         delta = self._delta(piece)
         return {"choices": [{"index": piece.index, "delta": delta, **self._end(piece)}], **_prompt(piece)}
 
@@ -185,26 +189,29 @@ Style = CompletionStyle | ChatStyle
 
 
 class Documents:
-    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in each."""
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document."""
 
     def __init__(self, style: Style, id: str, model: str, created: int) -> None:
         self._style = style
-        self.every = style.wording.token_ids  # a chunk for every token, even if there is nothing to read yet
+        self.every = style.wording.token_ids  # true: send a chunk for every token, even if it completes no text
         self._text_alone = not self.every and not (isinstance(style, ChatStyle) and style.calls)
         self._about = {"id": id, "created": created, "model": model, "object": style.chunk_object}
-        self._around: dict[int, tuple[bytes, bytes]] = {}  # what is before and after the text of a chunk, by choice
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # bytes before and after the text of a chunk, by choice
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The answer in one document."""
+        """Return the whole answer as one document."""
         return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
 
     def opening(self, index: int) -> bytes:
-        """What a choice begins with in a stream, if with anything."""
+        """Return the first event of a choice in a stream, or empty bytes if the style has none."""
         choice = self._style.opening(index)
         return b"" if choice is None else event({**self._about, "choices": [choice]})
 
     def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
-        """A server-sent event with some text; where it is text alone, all but that was made before."""
+        """Return a chunk as a server-sent event; a chunk of text alone reuses the bytes around the text.
+
+        `usage` is added to the chunk if `so_far` is given.
+        """
         if so_far is None and self._text_alone and piece.finish is piece.logprobs is piece.prompt is None:
             before, after = self._around.get(piece.index) or self._frame(piece.index)
             return before + msgspec.json.encode(piece.text) + after
@@ -218,7 +225,7 @@ class Documents:
         return before, after
 
     def usage(self, usage: Usage) -> bytes:
-        """The event before the last, where it was asked for."""
+        """Return the last event before the end, which holds the usage that the client asked for."""
         return event({**self._about, "choices": [], "usage": usage.document()})
 
 

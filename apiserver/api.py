@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's endpoints, and those that operators look at."""
+"""The HTTP endpoints: OpenAI's, and the endpoints for operators."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ from serving.version import __version__
 
 _LOG = logging.getLogger("tokentwin")
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
-_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # to whoever shows no key
-_LONG = 1 << 14  # characters that take too long to tokenise while others wait
-_COMPLETION_TOKENS = 16  # of a completion that states no length: OpenAI's default, and vLLM's
+_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key
+_LONG = 1 << 14  # characters of a body that is tokenised in a thread, so that other requests need not wait
+_COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
-    """Answers HTTP requests out of `engine`; `texts` makes the tokenizer of what it serves.
+    """The HTTP handlers in front of `engine`; `texts` makes the tokenizer of the served model.
 
-    A request may take `deadline_s`, and its body `body_s` to come. With `keys`, whoever asks must show one.
+    A request may take `deadline_s`, and its body must arrive within `body_s`. If `keys` are given, a client must send
+    one.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Api:
         self._created = int(time())
 
     def application(self, body_limit: int, place: int | None = None) -> web.Application:
-        """The routes, of a port where every replica is at hand, or only the one at `place`."""
+        """Return the application for a port that serves every replica, or only the replica at `place`."""
         app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
         app[_PLACE] = place
         post = partial(web.post, expect_handler=expect)
@@ -99,37 +100,37 @@ class Api:
             check_key(request.headers.get("Authorization", ""), self._keys)
         return await handler(request)
 
-    # What operators look at
+    # Endpoints for operators
 
     async def health(self, request: web.Request) -> web.Response:
-        """This process answers, and the replica of its port, if it has one, is there."""
+        """Answer 200 if this process runs and the replica of its port, if the port has one, is alive."""
         if request.app[_PLACE] is not None:
             self._engine.replica(request.app[_PLACE])
         return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Requests are taken."""
+        """Answer 200 if the server takes requests, else 503."""
         self._engine.replica(request.app[_PLACE])
         if self._engine.drains:
             raise Refusal(503, "the server takes no requests now", retry_after_s=1)
         return web.Response()
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         replica = self._engine.replica(request.app[_PLACE])
         text = await self._engine.metrics(replica)
-        if replica is not None:  # as a server of its own would say it
+        if replica is not None:  # a port of one replica answers as a server with one engine would
             text = text.replace(f',engine="{replica}"'.encode(), b',engine="0"')
         return web.Response(body=text, headers=headers)
 
     async def version(self, request: web.Request) -> web.Response:
-        """Ours, and whether it is a `twin` or the `real` engine that answers."""
+        """Return the version of tokentwin, and whether a `twin` or the `real` engine answers."""
         about, _ = self._served()
         return web.json_response({"version": __version__, "engine": "twin" if about.twin else "real"})
 
     async def models(self, request: web.Request) -> web.Response:
-        """The one that is served."""
+        """Return the list of models, which has one entry."""
         about, _ = self._served()
         model = {
             "id": about.model,
@@ -143,7 +144,7 @@ class Api:
         return web.json_response({"object": "list", "data": [model]})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """Token ids of a text, or of a chat as the model would see it."""
+        """Return the token ids of a text, or of a chat after the chat template."""
         body = _parsed(await self._read(request), TokenizeRequest).root
         about, texts = self._served(body.model)
         if isinstance(body, TokenizeChat):
@@ -155,14 +156,14 @@ class Api:
         return web.json_response({**document, "token_strs": names})
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        """Text of token ids, special tokens among it."""
+        """Return the text of token ids, special tokens included."""
         body = _parsed(await self._read(request), DetokenizeRequest)
         about, texts = self._served(body.model)
         _check_vocabulary(body.tokens, about, "tokens")
         return web.json_response({"prompt": texts.decode(body.tokens, special=True)})
 
     async def journey(self, request: web.Request) -> web.Response:
-        """What became of a request that was to be followed."""
+        """Return the steps and times of a request that was sent with `X-Journey: 1`."""
         found = await self._engine.journey(request.match_info["name"])
         if not found:
             raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
@@ -171,7 +172,7 @@ class Api:
     # Generation
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/completions`."""
+        """Answer `POST /v1/completions`."""
         received_ns = monotonic_ns()
         body = _parsed(await self._read(request), CompletionRequest)
         about, texts = self._served(body.model)
@@ -192,7 +193,7 @@ class Api:
         return await self._generate(request, body, asked, CompletionStyle(_wording(body, texts)), "cmpl", echoes)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/chat/completions`."""
+        """Answer `POST /v1/chat/completions`."""
         received_ns = monotonic_ns()
         body = _parsed(await self._read(request), ChatRequest)
         about, texts = self._served(body.model)
@@ -212,7 +213,7 @@ class Api:
         kind: str,
         echoes: Sequence[str] = (),
     ) -> web.StreamResponse:
-        """Answer every prompt, `n` times. `echoes` are the prompts' texts, where answers begin with them."""
+        """Answer every prompt, `n` times; each answer begins with its prompt's text if `echoes` are given."""
         about, texts = self._served()
         client_id = _plain_header(request, "X-Request-Id", 128)
         answer_id = client_id or f"{kind}-{uuid4().hex}"
@@ -242,7 +243,7 @@ class Api:
                 )
                 if echoes:
                     choice.echo, choice.all_of_it = echoes[index // n], body.limit == 0
-                if body.return_token_ids or (echoes and body.stream):  # vLLM tells them of a stream that echoes, too
+                if body.return_token_ids or (echoes and body.stream):  # vLLM does so for echoes, too
                     choice.prompt = asked.prompt
                 choices.append(choice)
             documents = Documents(style, answer_id, about.model, int(time()))
@@ -260,7 +261,7 @@ class Api:
                 raise timed_out() from None
 
     async def _read(self, request: web.Request) -> bytes:
-        """The body of a request, which must be JSON. Raises Refusal for one that does not come."""
+        """Return the body of a request, which must be JSON. Raises Refusal if the body does not arrive."""
         if request.content_type != "application/json":
             raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
         try:
@@ -272,7 +273,10 @@ class Api:
             raise malformed("the body is not what its head says: see its length and encoding") from None
 
     def _served(self, model: str | None = None) -> tuple[About, Texts]:
-        """What is served. Raises Refusal if it is not `model`, or nothing is."""
+        """Return the served model and its tokenizer.
+
+        Raises Refusal for another `model`, or if no engine is there yet.
+        """
         about = self._engine.about
         if about is None:
             raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
@@ -297,7 +301,7 @@ class Api:
 
 
 def _parsed(data: bytes, kind: type[Body]) -> Body:
-    """The JSON document `data`. Raises Refusal for what is no such document."""
+    """Parse the JSON document `data`. Raises Refusal if it is not valid."""
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -310,7 +314,7 @@ def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
 
 
 def _truncated(body: Generation, about: About, prompt: list[int]) -> list[int]:
-    """The last tokens of `prompt`, or the first, as many as were asked for; -1 asks for as many as fit."""
+    """Return as many of the last (or first) tokens of `prompt` as the body allows; -1 means as many as fit."""
     most = body.truncate_prompt_tokens
     if most is None:
         return prompt
@@ -323,12 +327,12 @@ def _wording(body: Generation, texts: Texts) -> Wording:
 
 
 def _nth(asked: Add, n: int) -> Add:
-    """The same for the `n`-th answer to one prompt, which has a seed of its own."""
+    """Return a copy for the `n`-th answer to one prompt, with a seed of its own."""
     return replace(asked, seed=asked.seed + n if asked.seed is not None else None)
 
 
 def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
-    """What is to be done to logits; None for nothing. A twin has none."""
+    """Return the rules that change logits; None if there are none, and always None for a twin."""
     bias = [(int(token), min(max(number, -100.0), 100.0)) for token, number in (body.logit_bias or {}).items()]
     _check_vocabulary([token for token, _ in bias], about, "logit_bias")
     _check_vocabulary(body.allowed_token_ids or [], about, "allowed_token_ids")
@@ -348,7 +352,10 @@ def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
 
 
 def _bad_words(words: Sequence[str], texts: Texts) -> Iterator[tuple[int, ...]]:
-    """Tokens of each, at the beginning of a text and, where as many tokens begin otherwise there, after a space."""
+    """Yield the tokens of each word as a text begins with them.
+
+    The tokens of the word after a space follow if they are as many and begin with another token.
+    """
     for word in words:
         first, later = texts.encode(word.lstrip()), texts.encode(" " + word.lstrip())
         if first:
@@ -365,7 +372,7 @@ def _asked(
     otherwise: int | None,
     rules: LogitRules | None,
 ) -> Add:
-    """The request as the engine process takes it."""
+    """Return the request as a message for the engine process. Raises Refusal for limits that do not fit."""
     room = about.max_model_len - len(prompt)
     if not prompt:
         raise Refusal(400, "the prompt has no tokens; say something", "prompt")
@@ -403,19 +410,19 @@ def _asked(
 
 
 async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
-    """Tokens of a request; where they are many, others are served meanwhile."""
+    """Return the tokens of a request; a long body is tokenised in a thread, so that other requests need not wait."""
     return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
 
 
 def _plain_header(request: web.Request, name: str, most: int) -> str:
-    """What a client says there, if it is fit to be repeated and has at most so many characters; else empty."""
+    """Return the header `name` if it is printable ASCII of at most `most` characters, else an empty string."""
     text = request.headers.get(name, "")
     return text if len(text) <= most and text.isascii() and text.isprintable() else ""
 
 
 @web.middleware
 async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong becomes OpenAI's error document."""
+    """Turn every exception of a handler into OpenAI's error document."""
     try:
         return await handler(request)
     except Refusal as error:
@@ -427,7 +434,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except Told as told:
         return told.response
     except ConnectionError:
-        raise  # nobody is there to be told
+        raise  # the client is gone
     except UserError as error:
         refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
     except web.HTTPException as error:
@@ -439,7 +446,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def texts_of(about: About) -> Texts:
-    """The tokenizer of what is served."""
+    """Return the tokenizer of the served model."""
     from pathlib import Path
 
     from realengine.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Keys that clients must show, and TLS: who may ask, and that nobody else reads it."""
+"""API keys and TLS: who may send requests, and encryption so that nobody else reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.errors import UserError, reason
 
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
-    """The keys in a file, one a line; none where there is no file. Raises UserError if it holds none."""
+    """Return the keys in a file, one per line; none if `path` is None. Raises UserError if the file holds none."""
     if path is None:
         return ()
     try:
@@ -24,8 +24,8 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
 
 
 def check_key(authorization: str, keys: Sequence[bytes]) -> None:
-    """Raises Refusal unless a header `Authorization` shows one of `keys`. How long it takes tells nothing of them."""
-    from apiserver.refusal import Refusal  # and aiohttp, which the supervisor does without
+    """Raise Refusal unless the header `Authorization` holds one of `keys`. The comparison takes constant time."""
+    from apiserver.refusal import Refusal  # imported here, because the supervisor does without aiohttp
 
     given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
     if not sum([hmac.compare_digest(given, key) for key in keys]):
@@ -33,12 +33,15 @@ def check_key(authorization: str, keys: Sequence[bytes]) -> None:
 
 
 def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Of a certificate and its key, both PEM files; None without. Raises UserError if they cannot be used."""
+    """Return the TLS context of a certificate and its key, both PEM files; None without a certificate.
+
+    Raises UserError if they cannot be used.
+    """
     if cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(cert, key, password="")  # never asks for one
-    except OSError as error:  # of which TLS's own are
+        context.load_cert_chain(cert, key, password="")  # an empty password, so that OpenSSL never asks for one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise UserError("tls_cert", cert, f"cannot be used with tls_key {key}: {reason(error)}") from None
     return context

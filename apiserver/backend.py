@@ -1,4 +1,4 @@
-"""What decides, behind the exchange: a real engine, or a fleet's twin."""
+"""The interface of what schedules requests behind the exchange: a real engine, or a fleet's twin."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from apiserver.messages import About, Add
 
 
 class Backend(Protocol):
-    """Takes requests by their ids in the exchange, and gives it their tokens.
+    """An engine or a twin: it takes requests by their ids in the exchange, and gives their tokens to the exchange.
 
-    about     what is served
-    add       a request has come; `answer` and `end` of it follow by the exchange
-    refusal   why a request is refused, before it is added, and by which status of HTTP; None if it is not
-    abort     nobody waits for the rest of a request: `stop`, or why its client is gone
-    turn      hand out what there is; seconds until the next turn is wanted, None when something wakes the poller
-    run_ns    the run's own time of a moment on the monotonic clock, which `monotonic_ns` turns back
-    replicas  those that live
-    close     end, and hand on the last rows
+    about     description of the served model
+    add       take a new request; the exchange's `give` and `end` carry its answer
+    refusal   HTTP status and reason for which a request is refused before it is added; None if it is accepted
+    abort     give up a request because of a stop string (`stop`), or because its client is gone
+    turn      hand out new tokens; return the seconds until the next turn, None if something wakes the poller
+    run_ns    convert a time of the monotonic clock to the run's own time; `monotonic_ns` converts back
+    replicas  the replicas that are alive
+    close     end the run, and hand on the last rows
     """
 
     about: About

@@ -1,4 +1,4 @@
-"""Making what is served: the real engine, or a twin, and what records it."""
+"""Functions that make a backend (the real engine, a fleet of real engines, or a twin) with its ledger and metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from apiserver.real_fleet import RealFleet
 
 _LOG = logging.getLogger("tokentwin")
-_END = 0  # the token that would end a twin's answers: none of its fillers
+_END = 0  # the token that would end a twin's answers; no filler token is 0
 
 
 def make_twin(
@@ -49,7 +49,7 @@ def make_twin(
     exchange: Exchange,
     poller: zmq.Poller,
 ) -> tuple[Twin, Ledger, LiveMetrics]:
-    """The twin of a fleet. Raises UserError for what cannot be simulated."""
+    """Return the twin of a fleet, with its ledger and metrics. Raises UserError if the fleet cannot be simulated."""
     from planning.priced_scenario import price_scenario
     from realengine.tokenizer import Tokenizer
     from sim.live_cluster import LiveCluster
@@ -108,7 +108,10 @@ def _metrics(about: About, deployments: Sequence[Deployment]) -> LiveMetrics:
 
 
 def _prefills(twin: Twin, links: LinksConfig, deployments: Sequence[Deployment]) -> RemotePrefills:
-    """What brings prompts' KV to the replicas of `twin`. Raises UserError where it cannot be known or loaded."""
+    """Let decode replicas of `twin` pull the KV of prompts from prefill servers.
+
+    Raises UserError if the size of the KV is not known, or if KV cannot be pulled into such a deployment.
+    """
     first = deployments[0]
     for deployment in deployments:
         if deployment.kv_tiers is not None:
@@ -124,9 +127,9 @@ def _prefills(twin: Twin, links: LinksConfig, deployments: Sequence[Deployment])
 def follow_kv(
     twin: Twin, settings: ServeSettings, kv: KvEventSettings, deployments: Sequence[Deployment], poller: zmq.Poller
 ) -> None:
-    """Publish what becomes of the KV blocks of every replica of `twin`, of pools of these deployments.
+    """Publish the KV events of every replica of `twin`, whose pools have `deployments`.
 
-    Raises UserError where there is no prefix cache, and for endpoints that cannot be had.
+    Raises UserError if a replica has no prefix cache, or if an endpoint cannot be bound.
     """
 
     def events(life: Life) -> KvEvents:
@@ -147,7 +150,10 @@ def _topic(settings: ServeSettings, kv: KvEventSettings, place: int, model: str)
 def engine_kv_events(
     settings: ServeSettings, deployment: Deployment, place: int, begun_again: bool, poller: zmq.Poller
 ) -> EngineKvEvents | None:
-    """What publishes those of the real engine at `place`, if they are wanted. Raises UserError as it does."""
+    """Return the publisher of KV events for the real engine at `place`; None if KV events are not wanted.
+
+    Raises UserError if its endpoints cannot be bound.
+    """
     from apiserver.engine_kv_events import EngineKvEvents
 
     kv = settings.kv_events
@@ -166,9 +172,9 @@ def make_real(
     wake: Callable[[], None],
     shared_ns: int | None,
 ) -> tuple[RealEngine, Ledger | ForwardingLedger, LiveMetrics]:
-    """The real engine, loaded. Raises UserError if it cannot be.
+    """Load the real engine, and return it with its ledger and metrics. Raises UserError if it cannot be loaded.
 
-    If it is one of several, whose run began at `shared_ns`, its rows go to the process that asks it.
+    If it is one of several engines, whose run began at `shared_ns`, its rows go to the process that routes to it.
     """
     from apiserver.real import RealEngine
     from planning.measure.real_engine import load_engine
@@ -220,7 +226,10 @@ def make_fleet(
     poller: zmq.Poller,
     origin_ns: int,
 ) -> tuple[RealFleet, Ledger, LiveMetrics]:
-    """The engines at `addresses` behind one router. Raises UserError for a router that is none."""
+    """Return the engines at `addresses` behind one router, with ledger and metrics.
+
+    Raises UserError for an unknown router.
+    """
     from apiserver.real_fleet import RealFleet
     from sim.router import find_router
 
@@ -253,7 +262,7 @@ def _ledger(
 
 
 def _tracer(settings: ServeSettings, backend: Backend) -> Tracer | None:
-    """Raises UserError if spans are wanted and what sends them is not installed."""
+    """Return what sends spans, if they are wanted. Raises UserError if OpenTelemetry is not installed."""
     if settings.otlp_endpoint is None:
         return None
     try:
@@ -265,7 +274,7 @@ def _tracer(settings: ServeSettings, backend: Backend) -> Tracer | None:
 
 
 def _tokenizer_folder(model: str) -> str:
-    """Where the model's tokenizer is; empty if it is not here."""
+    """Return the folder of the model's tokenizer; empty if there is none on this machine."""
     for folder in (Path(model), home() / "models" / model):
         if (folder / "tokenizer.json").is_file():
             return str(folder)
@@ -273,7 +282,7 @@ def _tokenizer_folder(model: str) -> str:
 
 
 def _drawn(settings: ServeSettings) -> Callable[[int], int] | None:
-    """The length of an answer by a number that stands for its request."""
+    """Return a function from a request's number to the length of its answer; None if lengths are not drawn."""
     lengths = settings.output_tokens
     if lengths is None:
         return None

@@ -1,6 +1,6 @@
-"""The names that vLLM gives to KV blocks: a block's tokens, hashed with the name of the block before it.
+"""vLLM's names of KV blocks: the hash of a block's tokens and of the name of the block before it.
 
-As in vLLM 0.33, `vllm/v1/core/kv_cache_utils.py`, for text without adapters or salts.
+They follow vLLM 0.33, `vllm/v1/core/kv_cache_utils.py`, for text without adapters or salts.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Literal
 
 Algorithm = Literal["sha256", "sha256_cbor"]
 
-DEFAULT_SEED = "vllm-none-hash"  # vLLM's own, where PYTHONHASHSEED is not set
+DEFAULT_SEED = "vllm-none-hash"  # vLLM's own seed where PYTHONHASHSEED is not set
 
 
 class BlockHash:
-    """Hashes blocks by `algorithm`, one of vLLM's `prefix_caching_hash_algo`; `seed` is its `PYTHONHASHSEED`."""
+    """The hash function of blocks: `algorithm` is vLLM's `prefix_caching_hash_algo`, `seed` its `PYTHONHASHSEED`."""
 
     def __init__(self, algorithm: Algorithm, seed: str) -> None:
         self._encode: Callable[[Any], bytes] = _pickled if algorithm == "sha256" else _cbor
         self._root = self._hash(seed)
 
     def of(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """The hash of a full block of `tokens`; `parent` is that of the block before it, None for the first."""
+        """Return the hash of a full block of `tokens`; `parent` is the hash of the block before it, if there is one."""
         return self._hash((parent or self._root, tuple(tokens), None))
 
     def _hash(self, value: Any) -> bytes:
@@ -36,7 +36,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _cbor(value: Any) -> bytes:
-    """Canonical CBOR (RFC 8949, 4.2.1) of what `BlockHash` hashes."""
+    """Return the canonical CBOR (RFC 8949, 4.2.1) of the values that `BlockHash` hashes."""
     match value:
         case None:
             return b"\xf6"
@@ -52,7 +52,7 @@ def _cbor(value: Any) -> bytes:
 
 @lru_cache(1 << 16)
 def _head(kind: int, value: int) -> bytes:
-    """The kind of an item with its value or its length, which is not negative, in the fewest bytes."""
+    """Encode the type of an item with its value or length (0 or more) in the fewest bytes."""
     if value < 24:
         return bytes([kind << 5 | value])
     size = next(size for size in range(4) if value < 256 ** (1 << size))

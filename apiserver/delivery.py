@@ -1,4 +1,4 @@
-"""An answer on its way to its client: text by text as its tokens come, whole or streamed."""
+"""Delivery of an answer to its client: text by text as its tokens arrive, whole or streamed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from realengine.detokenizer import Detokenizer
 
 @dataclass(slots=True)
 class Choice:
-    """One of a request's choices, number `index`: what the engine gives of it, and what makes text of that.
+    """One choice of a request, number `index`: the engine's answer, and the detokenizer that makes text of it.
 
-    ends     tokens that end it and, unless it `keeps_ends`, are no text; a client is told of those but `silent`
-    echo     what its text begins with; if that is `all_of_it`, what is generated is dropped
-    prompt   tokens of its prompt that its first piece is to tell
+    ends     tokens that end it; they become text only if `keeps_ends`, and all but `silent` are a `stop_reason`
+    echo     text with which it begins; if `all_of_it`, generated text is dropped
+    prompt   tokens of its prompt, which go with its first piece; None if they are not wanted
     """
 
     index: int
@@ -42,7 +42,7 @@ class Choice:
     last_text_ns: int = field(default=0, init=False)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Text by text. Raises Refusal when it comes to nothing."""
+        """Yield the text piece by piece. Raises Refusal if the engine refuses the request or crashes."""
         text = self.echo
         async for output in self.answer:
             if output.finish in ("refused", "crashed"):
@@ -60,7 +60,7 @@ class Choice:
                 raise Cut
 
     def _piece(self, output: Output) -> Piece:
-        """What has become text, and how it ends."""
+        """Return the text that new tokens complete, and how the choice ends."""
         text, tokens = "", output.tokens
         ended_by: str | int | None = None
         by_token = output.finish == "stop" and bool(tokens) and tokens[-1] in self.ends
@@ -80,16 +80,16 @@ class Choice:
         return Piece(text, tokens, logprobs, finish, self.index, ended_by)
 
     def sent(self) -> None:
-        """Text of it is with its client."""
+        """Note the time at which its first text was sent."""
         self.first_sent_ns = self.first_sent_ns or monotonic_ns()
 
     def delivered(self) -> None:
-        """All of it is."""
+        """Report that its whole text was sent."""
         self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
 
 
 async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
-    """What comes of all choices, as it comes."""
+    """Yield the pieces of all choices in the order of their arrival."""
     if len(choices) == 1:
         async for piece in choices[0].pieces():
             yield piece
@@ -106,7 +106,7 @@ async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
     finally:
         for task in waiting:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)  # what else went wrong is of no interest
+        await asyncio.gather(*waiting, return_exceptions=True)  # other errors of cancelled choices do not matter
 
 
 async def _next(source: AsyncIterator[Piece]) -> Piece | None:
@@ -130,7 +130,7 @@ async def write_whole(
     usage: Usage,
     handed_on: dict[str, Any] | None,
 ) -> web.Response:
-    """Send the answer in one document; `usage` is completed by then."""
+    """Send the answer as one document, and complete `usage`."""
     whole: dict[int, Piece] = {}
     async for piece in pieces_of(choices):
         if (known := whole.get(piece.index)) is None:
@@ -159,7 +159,11 @@ async def write_stream(
     so_far: bool,
     deadline_s: float,
 ) -> web.StreamResponse:
-    """Send the answer as it comes; every chunk tells what was used `so_far`, and the last what `usage` comes to."""
+    """Send the answer as it comes; the last event holds `usage` if it is given.
+
+    Every chunk holds the usage up to there if `so_far`. Raises Told if an error was sent in the stream, and Refusal if
+    an error came before the first byte.
+    """
     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     response: web.StreamResponse | None = None
     try:
@@ -195,7 +199,7 @@ async def write_stream(
 
 
 class Told(Exception):
-    """The client knows already, by `response`."""
+    """An error that the client has already been sent, in `response`."""
 
     def __init__(self, response: web.StreamResponse, why: str) -> None:
         super().__init__(why)
@@ -203,7 +207,7 @@ class Told(Exception):
 
 
 class Cut(Exception):
-    """The connection is to break, as if the server had died."""
+    """An order to break the connection, as if the server had died."""
 
 
 def timed_out() -> Refusal:

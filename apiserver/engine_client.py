@@ -1,4 +1,4 @@
-"""The API process's end of the wire: a request is an iterator over what comes of it."""
+"""The API process's end of the wire to the engine process; a request is an iterator over its outputs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from apiserver.refusal import Refusal
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0
-_LATE_S = 1.0  # how often the engine process is told how late tokens left here
+_LATE_S = 1.0  # interval at which this process reports to the engine process how late tokens left
 
 
 class EngineClient:
-    """A DEALER socket to the engine process at `address`; `about` is what it serves, None while it is not there.
+    """A DEALER socket to the engine process at `address`; `about` describes the served model, None without an engine.
 
-    `lateness` is how late tokens left, in seconds, since the engine process was last told.
+    `lateness` is how late tokens left, in seconds, since the last report to the engine process.
     """
 
     def __init__(self, address: str, identity: str) -> None:
         self.about: About | None = None
         self.drains = False
-        self.served = asyncio.Event()  # whether there was ever an engine
+        self.served = asyncio.Event()  # set once an engine has served
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -59,11 +59,11 @@ class EngineClient:
         self.lateness = Distribution(LATENESS_S)
 
     def start(self) -> list[asyncio.Task[None]]:
-        """The tasks that listen; they end when they are cancelled."""
+        """Start the tasks that listen; they end when they are cancelled."""
         return [asyncio.create_task(task) for task in (self._listen(), self._watch(), self._tell())]
 
     def open(self, asked: Add) -> Answer:
-        """Hand a request over; its id is set here. Raises Refusal while no engine takes requests."""
+        """Hand a request over and set its id. Raises Refusal while no engine takes requests."""
         self.replica(asked.place)
         if self.drains:
             raise Refusal(503, "the server takes no requests now; try again soon", retry_after_s=1)
@@ -73,7 +73,10 @@ class EngineClient:
         return answer
 
     def replica(self, place: int | None) -> int | None:
-        """The replica at `place`; None of None. Raises Refusal while it is not there, or the engine process."""
+        """Return the replica at `place`, or None for None.
+
+        Raises Refusal while the replica or the engine process is down.
+        """
         if self.about is None:
             raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
         if place is None:
@@ -83,12 +86,18 @@ class EngineClient:
         return replica
 
     async def metrics(self, replica: int | None) -> bytes:
-        """Those of one replica, or of all, as Prometheus reads them. Raises Refusal if they cannot be had."""
+        """Return the metrics of one replica, or of all, in Prometheus' format.
+
+        Raises Refusal without an answer in 5 s.
+        """
         self._tell_lateness()
         return await self._ask(Scrape(self._id(), replica))
 
     async def journey(self, name: str) -> bytes:
-        """That of the answer called `name`, in JSON; empty if it is not known. Raises Refusal if it cannot be had."""
+        """Return the journey of the answer `name` in JSON; empty if it is not known.
+
+        Raises Refusal without an answer in 5 s.
+        """
         return await self._ask(Follow(self._id(), name))
 
     async def _ask(self, question: Scrape | Follow) -> bytes:
@@ -126,14 +135,14 @@ class EngineClient:
                     self.drains = True
 
     async def _watch(self) -> None:
-        """An engine process that is gone answers nothing more of what it was asked."""
+        """Watch the connection: when the engine process is gone, end every open answer with an error."""
         while True:
             event = parse_monitor_message(await self._events.recv_multipart())["event"]
             if event == zmq.EVENT_CONNECTED:
                 self._send(Hello())
             else:
                 self.about, open_answers = None, list(self._answers.values())
-                await asyncio.sleep(_LAST_WORDS_S)  # for what it said last, which may not have been read
+                await asyncio.sleep(_LAST_WORDS_S)  # time to read its last messages
                 for answer in open_answers:
                     answer.take(Output(answer.id, [], finish="crashed", reason="the engine process has ended"), 0)
 
@@ -148,23 +157,23 @@ class EngineClient:
             self.lateness = Distribution(LATENESS_S)
 
     def forget(self, id: int) -> None:
-        """Nobody wants to hear of request `id` any more."""
+        """Drop request `id`: nobody waits for its outputs any more."""
         self._answers.pop(id, None)
 
 
 class Answer:
-    """What comes of one request. As a context manager it aborts the request if it is left before its end."""
+    """The outputs of one request. As a context manager it aborts the request if it is left before its end."""
 
     def __init__(self, client: EngineClient, id: int) -> None:
         self.id = id
         self.ended = False
         self._client = client
         self._new: list[Output] = []
-        self._due: list[tuple[int, int]] = []  # of tokens that came, when they should have left, and how many
+        self._due: list[tuple[int, int]] = []  # time at which tokens should have left, and their number
         self._waiter: asyncio.Future[None] | None = None
 
     def take(self, output: Output, due_ns: int) -> None:
-        """Something came, which should have left at `due_ns`."""
+        """Take an output that should have left at `due_ns`."""
         self._new.append(output)
         if output.tokens:
             self._due.append((due_ns, len(output.tokens)))
@@ -172,7 +181,7 @@ class Answer:
             self._waiter.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """What came since the last time, as one."""
+        """Yield everything that came since the last time as one output."""
         while not self.ended:
             if not self._new:
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -187,20 +196,20 @@ class Answer:
             yield output
 
     def stop(self) -> None:
-        """A stop string has ended it."""
+        """Abort the request because a stop string has ended it."""
         if not self.ended:
             self._client._send(Abort(self.id, "stop"))
         self.ended = True
 
     def left(self, whole: bool = False) -> None:
-        """What came is with its client: of a `whole` answer only the last was to leave when it came."""
+        """Record how late tokens left; for a `whole` answer only the last output counts."""
         now_ns = monotonic_ns()
         for due_ns, tokens in self._due[-1:] if whole else self._due:
             self._client.lateness.observe((now_ns - due_ns) / 1e9, tokens)
         self._due.clear()
 
     def delivered(self, first_text_ns: int, first_sent_ns: int, last_text_ns: int) -> None:
-        """Its last byte is written."""
+        """Report that the last byte is written."""
         self._client._send(Delivered(self.id, first_text_ns, first_sent_ns, last_text_ns, monotonic_ns()))
 
     def __enter__(self) -> Answer:

@@ -15,10 +15,12 @@ from serving.request import Request
 
 
 class EngineKvEvents(KvPublisher):
-    """Those of the engine at `place`. What was `begun_again` is a new engine: it says first that its cache is empty.
-    The engine's thread calls `follow` and `take`, the other what publishes.
+    """The KV events of the engine at `place`.
 
-    Raises UserError if its endpoints cannot be had.
+    The engine's thread calls `follow` and `take`, the other thread publishes.
+
+    If its process was `begun_again`, the engine is new, and its first event says that its cache is empty. Raises
+    UserError if its endpoints cannot be bound.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class EngineKvEvents(KvPublisher):
         self._begun_again = begun_again
 
     def follow(self, engine: Engine) -> None:
-        """From now on; it has had no request yet. Raises UserError if it has no prefix cache."""
+        """Start to follow `engine`, which has had no request yet. Raises UserError if it has no prefix cache."""
 
         def tokens(request: Request, begin: int, end: int) -> list[int]:
             return engine.sequences[request.id].tokens[begin:end]
@@ -40,5 +42,5 @@ class EngineKvEvents(KvPublisher):
             self._events.cleared()
 
     def take(self) -> bytes | None:
-        """What has happened since the last; None if nothing has."""
+        """Return the events since the last call as a batch; None if there are none."""
         return self._events.take(time())

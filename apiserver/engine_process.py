@@ -1,4 +1,4 @@
-"""The engine process: it makes a backend, and carries messages between it and the API processes."""
+"""The main loop of the engine process: it carries messages between the API processes and a backend."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Scrape, Told
 
-_DELIVERED_S = 2.0  # how long the end waits for word of the last answers
+_DELIVERED_S = 2.0  # time that the end waits for reports that the last answers were delivered
 
 
 class EngineProcess:
-    """Serves until `stop`, and then until every request has ended; a second `stop` ends it at once.
+    """A loop that serves until `stop`, and then until every request has ended; a second `stop` ends it at once.
 
     `most` is the number of requests that may be under way; others are refused. `woken` is read when `poller` wakes.
     """
@@ -61,7 +61,7 @@ class EngineProcess:
         else:
             until = monotonic() + wait_s
             if not poller.poll(int(wait_s * 1e3)):
-                sleep(max(until - monotonic(), 0))  # what is left: ZeroMQ counts whole milliseconds
+                sleep(max(until - monotonic(), 0))  # the rest of the wait: ZeroMQ counts whole milliseconds
         with suppress(zmq.Again):
             while True:
                 woken.recv(zmq.NOBLOCK)
@@ -75,7 +75,7 @@ class EngineProcess:
         exchange = self._exchange
         match message:
             case Hello():
-                for id in exchange.of(peer):  # it has forgotten what it asked before
+                for id in exchange.of(peer):  # a new API process does not know the requests of the old one
                     self._abort(id, "its API process has ended")
                 exchange.send(peer, self._backend.about)
             case Add():
@@ -109,7 +109,7 @@ class EngineProcess:
                 exchange.send(peer, Told(message.id, self._ledger.journey(message.name)))
 
     def _abort(self, id: int, why: str) -> None:
-        """Nobody waits for request `id` any more."""
+        """Abort request `id`, because nobody waits for it any more."""
         self._backend.abort(id, why)
         self._ledger.delivered(id, None)
         self._exchange.forget(id)

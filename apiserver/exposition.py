@@ -1,7 +1,7 @@
-"""Numbers that Prometheus reads, kept so that counting one and writing all of them cost little.
+"""Metrics in Prometheus' text format, kept so that counting and writing cost little.
 
-A gateway asks for them many times a second, of the thread that hands out tokens: so each line's text is made once, but
-for its number. Format: https://prometheus.io/docs/instrumenting/exposition_formats/.
+A gateway scrapes them many times a second, and the thread that hands out tokens answers. So the text of each line is
+made once, except for its number. Format: https://prometheus.io/docs/instrumenting/exposition_formats/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Value:
 
 
 class Distribution:
-    """How many values were at or below each of `bounds`, and the sum of all."""
+    """A count of values per bucket (bounded by `bounds`), and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -41,7 +41,7 @@ class Distribution:
         self.sum += value * times
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """What another with the same bounds has observed."""
+        """Add the counts and the sum of another distribution with the same bounds."""
         self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
         self.sum += total
 
@@ -58,7 +58,7 @@ class Histogram(Distribution):
         self._sum, self._count = (f"{name}_{end}{{{labels}}} " for end in ("sum", "count"))
 
     def lines(self) -> list[str]:
-        """As Prometheus reads it: how many were at or below each bound."""
+        """Return the lines for Prometheus: how many values were at or below each bound."""
         below = list(accumulate(self.counts))
         lines = [f"{line}{count}" for line, count in zip(self._lines, below, strict=True)]
         return [*lines, f"{self._sum}{self.sum}", f"{self._count}{below[-1]}"]
@@ -66,7 +66,7 @@ class Histogram(Distribution):
 
 @dataclass(frozen=True)
 class Family:
-    """Series of one name. `split` is a label of its own with its values; `bounds` are a histogram's."""
+    """The series of one metric name. `split` is an extra label with its values; `bounds` are a histogram's."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -76,18 +76,18 @@ class Family:
 
     @property
     def sample_name(self) -> str:
-        """The name in a line: a counter's has an end of its own."""
+        """The name in a line: a counter's ends in `_total`."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property
     def head(self) -> str:
-        """The lines before the series'."""
+        """The lines before the series."""
         help = self.help.replace("\\", r"\\").replace("\n", r"\n")
         return f"# HELP {self.sample_name} {help}.\n# TYPE {self.sample_name} {self.kind}"
 
 
 class Series:
-    """One series of each family, or one for each value that it is split by, all with the same `labels`."""
+    """One series of each family, or one for each value of its `split`, all with the same `labels`."""
 
     def __init__(self, families: Iterable[Family], labels: Mapping[str, str]) -> None:
         self._by_family: dict[str, list[Value | Histogram]] = {}
@@ -115,7 +115,7 @@ class Series:
         self._histograms[name].observe(value, times)
 
     def add(self, name: str, counts: Sequence[int], total: float) -> None:
-        """To a histogram, what was observed elsewhere."""
+        """Add values that were observed elsewhere to a histogram."""
         self._histograms[name].add(counts, total)
 
     def lines(self, name: str) -> list[str]:
@@ -123,7 +123,7 @@ class Series:
 
 
 def exposition(families: Iterable[Family], series: Sequence[Series]) -> bytes:
-    """Everything, family by family, as Prometheus wants it."""
+    """Return all series as text, family by family, as Prometheus requires."""
     blocks = [
         "\n".join([family.head, *(line for one in series for line in one.lines(family.name))]) for family in families
     ]
@@ -131,7 +131,7 @@ def exposition(families: Iterable[Family], series: Sequence[Series]) -> bytes:
 
 
 def labelled(labels: Mapping[str, str]) -> str:
-    """Labels as they stand between the braces."""
+    """Return labels as they stand between the braces."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
 
 

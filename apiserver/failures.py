@@ -1,4 +1,4 @@
-"""Accidents of a served twin: those of its replicas, and answers that are refused or break off, planned or drawn."""
+"""Failures of a served twin: failures of its replicas, and answers that are refused or break off, planned or drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from serving.deployments.fleet import FailuresConfig
 
 
 class _Accident(BaseModel):
-    """Befalls a share of the requests that come in a while. Times are the twin's own, from its start."""
+    """A failure that befalls a share of the requests that come in a period.
+
+    Times are the twin's own, from its start.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -22,26 +25,26 @@ class _Accident(BaseModel):
 
 
 class RefusedRequests(_Accident):
-    """Requests are refused."""
+    """A period in which requests are refused."""
 
     status: Literal[429, 503] = Field(503, description="HTTP's status")
 
 
 class CutAnswers(_Accident):
-    """The connection of an answer breaks."""
+    """A period in which the connections of answers break."""
 
     after_tokens: int = Field(1, ge=1, le=10**9, description="tokens that come before")
 
 
 class ServedFailures(FailuresConfig):
-    """All accidents: those of replicas as in a deployment's `fleet.failures`, and those of requests."""
+    """All failures of a twin: of its replicas (a deployment's `fleet.failures`), and of single requests."""
 
     refusals: tuple[RefusedRequests, ...] = Field((), description="requests that are refused")
     cuts: tuple[CutAnswers, ...] = Field((), description="answers that break off")
 
     @property
     def of_replicas(self) -> dict[str, Any]:
-        """Those that a fleet has without a server."""
+        """The failures that a fleet has without a server."""
         return self.model_dump(exclude={"refusals", "cuts"})
 
 
@@ -49,17 +52,17 @@ _Kind = TypeVar("_Kind", RefusedRequests, CutAnswers)
 
 
 class Accidents:
-    """Which request meets which accident: the same in every run in which requests come in the same order."""
+    """The failures that requests meet: the same in every run in which requests come in the same order."""
 
     def __init__(self, failures: ServedFailures) -> None:
         self._failures = failures
 
     def refusal(self, id: int, place: int | None, now_s: float) -> RefusedRequests | None:
-        """What refuses request `id` to the replica at `place` now, if anything does."""
+        """Return the failure that refuses request `id` to the replica at `place` now; None if there is none."""
         return self._first(self._failures.refusals, id, place, now_s)
 
     def cut(self, id: int, place: int | None, now_s: float) -> CutAnswers | None:
-        """What breaks the answer to request `id`, which comes now, if anything does."""
+        """Return the failure that breaks the answer to request `id`, which comes now; None if there is none."""
         return self._first(self._failures.cuts, id, place, now_s)
 
     def _first(self, accidents: tuple[_Kind, ...], id: int, place: int | None, now_s: float) -> _Kind | None:

@@ -1,4 +1,4 @@
-"""Text where no model speaks: words that a twin answers with, and a tokenizer for models that bring none."""
+"""Text without a model: the words of a twin's answers, and a tokenizer for models that bring none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WORDS = 512
 
 
 class Texts(Protocol):
-    """A tokenizer: text to token ids and back, and chats to prompts. `eos_id` ends a text, where that is known.
+    """A tokenizer: text to token ids and back, and chats to prompts. `eos_id` ends a text; None if it is not known.
 
-    `special`: whether special tokens are added to what is encoded, and kept in what is decoded.
+    `special`: whether `encode` adds special tokens, and whether `decode` keeps them.
     """
 
     @property
@@ -35,7 +35,7 @@ class Texts(Protocol):
 
 
 def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
-    """Tokens that are whole words, each one token again when the text comes back; the first 512 of the vocabulary.
+    """Return tokens that are whole words and that encode back to the same single token; at most 512 of them.
 
     Raises ValueError if the tokenizer has none.
     """
@@ -52,7 +52,7 @@ def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
 
 
 class Words:
-    """As a `Detokenizer` for tokens that are each a text of its own, where no stop string is looked for."""
+    """A `Detokenizer` for tokens that are a whole text each, without stop strings."""
 
     stopped = False
     stopped_by = None
@@ -61,15 +61,14 @@ class Words:
         self.push = word
 
     def finish(self) -> str:
-        """Nothing was held back."""
+        """Return an empty text, because `push` keeps no text back."""
         return ""
 
 
 class PlainTexts:
-    """For a model whose tokenizer is not here: about four characters are a token.
+    """A tokenizer for a model whose own is not on this machine: about four characters are a token.
 
-    Its own words come back as the tokens that they were; any other text becomes tokens that stand for it, and cannot
-    be turned back.
+    Its own words decode to the same text. Any other text becomes tokens that cannot be decoded.
     """
 
     eos_id: int | None = None
@@ -82,7 +81,7 @@ class PlainTexts:
         self._others = max(vocab_size - len(self._words), 1)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         return [self._token(piece) for piece in re.findall(r" [a-z]{4}(?![a-z])|.{1,4}", text, re.DOTALL)]
 
     def _token(self, piece: str) -> int:
@@ -90,11 +89,11 @@ class PlainTexts:
         return len(self._words) + crc32(piece.encode()) % self._others if token is None else token
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Text of `ids`; a token that stands for other text is a dot."""
+        """Return the text of `ids`; a token that stands for other text is a dot."""
         return "".join(self.names(ids))
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """The text of each."""
+        """Return the text of each token."""
         return [self._words[token] if token < len(self._words) else " ." for token in ids]
 
     def chat(
@@ -107,7 +106,7 @@ class PlainTexts:
         special: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, as a template might write it that makes nothing of `more`."""
+        """Return the token ids of a conversation, written by a simple chat template that ignores `more`."""
         turns = [f"<{message['role']}>{message['content']}\n" for message in messages]
         if continue_final_message:
             turns[-1] = turns[-1].removesuffix("\n")

@@ -1,4 +1,4 @@
-"""What became of single requests, step by step, for those whose clients want to see it."""
+"""Journeys: the steps of single requests, recorded for clients that ask for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from serving.kv.blocks import blocks_for
 
-_KEPT = 64  # the last of them
-_MOST_STEPS = 5000  # of each
+_KEPT = 64  # number of journeys kept: the last
+_MOST_STEPS = 5000  # steps kept of one journey
 _TIMES = (
     "received_ns",
     "arrival_ns",
@@ -23,7 +23,7 @@ _TIMES = (
 
 
 class Journeys:
-    """The last requests that were to be followed, by the name of their answers."""
+    """The journeys of the last requests that asked for one, by the name of the answer."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -31,7 +31,7 @@ class Journeys:
         self._under_way: dict[int, dict[str, Any]] = {}
 
     def begin(self, id: int, name: str, prompt_tokens: int, received_ns: int) -> None:
-        """Follow request `id`; its answer is called `name`."""
+        """Start to follow request `id`, whose answer is called `name`."""
         if name in self._by_name or len(self._by_name) >= _KEPT:
             dropped = self._by_name.pop(name if name in self._by_name else next(iter(self._by_name)))
             self._under_way = {other: kept for other, kept in self._under_way.items() if kept is not dropped}
@@ -71,7 +71,7 @@ class Journeys:
             )
 
     def end(self, row: Mapping[str, Any]) -> None:
-        """The row of `requests` of one that has ended, if it is followed."""
+        """End the journey of a request with its row of `requests`, if it is followed."""
         if (journey := self._under_way.pop(row["request_id"], None)) is None:
             return
         hit = row.get("prefix_hit_tokens") or 0
@@ -81,5 +81,5 @@ class Journeys:
             step["blocks"] = blocks_for(step["computed"] + hit, self._block_size)
 
     def of(self, name: str) -> dict[str, Any] | None:
-        """What is known of the request whose answer is called `name`; None of one that is not followed."""
+        """Return the journey of the request whose answer is called `name`; None if it was not followed."""
         return self._by_name.get(name)

@@ -1,7 +1,7 @@
-"""What becomes of a replica's KV blocks, in vLLM's words, for routers that know who holds which prefix.
+"""Events about a replica's KV blocks in vLLM's format, for routers that keep track of which replica holds which prefix.
 
-Events as vLLM 0.33 makes them (`vllm/distributed/kv_events.py`, `vllm/v1/core/block_pool.py`): one `BlockStored` for
-the blocks of a request that a step filled, one `BlockRemoved` for each block that is taken for something else.
+The events are vLLM 0.33's (`vllm/distributed/kv_events.py`, `vllm/v1/core/block_pool.py`): one `BlockStored` for the
+blocks of a request that a step filled, one `BlockRemoved` for each block that is reused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _GPU = "GPU"
 
 
 class _Event(msgspec.Struct, tag=True):
-    """An event. What text has no part in is as vLLM says it."""
+    """An event. Fields that text does not use have vLLM's values."""
 
 
 class BlockStored(_Event):
-    """Full blocks that follow on `parent_block_hash`, and on each other; they hold `token_ids`."""
+    """Full blocks that follow `parent_block_hash` in this order, and hold `token_ids`."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -40,7 +40,7 @@ class BlockStored(_Event):
 
 
 class BlockRemoved(_Event):
-    """Blocks that are in the cache no more, or once less."""
+    """Blocks that left the cache; a block that was stored twice may still be there once."""
 
     block_hashes: list[Hash]
     medium: str
@@ -48,7 +48,7 @@ class BlockRemoved(_Event):
 
 
 class AllBlocksCleared(_Event):
-    """The cache is empty."""
+    """An event that says that the cache is empty."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -59,7 +59,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class KvEvents:
-    """Follows the prefix cache of one replica; `tokens` are those of a request, from one position to another."""
+    """The events of one replica's prefix cache. `tokens` returns a request's tokens between two positions."""
 
     def __init__(
         self, settings: KvEventSettings, block_size: int, tokens: Callable[[Request, int, int], Sequence[int]]
@@ -69,7 +69,7 @@ class KvEvents:
         self._positional = settings.form == "positional"
         self._block_size = block_size
         self._tokens = tokens
-        self._hashes: dict[int, bytes] = {}  # by block
+        self._hashes: dict[int, bytes] = {}  # hash by block
         self._events: list[Event] = []
 
     def stored(self, request: Request, first: int, last: int) -> None:
@@ -87,12 +87,12 @@ class KvEvents:
         self._events.append(BlockRemoved([self._told(self._hashes.pop(block))], _GPU))
 
     def cleared(self) -> None:
-        """Nothing is in the cache any more."""
+        """Add the event that the cache is empty."""
         self._hashes.clear()
         self._events.append(AllBlocksCleared())
 
     def take(self, seconds: float) -> bytes | None:
-        """A batch of what has happened since the last, told at this time since 1970; None if nothing has."""
+        """Return the events since the last call as a batch stamped `seconds` since 1970; None if there are none."""
         events, self._events = self._events, []
         if not events:
             return None
@@ -104,5 +104,5 @@ class KvEvents:
 
 
 def _positions(event: Event) -> list[Any]:
-    """The name of an event and its fields in order, as far as vLLM's events had them while they were arrays."""
+    """Return an event as an array: its name, and the fields that vLLM's events had while they were arrays."""
     return [type(event).__name__, *msgspec.structs.astuple(event)[: _POSITIONS[type(event)]]]

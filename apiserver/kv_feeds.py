@@ -16,7 +16,7 @@ from sim.fleet import Life
 
 
 def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
-    """Have `events` follow a replica's KV pool. Raises UserError if that has no prefix cache."""
+    """Let `events` follow a replica's KV pool. Raises UserError if the pool has no prefix cache."""
     if not isinstance(pool, BlockPool) or not pool.caches:
         remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
         raise UserError("kv-events", settings.endpoint, remedy)
@@ -24,7 +24,10 @@ def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
 
 
 class KvFeeds:
-    """Follows replicas from when they are ready until they have gone; `make` makes what follows one."""
+    """The publishers of a fleet: they follow a replica from when it is ready until it is gone.
+
+    `make` makes its `KvEvents`.
+    """
 
     def __init__(
         self,
@@ -39,13 +42,15 @@ class KvFeeds:
         self._topic = topic
         self._context = context
         self._poller = poller
-        self._events: dict[int, tuple[KvEvents, KvPublisher]] = {}  # by index of the replica
-        self._publishers: dict[int, KvPublisher] = {}  # by place in the fleet
+        self._events: dict[int, tuple[KvEvents, KvPublisher]] = {}  # key: index of the replica
+        self._publishers: dict[int, KvPublisher] = {}  # key: place in the fleet
 
     def ready(self, life: Life) -> None:
-        """A replica takes requests. One in the place of another says first that the cache is empty.
+        """Start to follow a replica that takes requests.
 
-        Raises UserError if its endpoints cannot be had, or it has no prefix cache.
+        A replica that replaces another first publishes an empty cache.
+
+        Raises UserError if its endpoints cannot be bound, or if it has no prefix cache.
         """
         events, place = self._make(life), life.place
         observe(life.replica.scheduler.pool, events, self._settings)
@@ -59,18 +64,18 @@ class KvFeeds:
         self.step_ended(life.replica.index)
 
     def gone(self, life: Life) -> None:
-        """A replica has crashed or drained."""
+        """Stop to follow a replica that has crashed or drained."""
         self._events.pop(life.replica.index, None)
 
     def step_ended(self, replica: int) -> None:
-        """Publish what its steps have changed since the last."""
+        """Publish the events since the replica's last step."""
         if (followed := self._events.get(replica)) is not None:
             events, publisher = followed
             if (batch := events.take(time())) is not None:
                 publisher.publish(batch)
 
     def replay(self) -> None:
-        """Answer who has asked for batches."""
+        """Answer all replay requests."""
         for publisher in self._publishers.values():
             publisher.replay()
 

@@ -1,7 +1,7 @@
-"""Sends KV events to whoever subscribes, and once more to whoever has missed some, by vLLM's protocol on ZeroMQ.
+"""A publisher of KV events by vLLM's protocol on ZeroMQ, which also sends missed batches again.
 
 A message is a topic, a sequence number (8 bytes, the first is 0) and a batch. To ask for batches again, send the number
-of the first; they come in order, and an end with the number -1.
+of the first; they come in order, and a message with the number -1 ends them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from apiserver.settings import KvEventSettings
 from serving.errors import UserError
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_MOST_WAITING = 100_000  # messages to a slow subscriber, as with vLLM; it misses the rest
+_MOST_WAITING = 100_000  # messages that wait for a slow subscriber, as in vLLM; the subscriber misses the rest
 
 
 class KvPublisher:
-    """The sockets of the replica at `place` in the fleet. Raises UserError if they cannot be had.
+    """The sockets of the replica at `place` in the fleet. Raises UserError if an endpoint cannot be bound or connected.
 
-    An answer to a replay request is sent when `poller` has seen the request and `replay` is called.
+    A replay request is answered when `poller` has seen it and `replay` is called.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class KvPublisher:
             raise
 
     def publish(self, batch: bytes) -> None:
-        """One batch, which gets the next number."""
+        """Publish one batch, which gets the next number."""
         number, self._next = self._next.to_bytes(8, "big"), self._next + 1
         self._published.send_multipart([self._topic, number, batch])
         if self._replays is not None:
             self._kept.append((number, batch))
 
     def restart(self) -> None:
-        """The replica is a new one: numbers begin at 0, and what was published before is forgotten."""
+        """Begin again with number 0 for a new replica, and forget what was published before."""
         self._next = 0
         self._kept.clear()
 
     def replay(self) -> None:
-        """Answer who has asked for batches."""
+        """Answer all replay requests."""
         with suppress(zmq.Again):
             while self._replays is not None:
                 peer, *request = self._replays.recv_multipart(zmq.NOBLOCK)
@@ -87,7 +87,7 @@ class KvPublisher:
 
 
 def _at(open_: Callable[[str], object], name: str, endpoint: str, place: int = 0) -> None:
-    """Bind or connect a socket `place` ports after that of `endpoint`, the setting `name`."""
+    """Bind or connect a socket `place` ports above the port of `endpoint`, the setting `name`."""
     address, _, port = endpoint.rpartition(":")
     try:
         open_(f"{address}:{int(port) + place}")

@@ -1,4 +1,4 @@
-"""`kv_transfer_params`, by which a gateway has one vLLM prefill and another decode: those of its NIXL connector."""
+"""The parameter `kv_transfer_params` of vLLM's NIXL connector, with which a gateway splits prefill and decode."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from apiserver.refusal import Refusal
 
 
 class KvTransferParams(BaseModel):
-    """What a gateway says to the server that prefills, and hands on from there to the one that decodes.
+    """The parameters that a gateway sends to the server that prefills, and then to the server that decodes.
 
-    do_remote_decode   compute the prompt, for another server to go on with
+    do_remote_decode   compute the prompt; another server decodes
     do_remote_prefill  `remote_engine_id` has computed the prompt, and keeps its KV in `remote_block_ids`
     """
 
@@ -25,9 +25,9 @@ class KvTransferParams(BaseModel):
     remote_block_ids: list[Any] | None = None
 
     def source(self, about: About, stream: bool) -> str:
-        """The server that has the KV of the prompt; empty where this one is to compute it.
+        """Return the server that has the KV of the prompt; empty if this server must compute it.
 
-        Raises Refusal for what a server of this role does not do.
+        Raises Refusal for a request that a server of this role does not serve.
         """
         for asked, role in ((self.do_remote_decode, "prefill"), (self.do_remote_prefill, "decode")):
             if asked and about.role != role:
@@ -39,7 +39,7 @@ class KvTransferParams(BaseModel):
         return ""
 
     def answer(self, about: About, id: str, prompt_tokens: int, host: str, port: int) -> dict[str, Any] | None:
-        """What the server that decodes is to be told; None where no other is to."""
+        """Return the parameters for the server that decodes; None if no other server does."""
         if not self.do_remote_decode:
             return None
         blocks = -(-prompt_tokens // about.block_size)

@@ -1,4 +1,4 @@
-"""What was served, as rows: completed by what the front door saw, counted as metrics, and recorded."""
+"""The rows of a served run: completed with the API server's times, counted as metrics, and recorded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from traces.live_recording import LiveRecording
 
 
 class Tracer(Protocol):
-    """Traces requests that are over."""
+    """A receiver of requests that are over, which traces them."""
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None: ...
     def close(self) -> None: ...
 
 
 class Ledger:
-    """Takes rows from a backend. A finished request's row waits for word that its answer was delivered."""
+    """The rows of a backend. A finished request's row waits for the report that its answer was delivered."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Ledger:
         self._tracer = tracer
         self._journeys = Journeys(block_size)
         self._asked: dict[int, Add] = {}
-        self._ended: dict[int, dict[str, Any]] = {}  # rows of requests that have finished, and
-        self._delivered: dict[int, Delivered | None] = {}  # deliveries of those that have not; None: there is none
+        self._ended: dict[int, dict[str, Any]] = {}  # rows of finished requests whose delivery is not reported yet
+        self._delivered: dict[int, Delivered | None] = {}  # reports for requests that still run; None: no delivery
         self._run: dict[str, Any] = {}
         self.under_way = 0
 
@@ -50,11 +50,11 @@ class Ledger:
 
     @property
     def undelivered(self) -> int:
-        """Requests that have finished, and whose answers nobody said were delivered."""
+        """The number of finished requests whose delivery has not been reported."""
         return len(self._ended)
 
     def expects(self, id: int, asked: Add) -> None:
-        """Request `id` is about to be handed to the backend."""
+        """Note a request that the backend is about to take."""
         self._asked[id] = asked
         received_ns = self._backend.run_ns(asked.received_ns)
         self._metrics.expects(id, received_ns)
@@ -84,7 +84,7 @@ class Ledger:
             self._recording.add_step(row)
 
     def delivered(self, id: int, delivered: Delivered | None) -> None:
-        """The answer to request `id` is with its client; None if it never will be."""
+        """Note that the client has the answer to request `id`; `delivered` is None if the answer never arrives."""
         if (row := self._ended.pop(id, None)) is not None:
             self._write(id, row, delivered)
         elif id in self._asked:
@@ -104,16 +104,16 @@ class Ledger:
         self._journeys.end(row)
 
     def journey(self, name: str) -> bytes:
-        """That of the request whose answer is called `name`, in JSON; empty if it was not followed."""
+        """Return the journey of the answer called `name` in JSON; empty if it was not followed."""
         found = self._journeys.of(name)
         return b"" if found is None else msgspec.json.encode(found)
 
     def over(self, **run: Any) -> None:
-        """The run has ended: columns of `runs` that are known only now."""
+        """Note the columns of `runs` that are known only at the end of a run."""
         self._run = run
 
     def close(self) -> None:
-        """Nothing more happens: what is here is written."""
+        """Write the rows that still wait, and close the recording."""
         for id in list(self._ended):
             self.delivered(id, None)
         if self._recording is not None:
@@ -123,7 +123,7 @@ class Ledger:
 
 
 class ForwardingLedger:
-    """A `Ledger` that hands everything to whoever asked, as `send` does."""
+    """A `Ledger` that passes every row on with `send`."""
 
     records = False
 
@@ -136,7 +136,7 @@ class ForwardingLedger:
         self.under_way += 1
 
     def arrived(self, request: WorkloadRequest) -> None:
-        """See `Ledger`."""
+        """Do nothing: the process that routes records arrivals."""
 
     def add_request(self, **row: Any) -> None:
         self.under_way -= 1
@@ -149,10 +149,10 @@ class ForwardingLedger:
         self._send(Row("steps", row))
 
     def delivered(self, id: int, delivered: Delivered | None) -> None:
-        """See `Ledger`."""
+        """Do nothing: the process that routes records deliveries."""
 
     def journey(self, name: str) -> bytes:
         return b""
 
     def close(self) -> None:
-        """See `Ledger`."""
+        """Do nothing: there is nothing to write."""

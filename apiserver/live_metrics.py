@@ -1,7 +1,7 @@
-"""The metrics of a running server, which move when vLLM's do: with every step, not when a request ends.
+"""The metrics of a running server. They move as vLLM's do: with every step, not when a request ends.
 
-Gauges are what schedulers held when their last steps had ended, which is all that vLLM tells, too. Times are the run's
-own: at ten times its speed, a twin's seconds are its fleet's.
+Gauges hold the state of the schedulers when their last steps ended, as in vLLM. Times are the run's own: a twin at ten
+times real speed counts seconds of its fleet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIERS = {"cpu": "host", "disk": "disk"}
 
 
 class ReplicaNow(NamedTuple):
-    """A replica that lives: whether it holds any requests, its KV blocks without the null block, and its settings."""
+    """A replica that is alive: whether it holds requests, its KV blocks without the null block, and its deployment."""
 
     number: int
     holds: bool
@@ -31,7 +31,7 @@ class ReplicaNow(NamedTuple):
 
 
 class _Life:
-    """A request under way. Its last token's time is -1 before the first; `preempted` preemptions of it are counted."""
+    """A request under way, with its last token's time (-1 before the first) and its preemptions counted so far."""
 
     __slots__ = ("admitted", "last_ns", "preempted", "received_ns")
 
@@ -43,7 +43,7 @@ class _Life:
 
 
 class LiveMetrics:
-    """Counts what is served as `model`: requests have at most `longest` tokens, and drafts `draft_tokens`."""
+    """The metrics of the served `model`: its requests have at most `longest` tokens, and drafts `draft_tokens`."""
 
     def __init__(self, model: str, longest: int, draft_tokens: int = 0) -> None:
         self._model = model
@@ -51,25 +51,25 @@ class LiveMetrics:
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
         self._lives: dict[int, _Life] = {}
-        self._ended: list[int] = []  # whose last step is about to be told
+        self._ended: list[int] = []  # requests whose last step is about to be reported
 
     def expects(self, id: int, received_ns: int) -> None:
-        """Request `id` came to the API server then."""
+        """Note request `id`, which the API server received at `received_ns`."""
         self._lives[id] = _Life(received_ns)
 
     def refused(self) -> None:
-        """A request was refused because too many were there."""
+        """Count a request that was refused because too many were there."""
         self._server.inc("vllm:admission_rejections", split="max_num_queued_reqs")
 
     def late(self, late: Late) -> None:
-        """How late tokens left an API process."""
+        """Add how late tokens left an API process."""
         self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
 
     def step(self, end: StepEnd) -> None:
         engine = self._engine(end.replica)
         _holds(engine, end.running, end.waiting, end.deferred, end.usage)
         if not end.tokens:
-            return  # nothing has run: a request was aborted
+            return  # no step has run: a request was aborted
         engine.inc("vllm:generation_tokens", end.generated)
         engine.observe("vllm:iteration_tokens_total", end.tokens)
         for tokens, accepted in end.drafts:
@@ -80,10 +80,10 @@ class LiveMetrics:
                 engine.inc("vllm:spec_decode_num_accepted_tokens_per_pos", 1, str(position))
         for admitted in end.admitted:
             self._admitted(engine, admitted)
-        gaps: dict[int, int] = {}  # most requests of a step have waited equally long for it
+        gaps: dict[int, int] = {}  # requests per time since their last token; most steps have one such time
         for id in end.sampled:
             if (life := self._lives.get(id)) is None:
-                continue  # it has left since
+                continue  # the request has left since
             if life.last_ns < 0:
                 self._first_token(engine, life, end.now_ns)
             else:
@@ -118,7 +118,7 @@ class LiveMetrics:
             engine.inc("vllm:prompt_tokens_cached", hit)
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None:
-        """A row of `requests`: one has ended."""
+        """Count a request that has ended, by its row of `requests`."""
         id, replica = row["request_id"], row["replica"]
         if row["status"] == "rejected":
             del self._lives[id]
@@ -134,7 +134,7 @@ class LiveMetrics:
             return
         engine = self._engine(replica)
         engine.inc("vllm:request_success", split=finish_reason(row, asked))
-        engine.inc("vllm:num_preemptions", max(row.get("preemptions", 0) - life.preempted, 0))  # it never came back
+        engine.inc("vllm:num_preemptions", max(row.get("preemptions", 0) - life.preempted, 0))  # not admitted again
         if row["status"] == "finished":
             self._finished(engine, row, asked, life)
 
@@ -172,7 +172,10 @@ class LiveMetrics:
                 engine.inc("vllm:prompt_tokens_cached_by_source", found, _TIERS.get(tier, "external_unspecified"))
 
     def text(self, living: Iterable[ReplicaNow], records: bool, only: int | None = None) -> bytes:
-        """In Prometheus' text format, of the replicas that live, or `only` one; whether a recording is written."""
+        """Return the metrics of all replicas that are alive, or of replica `only`, in Prometheus' text format.
+
+        `records` says whether a recording is being written.
+        """
         self._server.set("tokentwin:recording", int(records))
         engines, caches = {}, []
         for now in living:
@@ -222,7 +225,7 @@ def _cache_labels(now: ReplicaNow) -> dict[str, str]:
 def step_end(
     replica: int, scheduler: Scheduler, plan: StepPlan, now_ns: int, sampled: list[int], generated: int
 ) -> StepEnd:
-    """The end of a step, as metrics are told of it: of `plan`, which `scheduler` has committed."""
+    """Return what metrics need to know of the end of a step: `plan`, which `scheduler` has committed."""
     pool = scheduler.pool
     return StepEnd(
         replica,

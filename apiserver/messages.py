@@ -1,7 +1,7 @@
-"""What API processes and the engine process say to each other, as MessagePack over ZeroMQ.
+"""The messages between the API processes and the engine process, as MessagePack over ZeroMQ.
 
 Every API process has a DEALER socket, the engine process one ROUTER. Ids of requests are the API process's own. All
-times are of the machine's monotonic clock, in ns, which its processes share.
+times are in ns of the machine's monotonic clock, which its processes share.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from realengine.logprob import Logprob
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
-    """Anything said; its tag is the class's name."""
+    """A message; its tag is the class's name."""
 
 
 class Hello(Message):
-    """From an API process, first of all and after a reconnection; answered by `About`."""
+    """An API process's first message, also after a reconnection; the engine process answers with `About`."""
 
 
 class About(Message):
-    """What is served: the model's name, the most tokens a request may have, and the tokens that end an answer.
+    """The served model: its name, the most tokens a request may have, and the tokens that end an answer.
 
-    texts   folder of the tokenizer; empty where the model brings none
+    texts   folder of the tokenizer; empty if the model brings none
     twin    whether nothing is computed, so that every token is a text of its own
-    run     the columns of `runs` that tell of an engine, for a process that records several; else empty
-    role    `serve`, or what a gateway has it do of requests: `prefill` or `decode`
-    places  where ports are of one replica each: the replica behind each, -1 while there is none
+    run     the columns of `runs` that describe an engine, for a process that records several; else empty
+    role    `serve`, or the part of a request that a gateway sends here: `prefill` or `decode`
+    places  with ports per replica: the replica behind each port, -1 while there is none
     """
 
     model: str
@@ -50,18 +50,18 @@ class About(Message):
 
 
 class Add(Message):
-    """A request. `seed` None draws by the request's id; `received_ns` is when HTTP had it.
+    """A request. `received_ns` is when HTTP had it; if `seed` is None, its id seeds its draws.
 
-    stop_ids     tokens that end every answer, empty where they are not to; `also_stop_ids` those that end this one
-    logprobs     how many tokens are told beside each of the answer; None where no log-probability is
-    place        place in the fleet of the replica whose port it came to; None where a router chooses
-    prefilled_at  server that has the KV of its prompt; empty where it is to be computed
-    client_id    what its client calls it, or empty
-    followed     whether its journey is to be kept
-    grammar      what its answer keeps to, as `realengine.grammar` writes it; empty for any text
-    rules        what is done to its logits; None for nothing
-    operation    what was asked for, as OpenTelemetry names it; its answer is called `answer_id`
-    traceparent  the client's span and, `tracestate`, what vendors add, as its headers had them
+    stop_ids     tokens that end every answer, empty if they must not; `also_stop_ids` end this answer only
+    logprobs     number of alternatives returned with each token of the answer; None if no log-probabilities are wanted
+    place        place in the fleet of the replica whose port it came to; None if a router chooses
+    prefilled_at  server that has the KV of its prompt; empty if the prompt must be computed
+    client_id    the client's name for it, or empty
+    followed     whether its journey is recorded
+    grammar      constraint on its answer, in the form of `realengine.grammar`; empty for any text
+    rules        changes to its logits; None for none
+    operation    OpenTelemetry's name of the operation; `answer_id` is the name of its answer
+    traceparent  the client's span, from its header; `tracestate` holds what vendors add
     """
 
     id: int
@@ -92,8 +92,10 @@ class Add(Message):
 
 
 def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
-    """How OpenAI's API and vLLM's metrics name the end of a request: `stop`, `length` or `abort`, by its row; empty for
-    one that was refused."""
+    """Return the finish reason of a row in OpenAI's API and vLLM's metrics: `stop`, `length` or `abort`.
+
+    It is empty for a request that was refused.
+    """
     if row["status"] == "rejected":
         return ""
     if row["status"] != "finished":
@@ -102,14 +104,14 @@ def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
 
 
 class Abort(Message):
-    """Nobody waits for the rest of it: `stop` when a stop string ended it, else why its client is gone."""
+    """An order to give up a request: `why` is `stop` after a stop string, else the reason why its client is gone."""
 
     id: int
     why: str
 
 
 class Delivered(Message):
-    """The whole answer is with its client: when its first and its last text were made, and were written."""
+    """A report that the client has the whole answer: when its first and last text were made and written."""
 
     id: int
     first_text_ns: int
@@ -119,28 +121,28 @@ class Delivered(Message):
 
 
 class Late(Message):
-    """How late tokens left an API process since it last said so: how many by the metric's buckets, and the sum."""
+    """A report of how late tokens left an API process since the last report: counts per bucket, and the sum."""
 
     counts: list[int]
     sum_s: float
 
 
 class Scrape(Message):
-    """Asks for the metrics, or those of one `replica`; answered by `Told` with the same id."""
+    """A request for the metrics of all replicas, or of one; `Told` with the same id answers it."""
 
     id: int
     replica: int | None = None
 
 
 class Follow(Message):
-    """Asks for the journey of the request whose answer is called `name`; answered by `Told` with the same id."""
+    """A request for the journey of the answer called `name`; `Told` with the same id answers it."""
 
     id: int
     name: str
 
 
 class Told(Message):
-    """What was asked: metrics in Prometheus' text format, a journey in JSON; empty if there is none."""
+    """An answer: metrics in Prometheus' text format, or a journey in JSON; empty if there is none."""
 
     id: int
     text: bytes
@@ -169,15 +171,17 @@ class Outputs(Message):
 
 
 class Row(Message):
-    """From one of several engine processes: a row of `requests` or `steps`, with ids of who asked."""
+    """A row of `requests` or `steps` from one of several engine processes, with the ids of the process that routes."""
 
     dataset: str
     columns: dict[str, Any]
 
 
 class Admitted(msgspec.Struct, array_like=True):
-    """A request that a step admitted, first or again: its prompt, what of it was cached at first, and how often it was
-    preempted before."""
+    """A request that a step admitted, for the first time or again.
+
+    It holds the prompt's tokens, how many of them were cached at the first admission, and the preemptions before.
+    """
 
     id: int
     prompt_tokens: int
@@ -186,13 +190,13 @@ class Admitted(msgspec.Struct, array_like=True):
 
 
 class StepEnd(Message):
-    """A step of `replica` ended at `now_ns` of the run: what metrics need to know of it, and of its scheduler now.
+    """The end of a step of `replica` at `now_ns` of the run: the state of its scheduler, for the metrics.
 
-    deferred   of the requests that wait, those that wait for KV from elsewhere
+    deferred   the waiting requests that wait for KV from elsewhere
     usage      KV blocks referenced / KV blocks
     tokens     computed in the step
-    generated  output tokens that it brought to the requests `sampled`
-    drafts     of each draft that it verified its tokens, and how many of them were accepted
+    generated  output tokens of the step for the requests `sampled`
+    drafts     for each draft that it verified: its tokens, and how many of them were accepted
     """
 
     replica: int
@@ -209,7 +213,7 @@ class StepEnd(Message):
 
 
 class Drain(Message):
-    """From the engine process: it takes no more requests, because it is about to end."""
+    """A message of the engine process: it takes no more requests, because it is about to end."""
 
 
 To = Hello | Add | Abort | Delivered | Late | Scrape | Follow

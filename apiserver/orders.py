@@ -1,7 +1,7 @@
-"""What a process of a server hears from its supervisor: when to end, and that it is alone.
+"""The orders of the supervisor to a process of a server: when to end. A process also ends if the supervisor is gone.
 
-Signals are for the supervisor. A terminal, or a container that ends, sends them to every process at once, and one that
-handles HTTP must not go before the answers under way have ended.
+Signals are for the supervisor. A terminal, or a container that ends, sends them to every process at once, and a process
+that handles HTTP must not go before the answers under way have ended.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from time import sleep
 
-_END_S = 5.0  # how long a process that is alone may take to end
+_END_S = 5.0  # time within which a process without a supervisor must end
 
 
 def obey(orders: Connection, stop: Callable[[], None]) -> None:
-    """Call `stop`, on a thread of its own, at each order; twice, and then end anyway, when there will be no more.
+    """Call `stop` on another thread at each order; when no more orders can come, call it twice, then exit by force.
 
-    There will be none when the supervisor has closed its end, or has been killed.
+    No more orders can come when the supervisor has closed its end, or has been killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The processes of a server: one that decides, some that speak HTTP. Each `main` here is one of them."""
+"""The main functions of the processes of a server: one process schedules, others speak HTTP."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from traces.live_recording import Place
 
 _LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"
-_ENGINE_S = 5.0  # how long HTTP waits for an engine at the start, before it says that there is none
+_ENGINE_S = 5.0  # time that an HTTP process waits for an engine at the start, before it answers without one
 
 
 class Engine(NamedTuple):
-    """What an engine process is to serve, and at which address of ZeroMQ.
+    """The settings of an engine process, and its address on ZeroMQ.
 
-    place      where a recording of it is written
-    engines    addresses of the engines that it routes to; none where it is one itself
-    number     its own, where it is one of several; None where it serves API processes
+    place      where its recording is written
+    engines    addresses of the engines that it routes to; empty if it is an engine itself
+    number     its own number if it is one of several engines; None if it serves API processes
     origin_ns  when the run began on the monotonic clock, which all engines share
     """
 
@@ -43,7 +43,10 @@ class Engine(NamedTuple):
 
 
 def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
-    """The process that decides. It tells `told` its model's name when it serves, or why it cannot."""
+    """Run the process that schedules.
+
+    It sends its model's name to `told` when it serves, or the reason why it cannot.
+    """
     import zmq
 
     from apiserver import backends
@@ -62,7 +65,7 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
     stops.connect(_WAKE)
 
     def stop() -> None:
-        if process is None:  # it serves nobody yet
+        if process is None:  # no client is served yet
             os._exit(1)
         process.stop()
         stops.send(b"")
@@ -86,12 +89,12 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
         backend, ledger, metrics = made
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
         told.send(("serves", backend.about.model))
-        gc.disable()  # requests leave no cycles behind, and looking for them would make tokens late
+        gc.disable()  # requests leave no cycles behind, and a search for cycles would delay tokens
         process.run(poller, woken)
     except UserError as error:
         try:
             told.send(("cannot", (error.field, error.value, error.remedy)))
-        except BrokenPipeError:  # it serves already, so that nobody listens there any more
+        except BrokenPipeError:  # the engine serves already, and nobody reads `told` any more
             _LOG.error("%s", error)
         sys.exit(2)
     finally:
@@ -101,7 +104,7 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
 def api_main(
     settings: ServeSettings, address: str, name: str, listening: list[socket.socket], orders: Connection
 ) -> None:
-    """A process that speaks HTTP on each of `listening`."""
+    """Run a process that speaks HTTP on each socket of `listening`."""
     log_to_stderr()
     with suppress(ImportError):
         import uvloop
@@ -124,7 +127,7 @@ async def _serve_http(
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        with suppress(RuntimeError):  # it has ended
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(stopped.set)
 
     obey(orders, stop)
@@ -142,7 +145,7 @@ async def _serve_http(
         assert runner.server is not None
         servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
-    gc.freeze()  # what is here by now stays
+    gc.freeze()  # the objects made so far stay
     asked = asyncio.create_task(stopped.wait())
     ended, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for server in servers:
@@ -151,10 +154,10 @@ async def _serve_http(
     for task in (asked, *tasks):
         task.cancel()
     for task in ended:
-        task.result()  # of one that listens to the engine, why it does no more: the supervisor starts another process
+        task.result()  # raises the error of a task that talks to the engine; the supervisor then starts a new process
 
 
 def log_to_stderr() -> None:
-    """Lines of this process go where those of the command do."""
+    """Log to stderr, as the command does."""
     logging.basicConfig(stream=sys.stderr, format="tokentwin: %(message)s", level=logging.WARNING)
     _LOG.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Prompts of token ids as prompts of a workload."""
+"""The conversion of prompts of token ids to prompts of a workload."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Answer:
 
 
 class PromptSegments:
-    """Turns token ids into segments, by blocks of `block_size` tokens."""
+    """A converter from token ids to prompt segments, by blocks of `block_size` tokens."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._prefixes = SharedPrefixes(block_size)
 
     def of(self, id: int, tokens: Sequence[int]) -> Path:
-        """The segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
+        """Return the segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
         return self._prefixes.prompt(id, self._keys(tokens), len(tokens))
 
     def request(
         self, id: int, at_ns: int, asked: Add, length: int | None = None, slo_class: str = ""
     ) -> WorkloadRequest:
-        """What was asked for, as a workload has it; `length` is that of its answer, where it is not the most."""
+        """Return the request as a workload has it; `length` is the length of its answer, by default `max_tokens`."""
         return WorkloadRequest(
             id,
             at_ns,
@@ -46,12 +46,15 @@ class PromptSegments:
         )
 
     def answered(self, answer: Answer) -> None:
-        """There will be no more of `answer`."""
+        """Note that `answer` is complete."""
         tokens, arrived = [*answer.asked.prompt, *answer.tokens], answer.arrived
         self._prefixes.answered(arrived.id, arrived.prompt, self._keys(tokens), len(tokens))
 
     def _keys(self, tokens: Sequence[int]) -> list[int]:
-        """Of every whole block, a hash of all tokens up to its end. Equal on every machine: tuples of integers are."""
+        """Return for every whole block a hash of all tokens up to its end.
+
+        The hash is equal on every machine, because Python's hashes of tuples of integers are.
+        """
         size, key, keys = self._block_size, 0, []
         for begin in range(0, len(tokens) - size + 1, size):
             key = hash((key, *tokens[begin : begin + size]))

@@ -1,6 +1,6 @@
-"""What OpenAI's clients may ask for. What is not supported is refused by name; nothing is ignored.
+"""The request bodies of OpenAI's API. A field that is not supported is refused by name; nothing is ignored.
 
-A field at a value that changes nothing is taken, so that clients which send every field by its default are answered.
+A field is accepted at a value that changes nothing, because some clients send every field with its default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from apiserver.tools import Calls, NamedTool, ToolChoice, call_grammar, paramete
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
-_MOST_LOGPROBS = 20  # alternatives to a token that are told: OpenAI's limit, and vLLM's default
+_MOST_LOGPROBS = 20  # alternatives returned with a token: OpenAI's limit, and vLLM's default
 _MOST_CHOICES = 128
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
@@ -43,7 +43,7 @@ _Stops = Annotated[
 
 
 def _kind_of(prompt: Any) -> str | None:
-    """By its first item, so that what is wrong with a prompt is told of what it was meant to be."""
+    """Return the kind of prompt by its first item, so that an error is about the kind that the client meant."""
     if isinstance(prompt, str):
         return "as text"
     if not isinstance(prompt, list):
@@ -71,7 +71,7 @@ def _token_id(text: str) -> str:
 
 
 def _neutral(*values: Any) -> Any:
-    """A field whose effect is not supported: only values without effect are taken."""
+    """Return the type of a field that is not supported: it accepts only `values`, which have no effect."""
 
     def check(value: Any) -> Any:
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
@@ -84,11 +84,11 @@ def _neutral(*values: Any) -> Any:
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
-    continuous_usage_stats: StrictBool = False  # vLLM's, which GuideLLM asks for: usage so far in each chunk
+    continuous_usage_stats: StrictBool = False  # vLLM's option, which GuideLLM sets: usage so far in each chunk
 
 
 class Generation(BaseModel):
-    """What both endpoints take. Fields are OpenAI's and vLLM's, by their names."""
+    """The fields of both endpoints, with OpenAI's and vLLM's names."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -102,7 +102,7 @@ class Generation(BaseModel):
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
     kv_transfer_params: KvTransferParams | None = None
 
-    # How a token is chosen
+    # Sampling
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, le=_INT32)] | None = None
@@ -117,7 +117,7 @@ class Generation(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    # Where an answer ends, and how its text is told
+    # The end of an answer, and the form of its text
     stop: _Stops = []
     stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
     include_stop_str_in_output: StrictBool = False
@@ -126,16 +126,16 @@ class Generation(BaseModel):
     return_token_ids: StrictBool | None = False
     return_tokens_as_token_ids: StrictBool | None = False
 
-    # How a prompt is made of what was sent
+    # The prompt
     truncate_prompt_tokens: _Truncation | None = None
     truncation_side: Literal["left", "right"] | None = None
 
-    # What changes nothing here
+    # Fields without effect here
     spaces_between_special_tokens: StrictBool = True
     length_penalty: _neutral(1) = 1  # type: ignore[valid-type]
     use_beam_search: _neutral(False) = False  # type: ignore[valid-type]
 
-    # What is not supported
+    # Fields that are not supported
     prompt_logprobs: _neutral(None) = None  # type: ignore[valid-type]
     logprob_token_ids: _neutral(None, []) = None  # type: ignore[valid-type]
 
@@ -154,25 +154,27 @@ class Generation(BaseModel):
 
     @property
     def grammar(self) -> str:
-        """What the answer keeps to, as `realengine.grammar` writes it; empty for any text. Raises UserError for a
-        schema or an expression that cannot be kept to."""
+        """The constraint on the answer, in the form of `realengine.grammar`; empty for any text.
+
+        Raises UserError for a schema or an expression that is not supported.
+        """
         if self.structured_outputs is not None:
             return self.structured_outputs.grammar
         return "" if self.response_format is None else self.response_format.grammar
 
     @property
     def limit(self) -> int | None:
-        """The most tokens to generate; None if nothing is said."""
+        """The most tokens to generate; None if the client does not say."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """How many tokens are told beside each of the answer, with log-probabilities; None if none is wanted."""
+        """The number of alternatives returned with each output token; None if no log-probabilities are wanted."""
         raise NotImplementedError
 
 
 class CompletionRequest(Generation):
-    """`POST /v1/completions`. The prompt is text or token ids, or several of one kind."""
+    """The body of `POST /v1/completions`. The prompt is text or token ids, or several of one kind."""
 
     prompt: _Prompt | None = None
     echo: StrictBool | None = False
@@ -191,7 +193,7 @@ class CompletionRequest(Generation):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """All of them."""
+        """The list of all prompts."""
         prompt = self.prompt if self.prompt is not None else []
         several = isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int)
         return prompt if several else [prompt]  # type: ignore[return-value]
@@ -210,14 +212,14 @@ class Part(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message of a conversation; what else it holds is for the model's chat template."""
+    """One message of a conversation; extra fields go to the model's chat template."""
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[Part] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates want it: content as one text."""
+        """Return the message as chat templates expect it, with its content as one text."""
         content = self.content
         text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
         role = "system" if self.role == "developer" else self.role  # templates know the older name
@@ -225,7 +227,7 @@ class ChatMessage(BaseModel):
 
 
 class _Chat(BaseModel):
-    """Messages, and how the model's chat template makes a prompt of them."""
+    """Messages, and the options by which the model's chat template makes a prompt of them."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
@@ -242,7 +244,7 @@ class _Chat(BaseModel):
         return goes_on
 
     def for_template(self) -> dict[str, Any]:
-        """As the arguments of `Texts.chat`."""
+        """Return the arguments of `Texts.chat`."""
         return {
             "messages": [message.for_template() for message in self.messages],
             "tools": self.tools,
@@ -254,7 +256,7 @@ class _Chat(BaseModel):
 
 
 class ChatRequest(_Chat, Generation):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     logprobs: StrictBool | None = False
@@ -293,7 +295,7 @@ class ChatRequest(_Chat, Generation):
 
     @property
     def calls(self) -> Calls | None:
-        """Of the tools that must be called; None where none must."""
+        """The calls of the tools that must be called; None if no tool must be called."""
         if isinstance(self.tool_choice, NamedTool):
             return Calls(self.tool_choice.function.name)
         return Calls(None) if self.tool_choice == "required" else None
@@ -306,7 +308,7 @@ class ChatRequest(_Chat, Generation):
 
     @property
     def role(self) -> str:
-        """Whose message the answer is: the assistant's, or that of the one who spoke last where none begins."""
+        """The role of the answer's message: `assistant`, or the role of the last message if the answer continues it."""
         return "assistant" if self.add_generation_prompt else self.messages[-1].role
 
     @property
@@ -319,7 +321,7 @@ class ChatRequest(_Chat, Generation):
 
 
 class TokenizeText(BaseModel):
-    """`POST /tokenize` of a prompt."""
+    """The body of `POST /tokenize` for a text."""
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -329,7 +331,7 @@ class TokenizeText(BaseModel):
 
 
 class TokenizeChat(_Chat):
-    """`POST /tokenize` of a chat."""
+    """The body of `POST /tokenize` for a chat."""
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -341,7 +343,7 @@ def _kind_of_body(body: Any) -> str:
 
 
 class TokenizeRequest(RootModel[TokenizeText | TokenizeChat]):
-    """`POST /tokenize`."""
+    """The body of `POST /tokenize`."""
 
     root: Annotated[
         Annotated[TokenizeText, Tag("as a text")] | Annotated[TokenizeChat, Tag("as a chat")],
@@ -350,7 +352,7 @@ class TokenizeRequest(RootModel[TokenizeText | TokenizeChat]):
 
 
 class DetokenizeRequest(BaseModel):
-    """`POST /detokenize`."""
+    """The body of `POST /detokenize`."""
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None

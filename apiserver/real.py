@@ -31,10 +31,10 @@ _Call = Callable[[], None]
 
 
 class RealEngine:
-    """Requests to an `Engine` that its own thread makes.
+    """The backend of a real `Engine`, which runs on its own thread.
 
-    `wake` is called, by that thread, when `turn` has something to do. An error of the engine is raised by `turn`. The
-    run began at `origin_ns` on the monotonic clock.
+    That thread calls `wake` when `turn` has something to do. `turn` raises an error of the engine. The run began at
+    `origin_ns` on the monotonic clock.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RealEngine:
         return run_ns + self._origin_ns
 
     def add(self, id: int, asked: Add) -> None:
-        came_ns = self.run_ns(perf_counter_ns())  # what follows until the loop takes it is its queueing
+        came_ns = self.run_ns(perf_counter_ns())  # the time until the loop takes the request is its queueing
         self._call(lambda: self._clients.add(id, asked, came_ns))
 
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
@@ -109,7 +109,7 @@ class RealEngine:
             self._inbox.append(call)
             self._arrived.notify()
 
-    # On the engine's thread
+    # Methods that run on the engine's thread
 
     def _run(self, load: Callable[[], Engine], about: Callable[[Engine], About], made: Event) -> None:
         try:
@@ -134,13 +134,13 @@ class RealEngine:
             self._wake()
 
     def publish_kv(self) -> None:
-        """Publish what became of KV blocks since the last time."""
+        """Publish the KV events since the last time."""
         kv_events = self._kv_events
         if kv_events is not None and (batch := kv_events.take()) is not None:
             self.post(lambda: kv_events.publish(batch))
 
     def post(self, call: _Call) -> None:
-        """Have the exchange's thread do something."""
+        """Let the exchange's thread call `call`."""
         self._outbox.append(call)
 
     def take(self) -> list[_Call]:
@@ -156,7 +156,7 @@ class RealEngine:
                 self._arrived.wait()
 
     def publish(self, tokens: dict[int, _New], ends: dict[int, tuple[str, str]], due_ns: int) -> None:
-        """Send these tokens, and how these requests ended and why."""
+        """Send new tokens, and for each request that ended how and why it ended."""
 
         def send() -> None:
             for id, new in tokens.items():
@@ -176,7 +176,7 @@ class RealEngine:
 
 
 class _Clients:
-    """Those of the exchange, as the engine's loop sees them: see `realengine.loop.Clientele`."""
+    """The requests of the exchange as the engine's loop sees them: see `realengine.loop.Clientele`."""
 
     busy = True
 
@@ -238,7 +238,7 @@ class _Clients:
         self._home.publish({}, {id: ("stop" if why == "stop" else "abort", "")}, perf_counter_ns())
 
     def _tell(self, plan: StepPlan, now_ns: int, sampled: list[int], generated: int) -> None:
-        """Tell the metrics of the end of a step, or by a plan of nothing what is left after an abort."""
+        """Report the end of a step to the metrics; an empty plan reports the state after an abort."""
         end = step_end(0, self._engine.scheduler, plan, now_ns, sampled, generated)
         self._home.post(lambda: self._home.ledger.step_ended(end))
 

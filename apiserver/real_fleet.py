@@ -1,4 +1,4 @@
-"""Several real engines, a process each, behind one router of the simulator's."""
+"""Several real engines, each in a process of its own, behind one of the simulator's routers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LOG = logging.getLogger("tokentwin")
 
 
 class RemoteEngine(RoutedReplica):
-    """An engine process as routers see it: its KV blocks are known once it serves."""
+    """An engine process as routers see it: the number of its KV blocks is known once it serves."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], index: int, address: str) -> None:
         super().__init__(index, kv_tokens=1)
         self.about: About | None = None
         self.answers: dict[int, _Answer] = {}
-        self._steps_before = self._steps = 0  # before its process began to serve, and by now
+        self._steps_before = self._steps = 0  # steps of earlier processes, and of all processes by now
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, b"fleet")
         self.socket.setsockopt(zmq.SNDHWM, 0)
@@ -56,28 +56,28 @@ class RemoteEngine(RoutedReplica):
         self.socket.send(encode(message))
 
     def answers_to(self, id: int, answer: _Answer) -> None:
-        """A request was sent to it."""
+        """Note a request that was sent to the engine."""
         self.answers[id] = answer
         self.takes(id, len(answer.asked.prompt), answer.asked.max_tokens)
 
     def serves(self, about: About) -> None:
-        """Its process serves; where one had ended, another, which counts its steps from 0."""
+        """Note that a process serves; a process that replaces another counts its steps from 0."""
         self.about, self.kv_tokens = about, about.kv_tokens
         self._steps_before = self._steps
 
     def step(self, number: int) -> int:
-        """The number, among all of its processes' steps, of step `number` of the one that serves."""
+        """Return the number of a step among the steps of all its processes; `number` counts in the present process."""
         self._steps = self._steps_before + number + 1
         return self._steps - 1
 
     def ends(self, id: int) -> _Answer:
-        """A request of it has ended."""
+        """Drop a request that has ended, and return its answer."""
         self.loses(id)
         return self.answers.pop(id)
 
 
 class RealFleet:
-    """Requests to the engines at `addresses`. What one engine's end leaves unanswered ends with an error."""
+    """The backend of the engines at `addresses`. If an engine ends, its open requests end with an error."""
 
     about: About
 
@@ -99,7 +99,7 @@ class RealFleet:
         self._segments: PromptSegments
 
     def register(self, poller: zmq.Poller) -> None:
-        """Let `poller` wake when an engine says something, comes or goes."""
+        """Let `poller` wake when an engine sends a message, comes or goes."""
         for engine in self.engines:
             poller.register(engine.socket, zmq.POLLIN)
             poller.register(engine.events, zmq.POLLIN)
@@ -196,7 +196,7 @@ class RealFleet:
                 engine.send(Delivered(output.id, 0, 0, 0, 0))
                 if answer.row is not None:
                     self._ended(engine, answer.row)
-                elif output.finish == "refused":  # it was about to end, or had its fill, and so has no row for it
+                elif output.finish == "refused":  # the engine was about to end, or was full, so it writes no row
                     self._left(engine, output.id, Status.REJECTED.value, output.reason)
         self._exchange.flush(message.due_ns)
 
@@ -205,9 +205,9 @@ class RealFleet:
         if message.dataset == "steps":
             self.ledger.add_step(**{**row, "step": engine.step(row["step"])})
         elif row["request_id"] not in engine.answers:
-            return  # of a process that was here before this one
+            return  # row of an earlier process
         elif row["status"] in ("finished", "rejected"):
-            engine.answers[row["request_id"]].row = row  # its last tokens, or its refusal, are on their way
+            engine.answers[row["request_id"]].row = row  # the last tokens, or the refusal, are on their way
         else:
             self._ended(engine, row)
 
@@ -229,7 +229,7 @@ class RealFleet:
         self._exchange.flush(monotonic_ns())
 
     def _left(self, engine: RemoteEngine, id: int, status: str, reason: str) -> None:
-        """Its engine will say no more of it."""
+        """Write the row of a request that its engine has left without one."""
         answer = engine.ends(id)
         del self._engine_of[id]
         self.ledger.add_request(

@@ -17,8 +17,10 @@ _OF_SHAPE = ("_type", "_parsing", "_from_float", "missing", "literal_error", "js
 
 
 class Refusal(Exception):
-    """A request that gets no answer: `param` is the field at fault, if it is one; `type` is vLLM's for `status`, unless
-    it is given."""
+    """A request that gets no answer: `param` is the field at fault, if there is one.
+
+    `type` defaults to vLLM's type for `status`.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Refusal(Exception):
         self.type = type or _TYPES.get(status) or HTTPStatus(status).phrase
 
     def document(self) -> dict[str, Any]:
-        """As OpenAI's API words it: `error` with `message`, `type`, `param`, `code`."""
+        """Return OpenAI's error document: `error` with `message`, `type`, `param`, `code`."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
 
 
@@ -46,13 +48,15 @@ def answer_to(refusal: Refusal) -> web.Response:
 
 
 def malformed(message: str, param: str | None = None) -> Refusal:
-    """Of what is no document that the endpoint reads: vLLM has another type for that than for a wrong value, and
-    `param` is a way through the body."""
+    """Return the refusal of a body that the endpoint cannot parse; `param` is the path to the fault.
+
+    vLLM gives it another type than a wrong value.
+    """
     return Refusal(400, message, param, type=_MALFORMED)
 
 
 def invalid(error: ValidationError) -> Refusal:
-    """What is wrong with the first field that is; of a union's members, what is wrong with the nearest."""
+    """Return the refusal for the first invalid field; in a union, for the member that came nearest."""
     found = [(_way(each["loc"]), each) for each in error.errors(include_url=False)]
     of_field = [(way, each) for way, each in found if way[:1] == found[0][0][:1]]
     way = max((way for way, _ in of_field), key=len)
@@ -71,6 +75,8 @@ def _is_of_shape(error: ErrorDetails) -> bool:
 
 
 def _way(place: tuple[int | str, ...]) -> list[str]:
-    """The names and positions that lead to a field, without the members of unions that pydantic has among them: it
-    names types, and `apiserver.protocol` what something is read `as`."""
+    """Return the names and positions that lead to a field, without pydantic's names of the members of unions.
+
+    Such names are types, or begin with `as ` in `apiserver.protocol`.
+    """
     return [str(part) for part in place if part != "str" and not str(part).startswith(("list[", "function-", "as "))]

@@ -1,7 +1,7 @@
-"""A request's way through the server as OpenTelemetry spans, by OTLP over HTTP.
+"""OpenTelemetry spans of a request's way through the server, sent by OTLP over HTTP.
 
-They are made from its row once it is over, so that tokens cost nothing, and sent by a thread of their own. Attributes
-are those of the GenAI semantic conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
+They are made from a request's row when it is over, so that tokens cost nothing, and a thread of their own sends them.
+Attributes follow the GenAI semantic conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apiserver.backend import Backend
 from apiserver.messages import Add, finish_reason
 from serving.version import __version__
 
-# What a request goes through, and the column of the time at which it ends. They follow one another without a gap.
+# The phases of a request, and the column of the time at which each ends. They follow one another without a gap.
 PHASES = {
     "tokenise": "arrival_ns",
     "queue": "scheduled_ns",
@@ -32,13 +32,15 @@ PHASES = {
     "detokenise": "last_text_ns",
     "stream": "last_sent_ns",
 }
-_SEND_S = 2.0  # then spans that the collector does not take are lost
+_SEND_S = 2.0  # time after which spans are lost that the collector has not taken
 _FAILED = ("rejected", "timed_out", "aborted", "unfinished")
 
 
 class RequestSpans:
-    """Sends spans of requests to `model` to the collector at `endpoint`: its URL, to which `/v1/traces` is added unless
-    it has a path of its own. Times are `clock`'s."""
+    """A sender of spans of requests to `model` to the collector at the URL `endpoint`. Times are `clock`'s.
+
+    `/v1/traces` is added to the URL if it has no path.
+    """
 
     def __init__(self, endpoint: str, model: str, clock: Backend) -> None:
         if urlsplit(endpoint).path in ("", "/"):
@@ -52,8 +54,10 @@ class RequestSpans:
         self._clock = clock
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None:
-        """A row of `requests`, with what the API server saw: the request is a span, within its client's if that said
-        so, and each phase that took time is one within."""
+        """Send the spans of a request that is over: one for the request, and within it one per phase that took time.
+
+        The request's span lies within the client's span if the client sent one.
+        """
         parent = self._parents.extract({"traceparent": asked.traceparent, "tracestate": asked.tracestate})
         epoch_ns = time_ns() - monotonic_ns()
         moments = [epoch_ns + self._clock.monotonic_ns(time) for time in _moments(row)]
@@ -97,15 +101,15 @@ class RequestSpans:
         return {name: value for name, value in attributes.items() if value is not None}
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the spans that wait."""
         self._provider.shutdown()
 
 
 def _moments(row: Mapping[str, Any]) -> list[int]:
-    """When the request came, and when each phase ended up to the one in which it left.
+    """Return when the request came, and when each phase ended, up to the phase in which the request left.
 
-    A stop string is seen in the text, after which the engine goes on until it hears of it: nothing ends after what
-    follows it.
+    A stop string is found in the text, and the engine goes on until it hears of it. So no phase ends later than the
+    phase after it.
     """
     moments = [row["received_ns"]]
     for column in PHASES.values():

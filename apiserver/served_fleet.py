@@ -1,4 +1,4 @@
-"""The fleet that a twin serves: the deployment's, with what the options of `tokentwin serve` say of it."""
+"""The fleet that a twin serves: the deployment's, changed by the options of `tokentwin serve`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.errors import UserError
 
 
 def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:
-    """`deployment` with the fleet that is served. Raises UserError for what does not go together."""
+    """Return `deployment` with the fleet that is served. Raises UserError for options that cannot be combined."""
     deployment = with_fleet(deployment, settings.replicas, settings.router)
     fleet = deployment.fleet
     assert fleet is not None
@@ -27,13 +27,16 @@ def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:
 
 
 def class_of(place: int) -> str:
-    """The SLO class of requests to the port of the replica at `place`."""
+    """Return the SLO class of requests to the port of the replica at `place`."""
     return f"port-{place}"
 
 
 def _one_by_one(fleet: FleetConfig) -> FleetConfig:
-    """`fleet` with a pool for each replica, to which goes what comes to its port. So a replay goes there, too."""
-    places: dict[str, list[str]] = {}  # of each pool, the names of those that it becomes
+    """Return `fleet` with one pool per replica, which gets the requests to the replica's port.
+
+    A replay of the recording then routes requests in the same way.
+    """
+    places: dict[str, list[str]] = {}  # names of the new pools, by the pool that they replace
     pools: list[PoolConfig] = []
     for pool in fleet.pools:
         if pool.role != "serve" or pool.slo_classes:
@@ -53,7 +56,7 @@ def _one_by_one(fleet: FleetConfig) -> FleetConfig:
 
 
 def _placed(accident: dict[str, Any], places: dict[str, list[str]]) -> dict[str, Any] | None:
-    """An accident of a replica of a pool, as one of the pool that it became; None if there is no such replica."""
+    """Return an accident of a pool's replica as one of the replica's own pool; None if there is no such replica."""
     names = places[accident["pool"] or next(iter(places))]
     at = accident["replica"]
     return {**accident, "pool": names[at], "replica": 0} if at < len(names) else None

@@ -1,4 +1,4 @@
-"""How to serve: what `tokentwin serve` takes."""
+"""The settings of `tokentwin serve`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 
 class KvEventSettings(Request):
-    """How KV events are published; names are those of vLLM's `--kv-events-config`, where it has them."""
+    """The settings of KV events, named as in vLLM's `--kv-events-config` if they exist there."""
 
     endpoint: str = Field(pattern=_ENDPOINT, description="where to publish; a replica's port is this and its number")
     connect: bool = Field(False, description="connect to the endpoint, one for all replicas, instead of binding it")
@@ -45,7 +45,7 @@ def _endpoint_alone(given: Any) -> Any:
 
 
 class ServeSettings(Request):
-    """Where to listen, what to hold back, and, for a twin, what to stand in for."""
+    """The address to listen on, the limits of a server and, for a twin, the fleet to simulate."""
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 is every one")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")

@@ -1,4 +1,4 @@
-"""What an answer is asked to keep to: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""The constraints on an answer: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
 
 
 class JsonSchema(BaseModel):
-    """OpenAI's wrapping of a schema; `name`, `description` and `strict` change nothing: every schema is kept to."""
+    """OpenAI's wrapper of a schema; `name`, `description` and `strict` change nothing: every schema is enforced."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -21,7 +21,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What an answer must be: any text, a JSON object, or JSON by a schema."""
+    """The required form of an answer: any text, a JSON object, or JSON by a schema."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
@@ -35,14 +35,17 @@ class ResponseFormat(BaseModel):
 
     @property
     def grammar(self) -> str:
-        """As `realengine.grammar` writes it; empty for any text. Raises UserError for what cannot be kept to."""
+        """The constraint in the form of `realengine.grammar`; empty for any text.
+
+        Raises UserError if it is not supported.
+        """
         if self.type == "text":
             return ""
         return json_grammar(ANY_OBJECT if self.json_schema is None else self.json_schema.described)
 
 
 class StructuredOutputs(BaseModel):
-    """A JSON schema, a regular expression, or the answers among which to choose."""
+    """A JSON schema, a regular expression, or a list of answers to choose from."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     by_schema: dict[str, Any] | None = Field(None, alias="json")
@@ -57,7 +60,7 @@ class StructuredOutputs(BaseModel):
 
     @property
     def grammar(self) -> str:
-        """As `realengine.grammar` writes it. Raises UserError for what cannot be kept to."""
+        """The constraint in the form of `realengine.grammar`. Raises UserError if it is not supported."""
         if self.by_schema is not None:
             return json_grammar(self.by_schema)
         return regex_grammar(self.regex or "|".join(map(re.escape, self.choice or ())))

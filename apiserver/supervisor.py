@@ -1,4 +1,4 @@
-"""Starts the processes of a server, starts again what dies, and ends them in order."""
+"""The supervisor of a server: it starts the processes, restarts a process that dies, and ends all in order."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
 from traces.live_recording import Place
 
-_YOUNG_S = 10.0  # a process that dies younger than this
-_MOST_YOUNG = 3  # and so often one after another would only die again
-_LOOK_S = 0.5  # how often it looks whether it was asked to stop
+_YOUNG_S = 10.0  # a process that ends sooner than this died young
+_MOST_YOUNG = 3  # number of young deaths in a row after which a process is not started again
+_LOOK_S = 0.5  # interval at which the supervisor looks whether it must stop
 _END_S = 5.0
-_TRIES = 100  # to find free ports in a row
+_TRIES = 100  # attempts to find free ports in a row
 _ENGINE = "engine"
 _SPAWN = get_context("spawn")
 
@@ -39,11 +39,11 @@ def serve(
     ready: Callable[[str, list[str]], None] = lambda model, urls: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, and then until every request under way has ended; a second one ends it at once.
+    """Serve until SIGTERM or Ctrl-C, and then until every request under way has ended; a second signal ends it at once.
 
-    `ready` is called with the model's name and the URLs of the server, or of each replica, and `say` with a line when
-    a process is started again and when the end begins. Raises UserError for what cannot be served, and for an address
-    that cannot be listened on.
+    `ready` is called with the model's name and the URLs of the server, or of each replica. `say` is called with a line
+    when a process is started again and when the end begins. Raises UserError for what cannot be served, and for an
+    address that cannot be listened on.
     """
     read_keys(settings.api_key_file)
     scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
@@ -73,7 +73,7 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 def _listen_in_a_row(host: str, port: int, count: int) -> list[socket.socket]:
-    """On `port` and those that follow; with 0 on free ones. Raises UserError where one cannot be listened on."""
+    """Listen on `port` and the ports above it; 0 takes free ports. Raises UserError if one cannot be listened on."""
     for tries_left in reversed(range(_TRIES if port == 0 else 1)):
         listening = [_listen(host, port)]
         first: int = listening[0].getsockname()[1]
@@ -103,7 +103,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _engines(settings: ServeSettings, deployment: Deployment, place: Place, folder: Path) -> dict[str, Engine]:
-    """The engine processes by name: `engine` is the one that API processes talk to, and comes last."""
+    """Return the engine processes by name: `engine` is the process that API processes talk to, and comes last."""
     whole = Engine(settings, deployment, place, f"ipc://{folder / _ENGINE}", monotonic_ns())
     if settings.twin or (settings.replicas or 1) == 1:
         return {_ENGINE: whole}
@@ -134,7 +134,7 @@ class _Supervisor:
         self._stops = 0
 
     def start(self) -> str:
-        """Start everything; the name of the model that is served, empty if all is to end before that."""
+        """Start everything; return the name of the served model, empty if a stop was asked for before it served."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         told = {name: self._start_engine(name) for name in self._engines if name != _ENGINE}
@@ -146,7 +146,7 @@ class _Supervisor:
         return model
 
     def watch(self) -> None:
-        """Until everything has ended."""
+        """Watch the processes, and return when the engine process has ended."""
         while not self._stops:
             wait([process.sentinel for process in self._processes.values()], timeout=_LOOK_S)
             for name, process in list(self._processes.items()):
@@ -157,12 +157,12 @@ class _Supervisor:
         while engine.exitcode is None:
             if told < self._stops:
                 told = self._stops
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the process has just ended
                     self._orders[_ENGINE].send_bytes(b"end")
             engine.join(_LOOK_S)
 
     def end(self) -> None:
-        """End what still runs."""
+        """End the processes that still run."""
         for orders in self._orders.values():
             orders.close()
         for process in self._processes.values():
@@ -173,7 +173,7 @@ class _Supervisor:
         self._stops += 1
 
     def _start_again(self, name: str, process: BaseProcess) -> None:
-        """Raises UserError if it would only die again."""
+        """Start a process again. Raises UserError if it has died young too often."""
         young = monotonic() - self._born[name] < _YOUNG_S
         self._died_young[name] = self._died_young.get(name, 0) + 1 if young else 0
         if self._died_young[name] == _MOST_YOUNG:
@@ -194,7 +194,10 @@ class _Supervisor:
         return told
 
     def _await_engine(self, name: str, told: Connection) -> str:
-        """The name of the model that it serves. Raises UserError if it cannot, unless all is to end anyway."""
+        """Return the name of the model that an engine process serves, empty on a stop.
+
+        Raises UserError if it cannot serve.
+        """
         while not told.poll(_LOOK_S):
             if self._stops:
                 return ""

@@ -1,7 +1,7 @@
-"""Tools that a chat must call: what the model is held to write, and how clients are told of the calls.
+"""Tools that a chat must call: the grammar of the answer, and the form of the calls in the answer to the client.
 
-As in vLLM, a tool that is named has its arguments written alone; where any may be called, a list of names and
-parameters is. Whether to call one at all is left to no model here: what it writes then is text.
+As in vLLM, the model writes only the arguments of a tool that is named; if any tool may be called, it writes a list of
+names and parameters. With `tool_choice` `auto` the answer is text: no model decides here whether to call a tool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Name(BaseModel):
 
 
 class NamedTool(BaseModel):
-    """The one that must be called."""
+    """The tool that must be called."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["function"] = "function"
@@ -34,7 +34,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The schema of each tool's parameters, by its name. Raises ValueError for what is no tool."""
+    """Return the schema of each tool's parameters, by the tool's name. Raises ValueError for an invalid tool."""
     found = {}
     for tool in tools:
         function = tool.get("function")
@@ -48,8 +48,10 @@ def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_most_one: bool) -> str:
-    """What an answer keeps to that calls the tool `name`, or any. Raises UserError for parameters that cannot be kept
-    to."""
+    """Return the grammar of an answer that calls the tool `name`, or any tool if it is None.
+
+    Raises UserError for parameters that are not supported.
+    """
     if name is not None:
         return json_grammar(parameters[name])
     calls = [
@@ -70,23 +72,25 @@ def _most(at_most_one: bool) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of one answer's choices, of the tool `name`, or of any. Where any may be called, a stream tells of all
-    at the end."""
+    """The calls in one answer's choices, of the tool `name`, or of any tool.
+
+    A stream tells calls of any tool at the end.
+    """
 
     name: str | None
     _texts: dict[int, str] = field(default_factory=dict, init=False)
 
     def finish(self, finish: str | None) -> str | None:
-        """How OpenAI calls the end of an answer that calls tools; one that was named is no reason."""
+        """Return OpenAI's finish reason; `tool_calls` only if the choice of the tool was the model's."""
         return "tool_calls" if finish == "stop" and self.name is None else finish
 
     def message(self, text: str) -> dict[str, Any]:
-        """What a whole answer says instead of `text`; its content is what was cut off before it was a call."""
+        """Return the message's fields for `text`: its tool calls, or content if the text was cut off before a call."""
         calls = self._calls(text)
         return {"content": None, "tool_calls": calls} if calls else {"content": text}
 
     def delta(self, index: int, text: str, ends: bool) -> dict[str, Any]:
-        """The same of `text` that a stream goes on with in choice `index`."""
+        """Return the fields of a stream's delta that replace `text` in choice `index`."""
         known = self._texts.get(index)
         self._texts[index] = (known or "") + text
         if self.name is None:

@@ -1,4 +1,4 @@
-"""A fleet on the virtual clock that keeps pace with the real one: it decides as engines would and computes nothing."""
+"""A simulated fleet that keeps pace with the wall clock: it schedules as engines do, and computes nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _SECOND_NS = 1_000_000_000
 
 
 class AnswerLengths:
-    """How long answers are: as asked where `ignore_eos` is, else drawn, by the request's seed or id."""
+    """The lengths of answers: `max_tokens` with `ignore_eos`, else drawn by the request's seed or id."""
 
     def __init__(self, drawn: Callable[[int], int] | None) -> None:
         self._drawn = drawn
 
     def of(self, id: int, asked: Add) -> int:
-        """Tokens of the answer to request `id`."""
+        """Return the number of tokens of the answer to request `id`."""
         if self._drawn is None or not asked.stop_ids:
             return asked.max_tokens
         length = self._drawn(asked.seed if asked.seed is not None else id)
@@ -43,10 +43,10 @@ class AnswerLengths:
 
 
 class Twin:
-    """Requests to a `LiveCluster`; `speed` 10 makes ten seconds of its time pass in one.
+    """The backend of a simulated fleet; with `speed` 10, ten simulated seconds pass in one second.
 
-    `cluster` makes it, from a sink of rows and a function that is told who got a token. `filler` are the tokens that
-    answers are made of.
+    `cluster` makes the `LiveCluster` from a sink of rows and an observer of tokens. Answers are made of the tokens
+    `filler`.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Twin:
         self._accidents = accidents
         self._now = now
         self._open: dict[int, _Answer] = {}
-        self._adds: list[Callable[[int], None]] = []  # to be done at a time of the run
+        self._adds: list[Callable[[int], None]] = []  # calls to make with a time of the run
         self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
-        self._due_ns = 0  # what the exchange has not sent should leave then
+        self._due_ns = 0  # time at which the outputs in the exchange should leave
         self.cluster = cluster(self, self._step_ended)
         self.kv_feeds: KvFeeds | None = None
         self.prefills: RemotePrefills | None = None
@@ -139,7 +139,7 @@ class Twin:
             self.kv_feeds.close()
 
     def tokens(self, request: Request, begin: int, end: int) -> list[int]:
-        """Tokens of a request that has not ended, prompt and answer, from one position to another."""
+        """Return the tokens of a request that has not ended (prompt and answer) between two positions."""
         answer = self._open[request.id]
         prompt = answer.asked.prompt
         begun, ended = max(begin - len(prompt), 0), max(end - len(prompt), 0)
@@ -149,7 +149,10 @@ class Twin:
         return self._filler[(answer.seed + at * 7) % len(self._filler)]
 
     def _advance(self) -> None:
-        """Everything up to now. Whoever repeats the run takes arrivals and cancellations of one time by their ids."""
+        """Advance the cluster to the present.
+
+        A replay takes arrivals and cancellations of one time in the order of their ids.
+        """
         to_ns, adds, aborts = self.run_ns(self._now()), self._adds, sorted(self._aborts.items())
         self._adds, self._aborts = [], {}
         self.cluster.advance(to_ns, adds)
@@ -158,7 +161,7 @@ class Twin:
     def _give_up(self, id: int, end: tuple[str, str], at_ns: int) -> None:
         self.cluster.give_up(id, *end)
 
-    # What the cluster tells
+    # Callbacks of the cluster
 
     def _step_ended(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
         due_ns = self.monotonic_ns(now_ns)
@@ -185,7 +188,7 @@ class Twin:
         self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated))
 
     def _cut(self, id: int, answer: _Answer, why: str) -> None:
-        """The connection to the client of request `id` breaks, so that nobody will say that its answer came."""
+        """Break the connection to the client of request `id`: its answer is never reported as delivered."""
         if not answer.cut:
             answer.cut = True
             self._exchange.end(id, "cut", why)
@@ -193,12 +196,12 @@ class Twin:
             self.abort(id, why)
 
     def _ready(self, life: Life) -> None:
-        """A replica takes requests."""
+        """Note that a replica takes requests."""
         self._place(life, life.replica.index)
 
     def _gone(self, life: Life) -> None:
-        """A replica takes no more; if a port is its own, the connections there break."""
-        self._place(life, -1)  # first: whoever sees a connection break and asks again must not find it well
+        """Note that a replica takes no more requests; if it has a port of its own, break the connections there."""
+        self._place(life, -1)  # first: a client whose connection breaks must not find the replica again
         if self.about.places:
             for id, answer in self._open.items():
                 if answer.asked.place == life.place:
@@ -212,7 +215,7 @@ class Twin:
                 self._exchange.send(peer, self.about)
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Rows of `requests`, from the cluster: each is somebody's end."""
+        """End the requests of the cluster's rows of `requests`."""
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if (times := row["token_times_ns"]) is not None:
@@ -223,7 +226,7 @@ class Twin:
                 self.prefills.forget(id)
             self._segments.answered(answer)
             if answer.cut:
-                pass  # its client has been told
+                pass  # the client knows already
             elif row["status"] == "finished":
                 self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")
             elif row["status"] in ("rejected", "timed_out"):
@@ -238,12 +241,12 @@ class Twin:
 
 
 def _words_of(id: int, asked: Add) -> int:
-    """A number from 0 to 255 that says which words: requests with the same seed get the same."""
+    """Return a number from 0 to 255 that selects an answer's words; requests with the same seed get the same words."""
     drawn_by = f"seed {asked.seed}" if asked.seed is not None else f"request {id}"
     return blake2b(drawn_by.encode()).digest()[0]
 
 
 class _Answer(Answer):
     seed = 0
-    cut_after: int | None = None  # so many tokens its connection breaks; None: it does not
+    cut_after: int | None = None  # number of tokens after which its connection breaks; None: it does not
     cut = False

@@ -1,4 +1,4 @@
-"""The script that Streamlit runs for every drawing of a page; `dashboard/server.py` names it, and gives it RUNS_DIR."""
+"""The script that Streamlit runs to draw a page; `dashboard/server.py` starts it, and passes it RUNS_DIR."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboard.palette import REAL, SIMULATED
 
 
 def _icon() -> Image.Image:
-    """The twins, one orange and one blue: drawn here, since a named icon would be fetched from elsewhere."""
+    """Return the icon, one orange and one blue circle: the browser would fetch a named icon from another server."""
     icon = Image.new("RGBA", (64, 64))
     draw = ImageDraw.Draw(icon)
     draw.ellipse((20, 12, 60, 52), fill=REAL)

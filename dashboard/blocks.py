@@ -1,6 +1,6 @@
-"""What pages are made of: titles, figures, tables, and what is wrong with a file or an input.
+"""The building blocks of pages: titles, figures, tables, and messages about a wrong file or input.
 
-A page has one badge, which says how far it can be trusted. Each figure says why on hover of its heading.
+A page has one badge, which says how far it can be trusted. The heading of each figure gives the reason on hover.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _MEANING = {
 
 
 def titled(text: str, widths: Sequence[float] = (2, 1)) -> Any:
-    """The title of a page; the place beside it, for a choice of what the page is of."""
+    """Draw the title of a page, and return the place beside it, where the page's subject is chosen."""
     title, beside = st.columns(widths, vertical_alignment="bottom")
     title.title(text, anchor=False)
     return beside
 
 
 def mark_badge(mark: str) -> str:
-    """The badge as Markdown, to stand within a line; a mark of no known name is shown as unknown."""
+    """Return a mark's badge as Markdown that fits into a line; an unknown name is shown as the mark `unknown`."""
     mark = mark.lower() if mark.lower() in _SHOWN else UNKNOWN
     colour, icon = _SHOWN[mark]
     return f":{colour}-badge[:material/{icon}: {mark}]"
 
 
 def badge(provenance: Provenance, place: Any = st) -> None:
-    """The badge of a page with its reason, and what the mark means on hover."""
+    """Draw the badge of a page with its reason; on hover it says what the mark means."""
     mark, reason = provenance
     told = f"{mark_badge(mark)} :gray[:small[{verbatim(reason)}]]"
     place.markdown(told, help=_MEANING.get(mark, _MEANING[UNKNOWN]), width="content")
@@ -70,9 +70,9 @@ def heading(
     small: bool = False,
     marked: bool = False,
 ) -> None:
-    """A heading that says on hover how far to trust the figures below it; a `small` one is bold text, for a card.
+    """Draw a heading that says on hover how far to trust the figures below it; a `small` one is bold text, for a card.
 
-    A `marked` one has the badge of the page beside it.
+    A `marked` heading has the badge of the page beside it.
     """
     told = f"{mark_badge(provenance.mark)} {sentence(verbatim(provenance.reason))}" if provenance else None
     help = "\n\n".join(filter(None, (help, told))) or None
@@ -96,11 +96,11 @@ def figure(
     marked: bool = False,
     **events: Any,
 ) -> Any:
-    """A plot under its heading, as one block; what Streamlit says was selected in it.
+    """Draw a plot under its heading, as one block, and return what Streamlit says was selected in it.
 
-    `place` is where the heading goes if not above the plot: a column, beside the inputs of the figure. Then whoever
-    calls keeps the two in one container. `menu` is Plotly's configuration, `events` are as `st.plotly_chart` has them.
-    A `marked` figure is the one that has the badge of the page.
+    The heading goes to `place` if it is given, such as a column beside the inputs of the figure. The caller then keeps
+    both in one container. `menu` is Plotly's configuration, `events` are arguments of `st.plotly_chart`. A `marked`
+    figure has the badge of the page.
     """
     with st.container():
         heading(text, provenance, help, place or st, small, marked)
@@ -115,10 +115,10 @@ def table(
     wrapped: bool = False,
     **how: Any,
 ) -> None:
-    """Draw rows or columns: `formats` are printf formats of numbers, or `right` for text; `help` is said on hover.
+    """Draw rows or columns: `formats` are printf formats of numbers, or `right` for text; `help` is shown on hover.
 
-    `columns` are as `column_config` has them and `how` as `st.dataframe` does; `wrapped` ones show whole sentences.
-    What is no Arrow table yet becomes one, since Streamlit would make a frame of it, and pandas imports slowly.
+    `columns` is a `column_config`, `how` are arguments of `st.dataframe`; a `wrapped` table shows whole sentences.
+    Other rows become an Arrow table first: Streamlit would make a frame of them, and pandas imports slowly.
     """
     if wrapped:
         st.table(rows, hide_index=True)
@@ -149,7 +149,7 @@ def warning(told: str) -> None:
 
 
 def facts(found: Iterable[Fact], width: int | Literal["content"] = "content") -> None:
-    """Headline figures side by side, with their bands in grey; `width` of each in pixels."""
+    """Draw headline figures side by side, with their bands in grey; `width` of each in pixels."""
     with st.container(horizontal=True, gap="medium" if width == "content" else "small"):
         for name, value, band, help in found:
             name, value, ends = (each.replace("$", "\\$") for each in (name, value, band or ""))
@@ -173,7 +173,7 @@ def fold(title: str) -> Any:
 
 
 def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
-    """What makes the rows of a table selectable: the page then has `parameter` name the id of the one selected."""
+    """Return arguments that make a table's rows selectable: the query parameter becomes the id of the selected row."""
 
     def selected() -> None:
         rows = st.session_state[key].selection.rows
@@ -184,9 +184,9 @@ def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def mistake(error: UserError | str, runs: Path | None = None) -> None:
-    """Show what is wrong with a file or an input: one line, letter by letter, in which paths are those under `runs`.
+    """Show what is wrong with a file or an input: one line, letter by letter, with paths relative to `runs`.
 
-    Where the directory of runs lies on the server is nobody's business.
+    The page does not tell where the directory of runs lies on the server.
     """
 
     def told(text: object) -> object:
@@ -198,5 +198,5 @@ def mistake(error: UserError | str, runs: Path | None = None) -> None:
 
 
 def _told(text: str) -> str:
-    """As a `Sheet` has texts."""
+    """Escape text as a `Sheet` reads it: only bold and backquotes stay Markdown."""
     return re.sub(r"\\([*`])", r"\1", literal(text))

@@ -1,8 +1,7 @@
-"""The results that pages open on where there are none of one's own: `samples/demo`, `/compared`, `/external`, `/run`.
+"""The bundled results that pages show until there are others: `samples/demo`, `/compared`, `/external`, `/run`.
 
-`samples/answers.json` has the answers to what they ask before anything is changed.
-
-`docs/dashboard-internals.md` says how they are made.
+`samples/answers.json` has the answers to the questions with which the pages open. `docs/dashboard-internals.md` says
+how they are made.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ ANSWERS = SAMPLES / "answers.json"
 
 
 def bundled_recordings() -> dict[str, Path]:
-    """The bundled recordings by name: one that kernel tables timed, then those of the demo."""
+    """Return the bundled recordings by name: first a run that kernel tables timed, then the runs of the demo."""
     return {"bundled: chat on an H100": RUN_SAMPLE} | {
         f"bundled: {n}": path for n, path in find(DEMO, RECORDING).items()
     }
 
 
 def bundled_pair() -> dict[str, Path]:
-    """The real engine's recordings of two policies on the same arrivals, by name: a directory of several runs each."""
+    """Return the real engine's recordings of two policies on the same arrivals, by name: a directory of runs each."""
     return {f"bundled pair/{side}": PAIR / side for side in "ab"}
 
 
@@ -45,18 +44,18 @@ def bundled_pair_on_vllm() -> dict[str, Path]:
 
 
 def sample_diagnosis(run: Path = RUN_SAMPLE) -> DiagnoseRequest:
-    """What the Run page asks of the bundled run before anything is changed, asked of `run`."""
+    """Return the diagnosis of `run` that the Run page asks for the bundled run when it opens."""
     return DiagnoseRequest(run=str(run.resolve()), gpu=RUN_GPU)
 
 
 def bundled_answer(settings: Mapping[str, Any]) -> Any:
-    """The bundled answer to the settings of a job; None if there is none."""
+    """Return the bundled answer to the settings of a job; None if there is none."""
     asked = portable(settings)
     return next((known["answer"] for known in _answers() if known["settings"] == asked), None)
 
 
 def portable(document: Mapping[str, Any]) -> Any:
-    """The document with what is bundled named alike, wherever and whenever tokentwin was installed."""
+    """Return the document with bundled paths and without its stamp, so that it is equal in every installation."""
     named = json.loads(json.dumps(document).replace(json.dumps(str(SAMPLES.resolve()))[:-1], '"samples'))
     return {name: value for name, value in named.items() if name != "stamp"}
 

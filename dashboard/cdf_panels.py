@@ -1,4 +1,4 @@
-"""How latencies are distributed: a panel for each metric, a line for each run or side."""
+"""Distributions of latencies: a panel for each metric, a line for each run or side."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from plotly.subplots import make_subplots
 from dashboard.palette import empty, finish, legend_once, line
 from serving.metrics import axis_of
 
-_TICKS = 4  # of each of several panels on a telephone
-_FEW = 10  # values of which a line alone would show little
+_TICKS = 4  # ticks per panel where several stand side by side on a telephone
+_FEW = 10  # fewer values than this get markers, because a line alone would show little
 _SECONDS_FROM_MS = 10_000
 _UNIT = {1.0: "ms", 1000.0: "s"}
 
@@ -24,7 +24,7 @@ Curve = tuple[Values, Values]
 
 
 class Line(NamedTuple):
-    """Distributions by metric, as values and the percent of the requests that do not exceed each; and how to draw."""
+    """Distributions by metric (values, and the percent of requests that do not exceed them), and their line's look."""
 
     curves: Mapping[str, Curve]
     name: str
@@ -34,9 +34,9 @@ class Line(NamedTuple):
 
 
 def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int) -> go.Figure:
-    """Metrics without any value are left out. Axes end past every p99, but no straggler flattens the rest.
+    """Draw a panel for each metric that has values. Axes end past every p99, but no straggler flattens the rest.
 
-    Curves are in milliseconds; an axis that reaches 10,000 of them is in seconds (`axis_ms`).
+    Curves are in milliseconds; an axis that reaches 10,000 ms is in seconds (`axis_ms`).
     """
     panels = [metric for metric in metrics if any(len(line.curves[metric][0]) for line in lines)]
     if not panels:
@@ -63,7 +63,7 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int) -> go
 
 
 def axis_ms(curves: Sequence[Curve]) -> float:
-    """How many milliseconds a unit of the axis of these curves has: 1000, if they reach 10,000 ms, or 1."""
+    """Return the milliseconds in one unit of the axis of these curves: 1000 if they reach 10,000 ms, else 1."""
     return 1000.0 if any(len(x) for x, _ in curves) and _reach(curves) >= _SECONDS_FROM_MS else 1.0
 
 

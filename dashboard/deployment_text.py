@@ -1,7 +1,7 @@
-"""A deployment that somebody pasted or uploaded: read as data, and kept under its hash.
+"""Deployments that users paste or upload: read as data, and kept under their hash.
 
-Nothing in it is executed or taken for a path. A deployment's file may name a policy or a router of the user's own
-(`package.module:Class`), a calibration, or a folder with a model; a pasted one may name only what is bundled.
+Nothing in them is executed or used as a path. The file of a deployment may name a user's own policy or router
+(`package.module:Class`), a calibration, or a folder with a model; a pasted deployment may name only bundled ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sim.router import ROUTERS
 MOST_KB = 64
 MOST_REPLICAS = 1000
 WHERE = "deployment"
-_OWN_MODEL = "smollm2"  # which our own engine serves
+_OWN_MODEL = "smollm2"  # the model of our own engine
 _DEEPEST = 20
 _OPENS = (
     yaml.BlockMappingStartToken,
@@ -38,7 +38,7 @@ _KEPT = "deployment-*.json"
 
 
 def read_text(text: str) -> Deployment:
-    """The deployment that the text describes. Raises UserError if it is none, or names what is not bundled."""
+    """Return the deployment that the text describes. Raises UserError if it is none, or names what is not bundled."""
     if len(text.encode()) > MOST_KB * 1000:
         raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; {MOST_KB} kB are allowed")
     try:
@@ -56,7 +56,7 @@ def read_text(text: str) -> Deployment:
 
 
 def _check_shape(text: str) -> None:
-    """Raises UserError for what a parser would take long over, or more memory than the text has characters."""
+    """Raise UserError for text that takes a parser long, or more memory than the text has characters."""
     depth = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):
@@ -67,7 +67,7 @@ def _check_shape(text: str) -> None:
 
 
 def check_bundled(deployment: Deployment) -> None:
-    """Raises UserError for the name of anything that is not bundled, and for more replicas than a page simulates."""
+    """Raise UserError for a name that is not bundled, and for more replicas than a page simulates."""
     for field, name, known, remedy in _names(deployment):
         if name not in known:
             raise UserError(f"{WHERE}.{field}", name, remedy)
@@ -81,7 +81,7 @@ def check_bundled(deployment: Deployment) -> None:
 
 
 def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:
-    """What may name something: the field, the name, what is bundled, and what to say where it is not."""
+    """Yield every setting that names something: the field, the name, the bundled names, and the remedy for others."""
     yield from _names_of_engine("", deployment)
     fleet = deployment.fleet
     if fleet is None:
@@ -107,11 +107,11 @@ def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str,
 
 
 def keep_deployment(runs: Path, text: str) -> str:
-    """The digest under which the deployment is kept. Raises UserError as `read_text` does."""
+    """Keep the deployment, and return its digest. Raises UserError as `read_text` does."""
     return keep_document(runs, _KEPT, read_text(text).model_dump(mode="json", exclude_unset=True))
 
 
 def kept_deployment(runs: Path, digest: str) -> dict[str, Any] | None:
-    """The settings of a kept deployment; None for what is no digest, or none that is here."""
+    """Return the settings of a kept deployment; None for a digest that is invalid or unknown."""
     settings: dict[str, Any] | None = kept_document(runs, _KEPT, digest)
     return settings

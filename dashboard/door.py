@@ -1,9 +1,9 @@
-"""What stands before the pages: who may ask, under which name, and what a browser may do with the answer.
+"""Checks before the pages: who may ask, under which host name, and what a browser may do with the answer.
 
-DNS rebinding: a page of another site can have its own name point here, and then read what is served as its own. So a
-name that is not served is refused; an address made of digits is nobody's name. A browser tells from whose page a
-request comes (`Origin`); that must be one of ours, too, which also keeps Streamlit from asking the internet for the
-address of this machine.
+DNS rebinding: a page of another site can let its own name point here, and then read the answers as its own. So a host
+name that is not served is refused; an address made of digits belongs to no site. A browser says from whose page a
+request comes (`Origin`). That must be a name of this server, too, which also keeps Streamlit from asking the internet
+for the address of this machine.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dashboard.plotly_bundle import lighter
 _COOKIE = "tokentwin"
 _HEALTH = "/_stcore/health"
 _PLOTLY = re.compile(r"/static/js/PlotlyChart\.[\w-]+\.js$")
-_FOREVER = "public, immutable, max-age=31536000"  # its name has its hash in it, as Streamlit has it
+_FOREVER = "public, immutable, max-age=31536000"  # the name of the file contains its hash, as in Streamlit
 _ASKS = {"www-authenticate": 'Basic realm="tokentwin", charset="UTF-8"'}
 
 
 class Door:
-    """ASGI middleware.
+    """ASGI middleware that checks every request.
 
-    `names` are the host names that are served beside `localhost`; with a `password` it asks for that first.
+    `names` are the host names that are served besides `localhost`; with a `password` it asks for that first.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = (), password: str = "") -> None:
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
         self._password = password
-        self._token = secrets.token_urlsafe()  # what a browser shows instead of the password, which WebSockets cannot
+        self._token = secrets.token_urlsafe()  # cookie in place of the password: WebSockets send no password
         self._headers = _security_headers()
         self._plotly: dict[str, str] = {}
 
@@ -70,7 +70,7 @@ class Door:
             await response(scope, receive, self._with_headers(send, gave))
 
     def _foreign(self, headers: Headers) -> str:
-        """Why the request is not for this server; empty if it is."""
+        """Return the reason to refuse a request for another server; empty if it is for this one."""
         host = headers.get("host", "")
         name = _name(f"//{host}")
         if name not in self._names and not _is_address(name):
@@ -105,7 +105,7 @@ class Door:
         return sent
 
     def _lighter(self, path: str) -> Response | None:
-        """The module without what no page draws; None, for Streamlit's own answer, where it has no such file."""
+        """Return the plotly module without the traces that no page draws; None if Streamlit has no such file."""
         if path not in self._plotly:
             file = Path(file_util.get_static_dir()) / path[path.index("/static/js/") + 1 :]
             if not file.is_file():
@@ -115,7 +115,7 @@ class Door:
 
 
 def _security_headers() -> dict[str, str]:
-    """Scripts, connections and pictures from this server alone, and no page of another site around ours.
+    """Return headers by which scripts, connections and pictures come from this server, and no other site frames a page.
 
     Streamlit and Plotly write styles into elements; Streamlit's one script in the page is allowed by its hash.
     """

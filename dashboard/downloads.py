@@ -1,4 +1,4 @@
-"""The menu of downloads, on every page the same: each is `tokentwin export`, called when the button is clicked."""
+"""The menu of downloads, the same on every page: each runs `tokentwin export` when its button is clicked."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from planning.exports.recorded_run import RecordedRun
 
 
 def downloads(source: Exportable, name: str) -> None:
-    """Everything that `source` can be written as, in files called `name`, or what of it can stand in a file's name.
+    """Draw a button for every format of `source`; file names begin with `name` as far as it fits into a file name.
 
-    Long tables of a recording are prepared by a job first, of which a line tells how far it is.
+    A job first prepares a long table of a recording, and shows its progress.
     """
     stem = re.sub(r"[^\w.]+", "-", name).strip("-.")
     with st.popover("Download", icon=":material/download:"):
@@ -54,7 +54,7 @@ def downloads(source: Exportable, name: str) -> None:
 
 def _export(source: Exportable, format: str, table: str | None) -> Callable[[], bytes]:
     def content() -> bytes:
-        from dashboard.html_reports.report import write_report  # with plotly.js, which few clicks need
+        from dashboard.html_reports.report import write_report  # plotly.js comes with it, which few clicks need
 
         out = io.BytesIO()
         write_export(source, format, out, table, html=write_report)

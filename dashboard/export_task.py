@@ -1,4 +1,4 @@
-"""A table of a long recording as a file, written by a job: it takes longer than a page may."""
+"""A table of a long recording, written to a file by a job, because a page may not take so long."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from planning.jobs.job import Job
 from planning.progress import Tell
 
 TASK = "dashboard.export_task:write"
-MANY = 100_000  # rows, from which on a table is written by a job
+MANY = 100_000  # rows from which a job writes a table
 _FILE = "export"
 
 
 def export_job(jobs: Path, source: RecordedRun, format: str, table: str) -> Job:
-    """What writes it; a recording that changes is another question."""
+    """Return the job that writes the table; another job if the recording has changed."""
     path = source.recording.path.resolve()
     return Job(jobs, TASK, {"run": str(path), "stamp": stamp(path), "format": format, "table": table})
 
 
 def exported(job: Job) -> bytes:
-    """What the job has written."""
+    """Return the bytes that the job has written."""
     return (job.directory / _FILE).read_bytes()
 
 
 def write(settings: dict[str, Any], out: Path, tell: Tell) -> int:
-    """The size of the file in bytes."""
+    """Write the table, and return the size of the file in bytes."""
     tell(f"writing {settings['table']}", 0.0)
     path = out / _FILE
     export(RecordedRun(Path(settings["run"])), settings["format"], path, settings["table"], overwrite=True)

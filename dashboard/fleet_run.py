@@ -1,4 +1,4 @@
-"""The way from a fleet of a plan to a recording of it: it is simulated once, and opened when it is there."""
+"""The way from a fleet of a plan to its recording: the fleet is simulated once, and the recording then opened."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planning.jobs.job import Job
 from planning.plan.frontier import Fleet
 from serving.errors import UserError
 
-_TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording is opened when it is there
+_TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording is opened when it is done
 _SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
 
 
 def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, label: str = "Simulate it") -> None:
-    """In `button` what leads to the recording of the fleet, or makes it; below, how far it is."""
+    """Draw in `button` the way to the fleet's recording, or a button that makes it; below, the progress."""
     job = plan.fleet_job(runs, fleet)
     try:
         status = follow(job)
@@ -30,14 +30,14 @@ def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, lab
         _open(job, plan, ways, button)
     elif not status.active:
         if st.session_state.get(_TO_OPEN) == job.id:
-            del st.session_state[_TO_OPEN]  # it was clicked, or its simulation was cancelled: it is not there
+            del st.session_state[_TO_OPEN]  # the job was clicked before, or cancelled: it has no recording
         if button.button(label, key="simulate", help=_SIMULATE, icon=":material/timeline:"):
             st.session_state[_TO_OPEN] = job.id
             start(job)
 
 
 def _open(job: Job, plan: Planned, ways: Ways, place: Any) -> None:
-    """Go to the recording at once, if it was clicked or waited for; else show the way."""
+    """Open the recording if it was just made for this tab; else draw a link to it."""
     if "Run" not in ways:
         return
     run = {"run": f"jobs/{job.id}/run", "plan": plan.name}

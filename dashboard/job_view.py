@@ -1,4 +1,4 @@
-"""A job on a page: its progress, polled; a button that cancels it; and how it ended."""
+"""A job on a page: its progress, polled; a button that cancels it; and its outcome."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ POLL_S = 1.0
 
 
 def follow(job: Job, watched: str = "") -> Status:
-    """Show where the job stands. While it is active the page is drawn anew when it ends, or leaves `watched`.
+    """Show the state of the job, and return it. The page is redrawn when an active job ends, or writes `watched` anew.
 
-    `watched` names a document that the task leaves on its way, and may leave anew. A job that is absent or done shows
-    nothing.
+    `watched` names a document that the task writes on its way, perhaps several times. A job that is absent or done
+    shows nothing.
     """
     status = job.status
     if status.active:
@@ -33,7 +33,7 @@ def follow(job: Job, watched: str = "") -> Status:
 
 
 def offer(job: Job, why: str, button: str, key: str, icon: str = "search", watched: str = "") -> bool:
-    """Whether the job is at work, which `follow` then shows; else a button that starts it, with the reason for it."""
+    """Return True while the job is at work, whose progress is shown; else draw a button that starts it, with `why`."""
     status = follow(job, watched)
     if status.active:
         return True
@@ -45,13 +45,13 @@ def offer(job: Job, why: str, button: str, key: str, icon: str = "search", watch
 
 
 def start(job: Job) -> None:
-    """Start it and draw the page anew, or say in a line why that cannot be."""
+    """Start the job and draw the page anew, or say in one line why it cannot start."""
     if _done(job.start, job):
         st.rerun()
 
 
 def start_once(job: Job) -> None:
-    """Start it if nobody ever has, for `follow` to show; or say in a line why that cannot be."""
+    """Start the job if nobody has started it yet, or say in one line why it cannot start."""
     if job.status.state == "absent":
         _done(job.start, job)
 
@@ -76,7 +76,7 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
         st.rerun()
     bar, button = st.columns([5, 1], vertical_alignment="center")
     bar.progress(status.share, text=_words(status))
-    # By a callback, which comes first: a click in the moment that the page is drawn anew would be lost.
+    # A callback runs first: a click while the page is being redrawn would be lost.
     button.button("Cancel", key=f"cancel_{job.id}", width="stretch", on_click=_cancel, args=(job,))
 
 

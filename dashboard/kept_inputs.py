@@ -1,4 +1,4 @@
-"""What users hand over, as inputs: pasted or uploaded once, kept under the runs, found again by what the URL says."""
+"""Inputs that users paste or upload once: they are kept under the runs, and the URL names them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class Incomplete:
-    """What stands in the place of an input that is still to be given: a sentence that asks for it."""
+    """A placeholder for an input that is missing: a sentence that asks for it."""
 
     what: str
 
 
 def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
-    """Draw the upload; where the trace that `parameter` of the URL names is kept. Raises UserError as readers do."""
+    """Draw the upload, and return where the trace is kept that the URL's `parameter` names.
+
+    Raises UserError as readers do.
+    """
     upload = st.file_uploader(
         "A trace", key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=MOST_MB, help=_FORMATS
     )
@@ -50,7 +53,7 @@ def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
 
 
 def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | Incomplete:
-    """Draw the input; the settings that were stated in what `parameter` of the URL names. Raises UserError for others.
+    """Draw the input, and return the settings that the URL's `parameter` names. Raises UserError for invalid settings.
 
     `what` is what to paste, in words.
     """
@@ -75,7 +78,7 @@ def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | 
 
 
 def model_input(runs: Path) -> Path | Incomplete:
-    """Draw the input of a model's config.json; the folder in which it is kept. Raises UserError for what is none."""
+    """Draw the input of a model's config.json, and return its folder. Raises UserError if it describes no model."""
     said = named("config") or ""
     with st.expander("config.json", expanded=model_path(runs, said) is None):
         text = st.text_area(
@@ -91,7 +94,7 @@ def model_input(runs: Path) -> Path | Incomplete:
 
 
 def _kept(parameter: str, said: str, found: Kept | None, ask: str, what: str) -> Kept | Incomplete:
-    """What was `found` by what the URL says from now on; else what to do: give it, or give it to this server, too."""
+    """Return `found`, which the URL names from now on; else what to do: paste it, or paste it on this server, too."""
     keep(parameter, said)
     if found is not None:
         return found

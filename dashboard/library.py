@@ -1,7 +1,6 @@
-"""What lies under the runs directory: recordings, calibrations and validation reports, found by the files they hold.
+"""Recordings, calibrations and validation reports under the runs directory, recognised by the files they hold.
 
-Names are paths relative to that directory and are only ever looked up in what was found: a name from a URL is
-never used as a path.
+Names are paths relative to that directory. A name from a URL is only looked up among them, and never used as a path.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ RECORDING = "requests.parquet"
 OWN_CALIBRATION = "calibration.json"
 DEEPEST = 5
 MOST = 500
-_SETTLED_NS = 2_000_000_000  # a directory that was just written may change again and bear the same time
+_SETTLED_NS = 2_000_000_000  # a directory that was just written may change again within the resolution of its time
 
 
-_Entries = tuple[frozenset[str], tuple[str, ...]]  # names of files, and of directories; links to those are neither
+_Entries = tuple[frozenset[str], tuple[str, ...]]  # names of files, and of directories that are no links
 
 
 def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
-    """Directories under `runs` (itself included) that hold `filename`, by name, newest first.
+    """Return directories under `runs` (itself included) that hold `filename`, by name, newest first.
 
-    Looks `DEEPEST` levels down and leaves hidden directories out. Of more than `MOST` it gives the newest, and those
-    that are named `also`, from a link.
+    Search `DEEPEST` levels deep, and leave out hidden directories. If there are more than `MOST`, return the newest,
+    and the names in `also`, which a link may name.
     """
     found = {
         name or runs.resolve().name: (_modified(f"{at}/{filename}"), at)
@@ -40,17 +39,17 @@ def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
 
 
 def calibrations(runs: Path) -> dict[str, Path]:
-    """Directories under `runs` that hold a calibration, of our own engine or of another, by name."""
+    """Return directories under `runs` that hold a calibration, of our own engine or of another, by name."""
     return {**find(runs, OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
 
 
 def stamp(directory: Path) -> int:
-    """Changes whenever a file of the directory is written: the key under which its content is cached."""
+    """Return a number that changes with every write of a file in the directory; caches use it as a key."""
     return max((_modified(str(path)) for path in directory.iterdir()), default=0)
 
 
 def _walk(at: str, name: str, levels: int) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """Every directory: its name relative to the first, its path, and the files in it."""
+    """Yield every directory: its name relative to the first, its path, and its files."""
     files, directories = _looked_at(at)
     yield name, at, files
     if levels:
@@ -75,7 +74,7 @@ def _entries(directory: str, modified: int) -> _Entries:
                 elif not entry.name.startswith(".") and not entry.is_symlink():
                     directories.append(entry.name)
     except OSError:
-        pass  # not there, or not ours to read
+        pass  # the directory is gone, or may not be read
     return frozenset(files), tuple(directories)
 
 

@@ -1,4 +1,4 @@
-"""What pages read from disk, kept between reruns until a file changes."""
+"""Files that pages read, kept between reruns until they change."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dashboard.library import stamp
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-# Of a longer run, the gaps between tokens are those of so many requests at the beginning of so many row groups: a few
-# million of them, where all would take half a minute.
+# The gaps between tokens of a longer run come from so many requests at the beginning of so many row groups: a few
+# million gaps; all would take half a minute.
 _GROUPS, _OF_EACH = 12, 2048
-_DRAWN = (  # of the steps, what both the metrics and the timeline of a run need
+_DRAWN = (  # columns of steps that both the metrics and the timeline of a run need
     "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
     "waiting_blocks",
 )  # fmt: skip
 
 
 class _KeptRecording(Recording):
-    """A recording that reads a column of numbers once: metrics, timeline and tables want the same ones."""
+    """A recording that reads a column of numbers once: metrics, timeline and tables want the same columns."""
 
     def __init__(self, path: str | Path) -> None:
         self._kept: dict[tuple[str, str], pa.ChunkedArray] = {}
@@ -55,7 +55,7 @@ def _written(directory: Path) -> tuple[str, int]:
     return str(directory), stamp(directory) if directory.is_dir() else 0
 
 
-# How a cache knows directories and open recordings again: by where they lie, and since when.
+# The keys by which a cache recognises directories and open recordings: their path, and the time of the last write.
 BY_FILES: dict[str | type[Any], Callable[[Any], Any]] = {
     type(Path()): _written,
     _KeptRecording: lambda recording: _written(recording.path),
@@ -64,24 +64,24 @@ BY_FILES: dict[str | type[Any], Callable[[Any], Any]] = {
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the recording", hash_funcs=BY_FILES)
 def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
-    """A recording and its metrics. Raises UserError when it is damaged."""
+    """Return a recording and its metrics. Raises UserError if it is damaged."""
     recording = _KeptRecording(directory)
     recording.table("steps", [*_DRAWN, *recording.filled("steps", ["draft_tokens"])])
     metrics = RunMetrics.of(recording)
-    for name in ("e2e_ms", "mfu", "mbu"):  # the page draws these two: they are kept, and made once
+    for name in ("e2e_ms", "mfu", "mbu"):  # the page draws mfu and mbu: the metrics keep them
         metrics.values(name)
     return recording, metrics
 
 
 class Gaps(NamedTuple):
-    """Times between tokens in milliseconds, and the share of the requests that they are of."""
+    """Times between tokens in milliseconds, and the share of the requests that they come from."""
 
     values: NDArray[Any]
     share: float
 
 
 def token_gaps(recording: Recording) -> Gaps:
-    """ITL of all requests or, of a run of very many, of those at evenly spaced places; empty if not recorded."""
+    """Return the ITL of all requests or, in a long run, of requests at evenly spaced places; empty if not recorded."""
     rows, columns = recording.group_rows("requests"), ["status", "token_times_ns"]
     if len(rows) <= _GROUPS:
         requests = recording.table("requests", columns)
@@ -92,10 +92,10 @@ def token_gaps(recording: Recording) -> Gaps:
 
 
 def prefetch(*works: Callable[[], object]) -> None:
-    """Calls these one after another, in a thread of their own, for what they leave in the caches of the page.
+    """Call functions one after another on another thread, to fill the caches of the page.
 
-    For a run of millions of steps each takes a second or more. numpy and pyarrow compute without Python's lock, so the
-    thread takes the second core. An error is left for the page to meet, when it asks for the same.
+    In a run of millions of steps each takes a second or more. numpy and pyarrow compute without Python's lock, so the
+    thread uses the second core. Errors are ignored here: the page meets them when it asks for the same.
     """
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""All pages of the dashboard, as its navigation has them."""
+"""All pages of the dashboard, in the order of its navigation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-PAGES = {  # by the folder of each: its title and icon
+PAGES = {  # title and icon by the name of the page's folder
     "plan": ("Plan", "dns"),
     "frontier": ("Frontier", "scatter_plot"),
     "policy_lab": ("Policy lab", "compare_arrows"),
@@ -22,12 +22,12 @@ PAGES = {  # by the folder of each: its title and icon
     "sweeps": ("Sweeps", "table_chart"),
     "glossary": ("Glossary", "menu_book"),
 }
-_LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims"}  # those that know the ways to the others
+_LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims"}  # pages that link to other pages
 _OF_NO_RUNS = {"live", "step", "glossary"}
 
 
 def pages(runs: Path) -> list[StreamlitPage]:
-    """The pages over what lies under `runs`; made anew for each drawing, as Streamlit wants them."""
+    """Return the pages over the directory `runs`; Streamlit needs new page objects for each drawing."""
     ways: dict[str, StreamlitPage] = {}  # complete when a page is drawn
 
     def page(name: str, **how: Any) -> StreamlitPage:
@@ -36,12 +36,12 @@ def pages(runs: Path) -> list[StreamlitPage]:
         how = {"url_path": name.replace("_", "-")} | how
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)
 
-    # Streamlit has its first page at `/` alone; who types the name that all others have finds it as well.
+    # Streamlit serves its first page at `/` only; a hidden copy answers at its name, as the other pages do.
     found = [page("plan", url_path="", default=True), page("plan", visibility="hidden"), *map(page, list(PAGES)[1:])]
     ways |= {page.title: page for page in reversed(found)}
     return found
 
 
 def import_page(name: str) -> Any:
-    """The module of a page, imported when it is first needed: together they take seconds."""
+    """Return the module of a page, imported when it is first needed: together the modules take seconds."""
     return import_module(f"dashboard.{name}_page.page")

@@ -1,8 +1,8 @@
-"""One visual language for every figure: blue is simulated, orange is real, everywhere.
+"""The look of all figures: blue is simulated, orange is real, everywhere.
 
-The colours hold on a light and on a dark background. Fonts, grid lines and backgrounds are left to the theme of
-the page, so that a figure follows it. Lines, dots, bars and bands are drawn here; whatever else Plotly knows of them is
-passed on. `hover` is what one says when it is pointed at, as Plotly's templates have it; None is nothing.
+The colours hold on a light and on a dark background. Fonts, grid lines and backgrounds are left to the theme of the
+page, so that a figure follows it. Lines, dots, bars and bands are drawn here; other arguments go to Plotly. `hover` is
+the text on hover, a template of Plotly; None shows nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REAL = "#e8822a"
 NEUTRAL = "#8592a6"
 ALARM = "#d9534f"
 
-# Orange is not among them: it is real. Nor is anything near the greys, which say that nothing can be told.
+# The policies have no orange, which is real, and nothing near the greys, which mean that nothing can be said.
 POLICY = {
     "vllm": SIMULATED,
     "static": "#8e2f4f",
@@ -36,48 +36,48 @@ POLICY = {
     "fair": "#a0971c",
 }
 
-# A policy of a user's own gets one of these, so that it is never taken for another.
+# A user's own policy gets one of these colours, so that it is never taken for another.
 OWN_POLICY = ("#c2557f", "#5b8f2a", "#2f4fb0", "#b5651d", "#3b8ea5", "#7a5cc2")
 
-# Of the series of one figure, which are all simulated.
+# Colours for the series of one figure, which are all simulated.
 SERIES = (SIMULATED, "#18936f", "#8b5cd6", "#c2557f", "#3aa7b8", "#a07a2c", "#5f6b7d", "#7fb24a")
 
 CLOCK = {"virtual": SIMULATED, "wall": REAL}
 CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
 
-Values = Any  # a sequence or an array, one value a mark
+Values = Any  # a sequence or an array, one value per mark
 _STEPS = (tuple(range(1, 10)), (1, 2, 5), (1,))  # ticks within a decade, the finest first
-_MANY = 9  # ticks
+_MANY = 9  # largest number of ticks
 
 
 def policy_colour(name: str) -> str:
-    """The colour of a scheduling policy, wherever it is drawn; one of a user's own always gets the same."""
+    """Return the colour of a scheduling policy: a policy has the same colour in every figure, also a user's own."""
     return POLICY.get(name) or OWN_POLICY[zlib.crc32(name.encode()) % len(OWN_POLICY)]
 
 
 def run_colour(run: Mapping[str, Any]) -> str:
-    """Of a recorded run, by its row of `runs`: blue for a simulated one, orange for a real one."""
+    """Return the colour of a recorded run, by its row of `runs`: blue if it was simulated, orange if it is real."""
     return CLOCK.get(run["clock"], NEUTRAL)
 
 
 def symbols(marks: Iterable[str], symbol: str = "circle") -> list[str]:
-    """A marker for each point by its mark: hollow is extrapolated, on every page."""
+    """Return a marker for each point by its mark: hollow means extrapolated, on every page."""
     return [f"{symbol}-open" if mark == EXTRAPOLATED else symbol for mark in marks]
 
 
 def tint(colour: str, alpha: float) -> str:
-    """A `#rrggbb` colour, made transparent."""
+    """Return a `#rrggbb` colour, made transparent."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
 
 
 def pale(colour: str) -> str:
-    """A `#rrggbb` colour halfway to white: solid, so that text on it stays legible in either theme."""
+    """Return a `#rrggbb` colour halfway to white: solid, so that text on it stays legible in either theme."""
     return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
 
 
 def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
-    """What all figures share: margins, a legend above the plot, on the left since the mode bar is on the right."""
+    """Apply the layout of all figures: margins, and a legend above the plot, on the left (the menu is on the right)."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 36 if legend else 28, "b": 8},
@@ -93,7 +93,7 @@ def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:
 
 
 def empty(message: str, height: int) -> go.Figure:
-    """A figure that says why it has nothing to show."""
+    """Return a figure that says why it has nothing to show."""
     figure = go.Figure()
     figure.add_annotation(text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", opacity=0.7)
     figure.update_xaxes(visible=False)
@@ -102,9 +102,9 @@ def empty(message: str, height: int) -> go.Figure:
 
 
 def log_axis(low: float, high: float, most: int = _MANY) -> dict[str, Any]:
-    """What to update an axis with that shows values from `low` to `high`, both above 0, with `most` ticks or few more.
+    """Return settings of a logarithmic axis from `low` to `high`, both above 0, with about `most` ticks or fewer.
 
-    Its ticks are whole numbers: Plotly's leave the power of ten out (5, 100, 2, 5).
+    Its ticks are whole numbers: Plotly's omit the power of ten (5, 100, 2, 5).
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in _STEPS:
@@ -127,7 +127,7 @@ def line(
     shape: str | None = None,
     **more: Any,
 ) -> None:
-    """A line, from point to point or of another `shape`."""
+    """Add a line, from point to point or of another `shape`."""
     stroke = {"color": colour, "width": width, "dash": dash, "shape": shape}
     known = {key: value for key, value in stroke.items() if value is not None}
     figure.add_scatter(x=x, y=y, name=name or None, line=known, **{"mode": "lines"} | _on_hover(hover) | more)
@@ -144,13 +144,13 @@ def dots(
     marker: dict[str, Any] | None = None,
     **more: Any,
 ) -> None:
-    """Markers; `colour` and `size` may be of each, and `marker` says what else they are like."""
+    """Add markers; `colour` and `size` may be one value per point, and `marker` holds Plotly's other settings."""
     look = {"color": colour, "size": size} | (marker or {})
     figure.add_scatter(x=x, y=y, name=name or None, marker=look, **{"mode": "markers"} | _on_hover(hover) | more)
 
 
 def bars(figure: go.Figure, x: Values, y: Values, name: str, colour: Any, hover: str | None, **more: Any) -> None:
-    """Bars, upright unless `orientation="h"`."""
+    """Add bars, upright unless `orientation="h"`."""
     figure.add_bar(x=x, y=y, name=name or None, marker_color=colour, **_on_hover(hover) | more)
 
 
@@ -164,13 +164,13 @@ def band(
     alpha: float = 0.14,
     **more: Any,
 ) -> None:
-    """What lies between two lines over `x`."""
+    """Fill the area between two lines over `x`."""
     filled = {"fill": "toself", "mode": "none", "fillcolor": tint(colour, alpha), "hoverinfo": "skip"}
     figure.add_scatter(x=[*x, *x[::-1]], y=[*one, *other[::-1]], name=name or None, **filled | more)
 
 
 def whiskers(values: Sequence[float], lows: Sequence[float], highs: Sequence[float], **look: Any) -> dict[str, Any]:
-    """What `error_x` or `error_y` is for intervals around values."""
+    """Return `error_x` or `error_y` for intervals around values."""
     ends = {
         "array": [high - value for value, high in zip(values, highs, strict=True)],
         "arrayminus": [value - low for value, low in zip(values, lows, strict=True)],
@@ -179,7 +179,7 @@ def whiskers(values: Sequence[float], lows: Sequence[float], highs: Sequence[flo
 
 
 def legend_once(figure: go.Figure) -> None:
-    """Have each name stand in the legend once, for its marks in all panels."""
+    """Show each name in the legend once, for its marks in all panels."""
     seen: set[str] = set()
     for trace in figure.data:
         if trace.name:

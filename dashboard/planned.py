@@ -1,4 +1,4 @@
-"""What was planned, on the pages that one goes to from there: a strip at their top, and what their inputs begin with.
+"""A plan on the pages that one reaches from it: a strip at their top, and the first values of their inputs.
 
 A plan is known by the name of its job, which the links between these pages carry.
 """
@@ -29,13 +29,13 @@ from planning.plan.frontier import Fleet
 from planning.plan.objectives import parse_objectives
 from serving.errors import UserError
 
-Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; none where a page is drawn alone
+Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; empty if a page is drawn alone
 _NAME = re.compile(r"[0-9a-f]{16}")
 TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose policies are to be compared at once
 
 
 class Planned(NamedTuple):
-    """A plan with an answer: the name of its job, the settings it was asked with, and what came of it."""
+    """A plan with an answer: the name of its job, its settings, and the answer."""
 
     name: str
     settings: Mapping[str, Any]
@@ -43,13 +43,13 @@ class Planned(NamedTuple):
 
     @property
     def model(self) -> str:
-        """Its name in the catalogue; of a pasted one its architecture and size."""
+        """The model's name in the catalogue; for a pasted model its architecture and size."""
         best = self.answer.recommendation
         return model_name(str(self.settings.get("model") or (best and best.deployment["model"]) or ""))
 
     @property
     def traffic(self) -> str:
-        """The trace by its name, or the kind of the requests and their rate."""
+        """The name of the trace, or the kind of the requests and their rate."""
         return traffic_name(self.settings["traffic"], self.answer)
 
     @property
@@ -58,15 +58,15 @@ class Planned(NamedTuple):
         return dict(parse_objectives(self.settings["slos"]).bounds)
 
     def fleet_job(self, runs: Path, point: Fleet) -> Job:
-        """What records one of its fleets."""
+        """Return the job that records one of the plan's fleets."""
         settings = {"plan": self.settings, "engine": point.engine, "replicas": point.replicas}
         return Job(runs / "jobs", FLEET, settings)
 
 
 def plans(runs: Path) -> dict[str, Planned]:
-    """The answered plans by the name of their job, the newest first, then the bundled one.
+    """Return the answered plans by the name of their job, the newest first, then the bundled plan.
 
-    Of a damaged one a line says so.
+    A damaged plan shows an error in one line.
     """
     found: dict[str, Planned] = {}
     for job in finished(runs / "jobs", PLAN):
@@ -85,7 +85,7 @@ def _bundled() -> Planned:
 
 
 def _kept(runs: Path, name: str) -> Planned | None:
-    """The plan of this name alone, of which there may be very many; None for one that is not there, or damaged."""
+    """Return the plan of this name without reading the others; None if it is absent or damaged."""
     request = read_json(runs / "jobs" / name / "request.json") if _NAME.fullmatch(name) else None
     settings = request.get("settings") if isinstance(request, dict) else None
     job = Job(runs / "jobs", PLAN, settings) if isinstance(settings, dict) else None
@@ -97,12 +97,12 @@ def _kept(runs: Path, name: str) -> Planned | None:
 
 
 def looked_at(runs: Path) -> Planned:
-    """The plan that this tab looked at last; without one, the bundled one."""
+    """Return the plan that this tab looked at last; the bundled plan if there is none."""
     return _kept(runs, st.session_state.get(LOOKED_AT, EXAMPLE)) or _bundled()
 
 
 def planned(runs: Path) -> Planned | None:
-    """The plan that the link names, or that this tab looked at last; None without one. It stays in the link."""
+    """Return the plan that the link names, or that this tab looked at last; None without one. The link keeps it."""
     said = named("plan")
     name = said or st.session_state.get(LOOKED_AT)
     if name is None:
@@ -120,7 +120,7 @@ def planned(runs: Path) -> Planned | None:
 
 
 def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
-    """One line: what was planned, and where one can go with it from the page `here`."""
+    """Draw one line: what was planned, and links to the pages that it leads to from the page `here`."""
     best = plan and plan.answer.recommendation
     if plan is None or best is None:
         return
@@ -131,7 +131,7 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
 
 
 def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
-    """The links from the page `here` to the others that a plan leads to, side by side in the container at hand."""
+    """Draw the links from the page `here` to the other pages of a plan, side by side in the present container."""
     best, query = plan.answer.recommendation, {"plan": plan.name}
     if best is None:
         return

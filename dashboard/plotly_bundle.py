@@ -1,25 +1,25 @@
-"""Plotly without the kinds of traces that no page draws: two thirds of what a browser reads before its first plot.
+"""Plotly without the kinds of traces that no page draws: two thirds of the script that a browser reads first.
 
-Streamlit serves all of plotly.js as one module, which esbuild made of CommonJS modules: `name=_({"path"(e,t){...}}),`,
-each run when another calls `name()`. The kinds of traces are registered in the last, `lib/index.js`. `lighter`
-registers only those that pages draw, and leaves out the modules that nothing reaches any more. A text that is not of
-that form comes back as it is.
+Streamlit serves all of plotly.js as one module, which esbuild made of CommonJS modules: `name=_({"path"(e,t){...}}),`.
+Each runs when another calls `name()`. The last module, `lib/index.js`, registers the kinds of traces. `lighter`
+registers only the kinds that pages draw, and leaves out modules that nothing reaches any more. A script of another form
+is returned unchanged.
 """
 
 from __future__ import annotations
 
 import re
 
-TRACES = frozenset({"bar", "heatmap"})  # beside scatter, which is part of Plotly's core
+TRACES = frozenset({"bar", "heatmap"})  # kinds besides scatter, which is part of Plotly's core
 _MODULE = re.compile(r'(?<=[, ])([\w$]+)=[\w$]\(\{"([^"]+)"\(')
 _REGISTERED = re.compile(r"\.register\(\[((?:[\w$]+\(\),?)+)\]\)")
 _CALL = re.compile(r"(?<![\w$.])([\w$]+)\(\)")
-_END = "}}),"  # of a module with nothing between it and the next
+_END = "}}),"  # end of a module that is followed by the next at once
 _INDEX = '({"lib/index.js"('
 
 
 def lighter(script: str) -> str:
-    """Streamlit's `PlotlyChart.*.js` with the traces of `TRACES` alone."""
+    """Return Streamlit's `PlotlyChart.*.js` with the traces of `TRACES` alone."""
     registered, found = _REGISTERED.search(script), list(_MODULE.finditer(script))
     index = script.rfind(_INDEX)
     if registered is None or not found or not found[0].start() < index < registered.start():

@@ -1,4 +1,4 @@
-"""Reducing what a run recorded to what a screen can show, on the server and without losing peaks.
+"""Reduction of recorded series to what a screen can show, on the server and without losing peaks.
 
 Everything is numpy on whole columns; a million points come down to a few thousand in milliseconds.
 """
@@ -16,20 +16,20 @@ Floats = NDArray[np.float64]
 
 
 def column(table: pa.Table, name: str) -> Floats:
-    """A numeric column as float64, NaN for null."""
+    """Return a numeric column as float64, NaN for null."""
     values: Floats = table.column(name).cast(pa.float64(), safe=False).to_numpy()
     return values
 
 
 def thin(count: int, most: int) -> NDArray[np.int64]:
-    """Indices of at most `most` of `count` rows, evenly spaced: the same ones every time."""
+    """Return indices of at most `most` of `count` rows, evenly spaced: the same indices every time."""
     if count <= most:
         return np.arange(count)
     return np.linspace(0, count - 1, most).astype(np.int64)
 
 
 def envelope(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A series with at most two points a bucket of time, its lowest and its highest, so that no peak is lost."""
+    """Return a series with at most two points per bucket of time, its lowest and highest, so that no peak is lost."""
     n = len(times)
     if n <= 2 * buckets:
         return times, values
@@ -39,7 +39,7 @@ def envelope(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) -> t
 
 
 def extremes(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the lowest and the highest are of each part that begins at one of `starts`, in order."""
+    """Return the indices of the lowest and the highest value of each part that begins at one of `starts`, in order."""
     begins = np.unique(starts[starts < len(values)]).tolist()
     kept = set()
     for begin, end in pairwise([*begins, len(values)]):
@@ -49,9 +49,9 @@ def extremes(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A series in order of time as the mean of each bucket of time; short series stay as they are.
+    """Return a series in order of time as the mean of each bucket of time; short series stay as they are.
 
-    In a bucket without any value the last one still holds.
+    In a bucket without values the last value still holds.
     """
     if len(times) <= buckets:
         return times, values
@@ -65,18 +65,18 @@ def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) 
 
 
 def held_between(times: NDArray[Any], values: NDArray[Any], begin: float, end: float) -> tuple[Floats, Floats]:
-    """A series whose values hold from their times on, 0 before the first, from `begin` to `end`, both with a value."""
+    """Return a step function from `begin` to `end`, with a value at both: values hold from their times on, 0 before."""
     inside = times[(times > begin) & (times < end)]
     at = np.concatenate([[begin], inside, [end]])
     return at, held_at(times, values, at)
 
 
 def held_at(times: NDArray[Any], values: NDArray[Any], at: NDArray[Any]) -> Floats:
-    """What such a series holds at each of some times."""
+    """Return the value of such a step function at each time of `at`."""
     held: Floats = np.append(0.0, values)[np.searchsorted(times, at, side="right")]
     return held
 
 
 def _from(edges: Floats, times: NDArray[Any]) -> NDArray[Any]:
-    """Edges as numbers like `times`: what is at or after one stays so, and numpy need not make all of `times` float."""
+    """Return edges in the type of `times`, rounded up, so that numpy need not convert all of `times` to float."""
     return np.ceil(edges).astype(times.dtype) if np.issubdtype(times.dtype, np.integer) else edges

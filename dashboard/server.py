@@ -21,13 +21,13 @@ APP = Path(__file__).with_name("app.py")
 
 def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str]) -> None:
     """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to."""
-    # Plotly looks at pandas wherever somebody imports it, even halfway through: the first plot then failed.
+    # Plotly uses pandas as soon as any thread begins to import it; the first plot then failed.
     import_module("pandas")
     served = [host, socket.gethostname(), *names]
     app = App(APP, middleware=[Middleware(Door, names=served, password=password)])
-    # A visitor of a server that has just started waits for what the page imports: that begins before they come.
+    # The first visitor would wait for the imports of the pages: they begin before.
     Thread(target=_import_pages, daemon=True).start()
-    sys.argv = [str(APP), str(runs.resolve())]  # Streamlit finds its themes beside the first, and gives it the rest
+    sys.argv = [str(APP), str(runs.resolve())]  # Streamlit finds its themes beside the first, and passes on the rest
     app.run(
         config={
             "server.address": host,
@@ -35,7 +35,7 @@ def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str])
             "server.headless": True,
             "server.maxUploadSize": MOST_MB,
             "browser.gatherUsageStats": False,
-            "logger.hideWelcomeMessage": True,  # with which it asks the internet for the address of this machine
+            "logger.hideWelcomeMessage": True,  # the message needs this machine's address from the internet
         }
     )
 
@@ -45,4 +45,4 @@ def _import_pages() -> None:
 
     for name in PAGES:
         import_page(name)
-    gc.freeze()  # what is imported stays: Streamlit looks for reference cycles after every drawing
+    gc.freeze()  # imported modules stay: Streamlit searches for reference cycles after every drawing

@@ -1,4 +1,4 @@
-"""Kinds of traffic to start from, before there is a trace: shapes, to which a rate is added, and mixes of several."""
+"""Kinds of traffic to start from, before there is a trace: shapes, to which a rate is added, and mixes of shapes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from traces.lengths import Drawn
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
-LEAST_REQUESTS = 500  # fewer say nothing about a 99th percentile
-MOST_REQUESTS = 20_000  # more take minutes to plan for
+LEAST_REQUESTS = 500  # too few say nothing about a 99th percentile
+MOST_REQUESTS = 20_000  # a plan for more takes minutes
 TPOT_MS = 50.0
-_FILLS = 3  # times that the longest answers fit into the traffic
+_FILLS = 3  # the traffic lasts so many times as long as the longest answers
 SEED = 1
-_APART = 1000  # seeds of the parts of a mix, so that another seed of one is no other part
+_APART = 1000  # distance between the seeds of the parts of a mix, so that another seed repeats no part
 
 
 _Drawn = Annotated[Drawn, Field(discriminator="kind")]
@@ -30,7 +30,7 @@ class _Entry(BaseModel):
 
 
 class Shape(_Entry):
-    """Lengths of a kind of request, and how many minutes of them to simulate: as many as fill a fleet if left out."""
+    """Lengths of a kind of request, and the minutes of traffic to simulate, by default as many as fill a fleet."""
 
     title: str
     about: str
@@ -40,9 +40,10 @@ class Shape(_Entry):
     system_prompts: SystemPrompts | None = None
 
     def traffic(self, rate: float, cv: float = 1.0, tpot_ms: float = TPOT_MS) -> SynthSpec:
-        """Its requests at `rate` a second; `cv` of the gaps between them is 1 for Poisson, more for bursts.
+        """Return traffic at `rate` requests a second; `cv` of the gaps is 1 for Poisson arrivals, more for bursts.
 
-        There are no more than `MOST_REQUESTS`, whatever the minutes. `tpot_ms` is the slowest that answers may come.
+        It has at most `MOST_REQUESTS` requests, whatever the minutes. `tpot_ms` is the slowest allowed time per output
+        token.
         """
         spec: dict[str, Any] = self.model_dump(include={"prompt", "output", "system_prompts"})
         arrivals = {"kind": "poisson", "rate": rate} if cv == 1 else {"kind": "gamma", "rate": rate, "cv": cv}
@@ -51,10 +52,10 @@ class Shape(_Entry):
         return parse_spec({"name": self.title, "seed": SEED, "requests": requests, "arrivals": arrivals, **spec})
 
     def filling_minutes(self, tpot_ms: float) -> int:
-        """Whole minutes that the answers that are longer than 99 of 100 fit into several times, at `tpot_ms` a token.
+        """Return the whole minutes that `_FILLS` of the longest answers (p99) take in a row, at `tpot_ms` a token.
 
-        A fleet that begins empty is full when the longest of its first requests have been answered; traffic that ends
-        before has not seen its latencies.
+        A fleet that begins empty is full when the longest of its first requests have been answered. Traffic that ends
+        before shows too low latencies.
         """
         outputs = self.output.draw(np.random.default_rng(SEED), 10_000)
         longest_ms = float(np.percentile(outputs, 99, method="inverted_cdf")) * tpot_ms
@@ -63,12 +64,12 @@ class Shape(_Entry):
 
 @cache
 def shapes() -> dict[str, Shape]:
-    """The bundled ones, by name."""
+    """Return the bundled shapes by name."""
     return {name: Shape.model_validate(entry) for name, entry in _entries("shapes.yaml").items()}
 
 
 class Part(_Entry):
-    """A kind of request, `share` of the arrivals (in proportion to the other parts')."""
+    """A kind of request with its `share` of the arrivals, relative to the other parts."""
 
     shape: str
     share: float = Field(1.0, gt=0)
@@ -86,7 +87,7 @@ class Mix(_Entry):
     parts: tuple[Part, ...]
 
     def traffic(self, rate: float, duration_s: float) -> tuple[SynthSpec, ...]:
-        """A specification of each part; together they arrive at `rate` requests a second."""
+        """Return a specification of each part; together they arrive at `rate` requests a second."""
         whole = sum(part.share for part in self.parts)
         return tuple(
             shapes()[part.shape]
@@ -106,7 +107,7 @@ class Mix(_Entry):
 
 @cache
 def mixes() -> dict[str, Mix]:
-    """The bundled ones, by name."""
+    """Return the bundled mixes by name."""
     return {name: Mix.model_validate(entry) for name, entry in _entries("mixes.yaml").items()}
 
 

@@ -1,4 +1,4 @@
-"""What an answer is shown on: a page (the functions of `dashboard.blocks`), or a file (`html_reports.document`)."""
+"""The interface of a medium for answers: a page (`dashboard.blocks`), or a file (`html_reports.document`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calibration.provenance import Provenance
 
 
 class Fact(NamedTuple):
-    """A headline figure under its name, with its 90 % band if it has one, and what it means."""
+    """A headline figure under its name, with its 90 % band if it has one, and its meaning."""
 
     name: str
     value: str
@@ -21,10 +21,12 @@ class Fact(NamedTuple):
 
 
 class Sheet(Protocol):
-    """Takes blocks from top to bottom. Of Markdown, texts may have `**` and backquotes; anything else is as it reads.
+    """A medium that takes blocks from top to bottom.
 
-    `help` is said on hover. `beside` gives places next to each other, and `fold` one that can be folded away: what is
-    shown while one is entered stands there.
+    Texts may have Markdown's `**` and backquotes, and nothing else of it.
+
+    `help` is shown on hover. `beside` returns places next to each other, and `fold` a place that can be folded away;
+    blocks that are shown while a place is entered stand there.
     """
 
     def badge(self, provenance: Provenance) -> None: ...

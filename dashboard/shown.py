@@ -1,4 +1,4 @@
-"""How text, numbers and times are written on a page: nothing that Markdown would read, and as many digits as tell."""
+"""The form of text, numbers and times on a page: no accidental Markdown, and no more digits than are meaningful."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTHING = "–"
 
 
 def shown(value: Any) -> str:
-    """A number with three digits, thousands set apart; text as it is."""
+    """Return a number with three digits, thousands set apart; text unchanged."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NOTHING
     if not isinstance(value, int | float):
@@ -24,7 +24,7 @@ def shown(value: Any) -> str:
 
 
 def timed(label: str, *times_ms: float | None) -> tuple[str, list[str]]:
-    """`label` with its unit, and times in it: seconds from 10,000 ms on, by the first of them."""
+    """Return `label` with its unit, and times in that unit: seconds if the first reaches 10,000 ms."""
     first = times_ms[0]
     in_s = first is not None and 10_000 <= first < math.inf
     scaled = [time and time / 1000 if in_s else time for time in times_ms]
@@ -32,19 +32,19 @@ def timed(label: str, *times_ms: float | None) -> tuple[str, list[str]]:
 
 
 def lasting(time_ms: float | None) -> str:
-    """A time with its unit: seconds from 10,000 ms on."""
+    """Return a time with its unit: seconds from 10,000 ms on."""
     if time_ms is None or not math.isfinite(time_ms):
         return shown(time_ms)
     return f"{shown(time_ms / 1000)} s" if time_ms >= 10_000 else f"{shown(time_ms)} ms"
 
 
 def percent(share: float | None) -> float | None:
-    """A share in percent; None stays None."""
+    """Return a share in percent; None stays None."""
     return None if share is None else 100 * share
 
 
 def when(iso: str) -> str:
-    """An ISO time to the minute; text that is none as it is."""
+    """Return an ISO time to the minute; other text unchanged."""
     try:
         return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
@@ -56,27 +56,27 @@ _TIMES = re.compile(r"(?<=\d)( replicas?)? x (?=\S)")
 
 
 def prose(text: str) -> str:
-    """`ttft_ms p99<=1000` as `TTFT p99 ≤ 1,000 ms`, `3 x TP4` as `3 × TP4`; the rest as it is."""
+    """Return `ttft_ms p99<=1000` as `TTFT p99 ≤ 1,000 ms` and `3 x TP4` as `3 × TP4`; the rest unchanged."""
     return _TIMES.sub(r"\1 × ", _OBJECTIVE.sub(_objective, text))
 
 
 def literal(text: str) -> str:
-    """`prose`, escaped so that Markdown shows it as it is."""
+    """Return `prose`, escaped so that Markdown shows it as it is."""
     return verbatim(prose(text))
 
 
 def verbatim(text: str) -> str:
-    """Escaped so that Markdown shows it as it is: no link, image or formula comes of what somebody else wrote."""
+    """Escape text so that Markdown shows it as it is: other people's text makes no link, image or formula."""
     return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 
 def capitalised(text: str) -> str:
-    """With a capital first; the rest, names among it, as it is."""
+    """Return text with a capital first letter; the rest, which may hold names, unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def sentence(clause: str) -> str:
-    """A clause, which a reason and a verdict are, as a sentence of its own."""
+    """Return a clause, such as a reason or a verdict, as a sentence."""
     return f"{capitalised(clause)}."
 
 

@@ -1,6 +1,6 @@
-"""The process in which an uploaded trace is read: a few kilobytes of somebody else's can unpack into terabytes.
+"""The process in which an uploaded trace is read, because a few kilobytes of a stranger's can unpack into terabytes.
 
-What the file says of its own size is looked at before anything is read. It may lie, and the readers of `traces` have no
+The size that the file states is checked before anything is read. It may be false, and the readers of `traces` have no
 bounds: so the process itself is limited, in memory and in time, and a reader that dies takes no page with it.
 """
 
@@ -31,10 +31,10 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Limits:
-    """What an upload may hold, and what reading it may take.
+    """The limits of an upload, and of the process that reads it.
 
-    `segments` are those of all prompts together, `names_mb` the characters of all names, `memory_mb` what the process
-    allocates and `seconds` its CPU time.
+    `segments` counts the segments of all prompts, `names_mb` the characters of all names; `memory_mb` limits what the
+    process allocates, and `seconds` its CPU time.
     """
 
     unpacked_mb: int = 500
@@ -46,7 +46,7 @@ class Limits:
 
 
 def main(upload: Path, out: Path, limits: Limits) -> int:
-    """Write the requests of the trace `upload` to `out`; else print a UserError as JSON, and exit with `FAILED`."""
+    """Write the requests of the trace `upload` to `out`; else print a UserError as JSON, and return `FAILED`."""
     _confine(limits)
     try:
         _check_size(upload, limits)
@@ -61,12 +61,12 @@ def main(upload: Path, out: Path, limits: Limits) -> int:
 
 
 def arguments(upload: Path, out: Path, limits: Limits) -> list[str]:
-    """What this module is run with."""
+    """Return the arguments of this module's process."""
     return [str(upload), str(out), json.dumps(asdict(limits))]
 
 
 def _confine(limits: Limits) -> None:
-    pa.set_memory_pool(pa.system_memory_pool())  # the other pools reserve what they may never use
+    pa.set_memory_pool(pa.system_memory_pool())  # the other pools reserve memory that they may never use
     pa.set_cpu_count(1)
     for limit, most in (
         (resource.RLIMIT_DATA, limits.memory_mb * MB),
@@ -78,7 +78,10 @@ def _confine(limits: Limits) -> None:
 
 
 def _check_size(upload: Path, limits: Limits) -> None:
-    """By the footer of Parquet, by unpacking text without keeping it; of what is damaged the reader says so."""
+    """Check the size by the footer of Parquet, or by unpacking text without keeping it.
+
+    A damaged file passes: its reader raises the error.
+    """
     with upload.open("rb") as file:
         head = file.read(4)
     if head == MAGIC:
@@ -92,7 +95,7 @@ def _check_size(upload: Path, limits: Limits) -> None:
 
 
 def _by_footer(upload: Path) -> tuple[int, int, int]:
-    """Bytes unpacked, rows, and the most values of a column."""
+    """Return bytes unpacked, rows, and the most values of a column."""
     try:
         footer = pq.read_metadata(upload)
     except (pa.ArrowException, OSError):
@@ -103,7 +106,7 @@ def _by_footer(upload: Path) -> tuple[int, int, int]:
 
 
 def _by_unpacking(upload: Path, packed: bool, most: int) -> tuple[int, int]:
-    """Bytes and lines under the first, of no more than a little over `most` bytes."""
+    """Return the bytes and the lines without the first; reading stops a little above `most` bytes."""
     size = lines = 0
     try:
         with gzip.open(upload) if packed else upload.open("rb") as stream:
@@ -116,7 +119,7 @@ def _by_unpacking(upload: Path, packed: bool, most: int) -> tuple[int, int]:
 
 
 def _bounded(workload: Workload, limits: Limits) -> Workload:
-    """The same, whose requests end in a UserError where they are too many: the pages have all of them in memory."""
+    """Return a workload that raises UserError when it has too many requests, which pages hold in memory."""
 
     def counted() -> Iterator[WorkloadRequest]:
         segments = characters = 0

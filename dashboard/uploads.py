@@ -1,7 +1,7 @@
-"""What a user hands over: a trace, or a model's config.json. Read as data, checked, and kept under its hash.
+"""Uploads of users: a trace, or a model's config.json. They are read as data, checked, and kept under their hash.
 
-Nothing of an upload is executed, and no name in it or of it becomes a path: traces go through the readers of `traces`
-from a temporary file, in a process with limits (`upload_process`), and what is kept are their requests, not the bytes.
+Nothing of an upload is executed, and neither its name nor a name in it becomes a path: traces go through the readers of
+`traces` from a temporary file, in a process with limits (`upload_process`), and their requests are kept, not the bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TRACE, _MODEL = "*.parquet", "model-*/config.json"
 
 
 def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
-    """The digest under which the requests of an uploaded trace are kept, the first of its names beside them.
+    """Keep the requests of an uploaded trace, with the name of its first upload, and return their digest.
 
-    It is the beginning of the SHA-256 of `content`. Raises UserError, one line, if that is no trace.
+    The digest is the beginning of the SHA-256 of `content`. Raises UserError, one line, if `content` is no trace.
     """
     digest = sha256(content).hexdigest()[:16]
     path = _path(runs, _TRACE, digest)
@@ -53,12 +53,12 @@ def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
 
 
 def plain_name(name: str) -> str:
-    """A file's name as it can stand in a link: its last part, without what is special anywhere."""
+    """Return a file's name as it can stand in a link: its last part, without special characters."""
     return re.sub(r"[^\w.+-]+", "_", name.replace("\\", "/").rpartition("/")[2])[:60]
 
 
 def trace_name(path: Path) -> str:
-    """What the file was called that was uploaded and is now kept at `path`; else the name of `path`."""
+    """Return the name of the uploaded file that is kept at `path`; without one the name of `path`."""
     name = read_json(_name_of(path))
     return name if isinstance(name, str) else path.name
 
@@ -68,12 +68,12 @@ def _name_of(path: Path) -> Path:
 
 
 def trace_path(runs: Path, digest: str) -> Path | None:
-    """Where the requests of a digest lie; None for what is no digest, or none of a trace that is here."""
+    """Return the path of the requests with this digest; None if it is invalid or unknown."""
     return _kept(runs, _TRACE, digest)
 
 
 def keep_model(runs: Path, text: str) -> str:
-    """The digest under which a pasted config.json is kept. Raises UserError, one line, if it describes no model."""
+    """Keep a pasted config.json, and return its digest. Raises UserError, one line, if it describes no model."""
     if len(text) > MB:
         raise UserError(
             "config.json", f"{len(text) / MB:.1f} MB", "is too large for a config.json; paste the text of one"
@@ -88,13 +88,13 @@ def keep_model(runs: Path, text: str) -> str:
 
 
 def model_path(runs: Path, digest: str) -> Path | None:
-    """The folder of a pasted config.json; None for what is no digest, or none that is here."""
+    """Return the folder of a pasted config.json; None if the digest is invalid or unknown."""
     config = _kept(runs, _MODEL, digest)
     return config and config.parent
 
 
 def keep_document(runs: Path, place: str, data: Any) -> str:
-    """The digest under which `data` is kept as JSON in `place`, a path in which `*` stands for it."""
+    """Keep `data` as JSON in `place`, a path in which `*` stands for the digest, and return the digest."""
     digest = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
     path = _path(runs, place, digest)
     if not path.is_file():
@@ -104,7 +104,7 @@ def keep_document(runs: Path, place: str, data: Any) -> str:
 
 
 def kept_document(runs: Path, place: str, digest: str) -> Any:
-    """What `keep_document` kept; None for what is no digest, or none that is here."""
+    """Return the document that `keep_document` kept; None if the digest is invalid or unknown."""
     path = _kept(runs, place, digest)
     return path and read_json(path)
 
@@ -119,7 +119,7 @@ def _no_number(text: str) -> float:
 
 
 def _check_numbers(data: Any) -> None:
-    """No size of a model is so large: what is counted up to one would never end."""
+    """Raise UserError for a size that no model has: a loop up to it would never end."""
     for name, value in data.items() if isinstance(data, dict) else ():
         most = MOST_LAYERS if "layers" in name else _LARGEST
         if isinstance(value, int | float) and abs(value) > most:
@@ -157,7 +157,7 @@ def _read(upload: Path, requests: Path) -> None:
 
 
 def _of_the_upload(error: UserError, path: Path) -> UserError:
-    """The same without the name of the temporary file, which the readers know it by."""
+    """Return the error without the name of the temporary file, by which the readers know the upload."""
     if error.field == "trace":
         return UserError("trace", "the upload", error.remedy)
     return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, error.remedy)

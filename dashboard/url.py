@@ -1,20 +1,20 @@
-"""Inputs live in the URL: share the link and others see the same page; go back and the page is as it was.
+"""Inputs of a page in its URL: share the link and others see the same page; go back and the page is as it was.
 
-A function that is decorated with `in_url` draws a page. It writes all parameters at once, when the page is complete,
-so one change by a person is one entry of the browser's history. A value that is the default is left out. If the
-address differs from what the page last wrote (a link, back, forward), the address holds; otherwise the widget does.
+A function that is decorated with `in_url` draws a page. It writes all parameters at once, when the page is complete, so
+one change by a person is one entry of the browser's history. A default is left out. If the address differs from what
+the page last wrote (a link, back, forward), the address counts; otherwise the widget does.
 
-Every drawing tells a widget its first value, and the widget gets a new key (`fresh_key`) when the address moves. A
-widget must never be set through `st.session_state`: Streamlit tells the browser of that only once. If a quick person
-interrupts that very drawing, the browser starts the widget at its lowest value, and reports that as their choice.
+Every drawing gives a widget its first value, and the widget gets a new key (`fresh_key`) when the address moves. A
+widget must never be set through `st.session_state`: Streamlit sends that value to the browser only once. If a quick
+person interrupts this very drawing, the browser starts the widget at its lowest value, and reports it as their choice.
 
 The navigation bar opens a page without parameters. The page is then as this tab left it.
 
-A link is not to be trusted. A name must be among the options and a number between its ends; anything else is ignored.
+A link is not trusted. A name must be among the options and a number between its ends; anything else is ignored.
 
-Streamlit's own `bind="query-params"` was tried on 22 November 2026 (1.67.0, Chromium) and serves none of these
-widgets: it replaces the history entry, so back does not undo a change. It also carried a value to the next page that
-has a parameter of that name, wrote one entry for each widget that a callback set, and failed on `?rows=1e400`.
+Streamlit's own `bind="query-params"` was tried on 22 November 2026 (1.67.0, Chromium) and serves none of these widgets:
+it replaces the history entry, so back does not undo a change. It also carried a value to the next page that has a
+parameter of that name, wrote one entry for each widget that a callback set, and failed on `?rows=1e400`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dashboard.shown import verbatim
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Said = dict[str, list[str]]  # parameters and their values, of which most have one
+Said = dict[str, list[str]]  # parameters and their values; most parameters have one value
 
 _NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 _ENDS = re.compile(f"{_NUMBER}-{_NUMBER}")
@@ -46,26 +46,26 @@ _TOLD = "url_told"
 
 @dataclass
 class _Page:
-    """The inputs of one page, as this tab knows them; `said` and `now` are those of the current drawing."""
+    """The inputs of one page, as this tab knows them; `said` and `now` belong to the current drawing."""
 
-    said: Said = field(default_factory=dict)  # what the page came with
-    now: Said = field(default_factory=dict)  # what its widgets hold; an empty list: left out
-    along: Said = field(default_factory=dict)  # written if anything else is
-    written: Said = field(default_factory=dict)  # what the address was last known to say
-    bare: Said = field(default_factory=dict)  # what the address without parameters stands for
-    moves: dict[str, int] = field(default_factory=dict)  # how often the address has moved a parameter
+    said: Said = field(default_factory=dict)  # parameters with which the page was opened
+    now: Said = field(default_factory=dict)  # values of its widgets; an empty list: left out
+    along: Said = field(default_factory=dict)  # parameters that are written if any other is
+    written: Said = field(default_factory=dict)  # parameters of the address when it was last known
+    bare: Said = field(default_factory=dict)  # parameters for which the address without parameters stands
+    moves: dict[str, int] = field(default_factory=dict)  # number of moves of the address, by parameter
 
 
 _drawing: ContextVar[_Page] = ContextVar("drawing")
 
 
 def in_url(draw: Callable[P, T]) -> Callable[P, T]:
-    """A page whose inputs live in the URL."""
+    """Decorate a page whose inputs live in the URL."""
     return _drawn(draw, whole=True)
 
 
 def part_in_url(draw: Callable[P, T]) -> Callable[P, T]:
-    """A fragment of a page in the same file, whose inputs live in the URL with those of the page."""
+    """Decorate a fragment of a page in the same file, whose inputs live in the URL with the page's own."""
     return _drawn(draw, whole=False)
 
 
@@ -82,7 +82,7 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
             made = draw(*args, **kwargs)
         finally:
             _drawing.reset(token)
-        # A drawing that a person or `st.rerun` interrupts writes nothing: the one that follows has all the inputs.
+        # A drawing that a person or `st.rerun` interrupts writes nothing: the next one has all the inputs.
         _write(draw.__module__, page)
         return made
 
@@ -90,9 +90,9 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
 
 
 def go_to(**parameters: str) -> None:
-    """Have the next drawing of the page hold these, whatever its widgets say: from the callback of a widget.
+    """Set parameters for the next drawing of the page, whatever its widgets hold; call it in the callback of a widget.
 
-    An empty text is what holds without the parameter.
+    An empty text resets a parameter to its default.
     """
     st.session_state[_TOLD] = {name: [text] if text else [] for name, text in parameters.items()}
 
@@ -105,9 +105,9 @@ def choose(
     help: str | None = None,
     lasting: bool = True,
 ) -> str:
-    """A select box whose choice is the query parameter `parameter`; a name that is not an option is said to be so.
+    """Draw a select box bound to the query parameter `parameter`, and return the choice, by default the first option.
 
-    Without the parameter it is the first; `lasting` as for `keep`.
+    A message says if the link names no option. `lasting` is passed to `keep`.
     """
     said, key = named(parameter), _key(parameter)
     if said is not None and said not in options and key not in st.session_state:
@@ -119,12 +119,12 @@ def choose(
 
 
 def usual_first(usual: str, names: Iterable[str]) -> list[str]:
-    """The options of a choice that is `usual` unless somebody chooses another of the names."""
+    """Return the options of a choice with `usual` first, which is the default."""
     return [usual, *(name for name in names if name != usual)]
 
 
 def switch(label: str, parameter: str, help: str | None = None) -> bool:
-    """A toggle that is on while the query parameter is `1`."""
+    """Draw a toggle that is on while the query parameter is `1`."""
     on = st.toggle(label, named(parameter) == "1", _key(parameter), help)
     keep(parameter, "1" if on else "")
     return on
@@ -133,19 +133,19 @@ def switch(label: str, parameter: str, help: str | None = None) -> bool:
 def number(
     label: str, parameter: str, low: int, high: int, otherwise: int, step: int = 1, help: str | None = None
 ) -> int:
-    """`amount` of a whole number."""
+    """Draw `amount` for a whole number, and return it."""
     return int(amount(label, parameter, low, high, otherwise, step, help, "%d", int))
 
 
 def _refused(label: str, said: str, remedy: str) -> None:
-    """Say that the page does not take what the link says."""
+    """Show that the page does not accept the value in the link."""
     st.caption(
         f":material/link_off: {label.strip()} cannot be {verbatim(repr(said[:80]))}, as the link says: {remedy}."
     )
 
 
 def quantity(text: str | None, low: float, high: float, otherwise: float) -> float:
-    """The number that a link gives; `otherwise` where it gives none from `low` to `high`."""
+    """Return the number that a link gives; `otherwise` if it is not a number from `low` to `high`."""
     try:
         value = float(text or "nan")
     except ValueError:
@@ -154,23 +154,23 @@ def quantity(text: str | None, low: float, high: float, otherwise: float) -> flo
 
 
 def named(parameter: str) -> str | None:
-    """What the page came with for this parameter; None without it, when what is as usual holds."""
+    """Return the value of this parameter with which the page was opened; None if the page has its default."""
     values = named_all(parameter)
     return values[-1] if values else None
 
 
 def named_all(parameter: str) -> list[str]:
-    """The values of a parameter that may be there more than once."""
+    """Return the values of a parameter that may be there more than once."""
     return _drawing.get().said.get(parameter, [])
 
 
 def moved(parameter: str) -> bool:
-    """Whether the address says something else than the page last wrote: then widgets are set to what it says."""
+    """Return whether the address differs from what the page last wrote; the widgets then take its values."""
     return named_all(parameter) != _drawing.get().written.get(parameter, [])
 
 
 def fresh_key(key: str, parameter: str) -> str:
-    """The key of a widget of the parameter: of another one, which begins anew, when the address moves."""
+    """Return the key of the parameter's widget; the key changes, and the widget begins anew, when the address moves."""
     if moved(parameter):
         _renew(parameter)
     moves = _drawing.get().moves.get(parameter, 0)
@@ -178,16 +178,15 @@ def fresh_key(key: str, parameter: str) -> str:
 
 
 def forget(parameter: str) -> None:
-    """Leave out what the parameter was, of the address and of its widget: it was about something else."""
+    """Drop a parameter from the address and from its widget, because it was about another subject."""
     _drawing.get().said.pop(parameter, None)
     _renew(parameter)
 
 
 def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -> None:
-    """Have the query parameter say `text`; left out when that is what holds without it.
+    """Write `text` to the query parameter, or leave it out if it is the default `otherwise`.
 
-    What holds without it is not `lasting` where it may be another tomorrow: then it is left out of an address without
-    any parameters, and only there.
+    A default that may change is not `lasting`: it is left out only of an address that has no parameters at all.
     """
     if text == otherwise and not lasting:
         _drawing.get().along[parameter] = [text]
@@ -196,7 +195,7 @@ def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -
 
 
 def keep_all(parameter: str, texts: Sequence[str], otherwise: Sequence[str]) -> None:
-    """`keep` of a parameter that may be there more than once. A default that the link spells out stays in it."""
+    """Do as `keep` for a parameter with several values. A default that the link spells out stays in it."""
     page = _drawing.get()
     page.now[parameter] = [] if list(texts) == list(otherwise) != page.said.get(parameter) else list(texts)
 
@@ -210,9 +209,9 @@ def choose_many(
     help: str | None = None,
     more: bool = False,
 ) -> list[str]:
-    """A choice of any number of options, in the URL as a line of CSV.
+    """Draw a choice of any number of options, in the URL as a line of CSV, and return the chosen names.
 
-    Names of no option are passed over, unless `more` may be typed, which whoever calls must check.
+    Names that are no options are ignored, unless `more` may be typed; the caller must then check them.
     """
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
@@ -227,7 +226,7 @@ def choose_many(
 
 
 def _line(names: Sequence[str]) -> str:
-    """`H100,H200`; a name with a comma in it is quoted."""
+    """Return `H100,H200`; a name with a comma in it is quoted."""
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow(names)
     return out.getvalue()
@@ -251,7 +250,7 @@ def amount(
     show: str = "%.6g",
     kind: type[float] = float,
 ) -> float:
-    """A number that is the query parameter; `otherwise` when that is absent or no such number."""
+    """Draw a number bound to the query parameter, and return it; `otherwise` if that is absent or not valid."""
     said, key = named(parameter), _key(parameter)
     value = kind(quantity(said, low, high, otherwise))
     if said is not None and quantity(said, low, high, math.inf) == math.inf and key not in st.session_state:
@@ -264,7 +263,7 @@ def amount(
 def pick(
     label: str, options: Sequence[str], parameter: str, show: Callable[[str], str] = str, help: str | None = None
 ) -> str:
-    """One of a few options, side by side; the first without the parameter."""
+    """Draw a few options side by side, and return the chosen one; the default is the first."""
     said = named(parameter)
     wanted = said if said is not None and said in options else options[0]
     chosen = st.segmented_control(
@@ -275,7 +274,7 @@ def pick(
 
 
 def text(label: str, parameter: str, otherwise: str = "", **how: Any) -> str:
-    """A line of text that is the query parameter; `how` is as `st.text_input` has it."""
+    """Draw a line of text bound to the query parameter, and return it; `how` are arguments of `st.text_input`."""
     said = named(parameter)
     wanted = otherwise if said is None else said[: how.get("max_chars")]
     typed: str = st.text_input(label, wanted, key=_key(parameter), **how)
@@ -284,7 +283,10 @@ def text(label: str, parameter: str, otherwise: str = "", **how: Any) -> str:
 
 
 def interval(label: str, low: float, high: float, parameter: str, help: str | None = None) -> tuple[float, float]:
-    """A range slider whose ends are the query parameter `parameter`, `LOW-HIGH`; absent when it is the whole range."""
+    """Draw a range slider bound to the query parameter, `LOW-HIGH`; absent if it is the whole range.
+
+    Return its ends.
+    """
     wanted = _ends(named(parameter) or "", low, high)
     step = round((high - low) / 200, 3) or 0.001
     key = fresh_key(f"url_{parameter}_{low:g}_{high:g}", parameter)
@@ -301,7 +303,7 @@ def set_interval(low: float, high: float, parameter: str, ends: tuple[float, flo
 
 
 def _arrive(name: str) -> _Page:
-    """The page of this name with its inputs as the address has them, over which goes what a callback has told."""
+    """Return the page of this name, with inputs from the address, or from a callback where one has set them."""
     pages: dict[str, _Page] = st.session_state.setdefault(_PAGES, {})
     page = pages.setdefault(name, _Page())
     address = _address()
@@ -337,14 +339,14 @@ def _key(parameter: str) -> str:
 
 
 def _renew(parameter: str) -> None:
-    """Begin its widget anew with what the address says, and only once, even if this drawing is interrupted."""
+    """Begin the widget anew with the value of the address, and only once, even if this drawing is interrupted."""
     page = _drawing.get()
     page.moves[parameter] = page.moves.get(parameter, 0) + 1
     page.written[parameter] = named_all(parameter)
 
 
 def _range(low: float, high: float, chosen: tuple[float, float]) -> str:
-    """`LOW-HIGH`; empty for the whole."""
+    """Return `LOW-HIGH`; empty for the whole range."""
     return "" if chosen == (low, high) else f"{chosen[0]:.10g}-{chosen[1]:.10g}"
 
 

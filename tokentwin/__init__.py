@@ -1,7 +1,7 @@
 """tokentwin: a digital twin of LLM serving.
 
-The functions do in Python what the commands do: see docs/python.md. Importing this is quick, because what a
-function needs is imported when it is called.
+One function for each command does in Python what the command does: see docs/python.md. This package is quick to import,
+because each function imports what it needs when it is called.
 """
 
 from importlib import import_module
@@ -35,7 +35,10 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first named: the classes bring pydantic, and `python -m` has to find our packages first."""
+    """Import a class when it is first named.
+
+    The classes need pydantic, and `python -m` must find our own packages before anything else is imported.
+    """
     if name in _LATE:
         return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,11 @@
-"""`python -m tokentwin`, and the console script: the command line, once it is imported."""
+"""The entry point of `python -m tokentwin` and of the console script."""
 
 import sys
 from pathlib import Path
 
 
 def run() -> None:
-    """Run the command line. Ctrl-C ends it in one line, also while it is imported."""
+    """Run the command line. Ctrl-C ends it in one line, also during its import."""
     try:
         from tokentwin.cli import main
     except KeyboardInterrupt:
@@ -15,7 +15,7 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    # Python has put the working directory first; whatever lies in it, our modules are those beside this package.
+    # Python has put the working directory first; our modules lie beside this package, whatever lies there.
     if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parents[1]:
         del sys.path[0]
     run()

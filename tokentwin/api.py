@@ -1,7 +1,7 @@
 """The Python API: one function for each command, with the same requests and answers as the command line.
 
-Every answer has `.to_pandas()` and `.to_arrow()`, and shows itself on a terminal (`rich.print`) and in a notebook. What
-is wrong with an input is a `serving.errors.UserError`: one line with field, value and remedy.
+Every answer has `.to_pandas()` and `.to_arrow()`, and shows itself on a terminal (`rich.print`) and in a notebook. A
+wrong input raises a `serving.errors.UserError`: one line with field, value and remedy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _OF_A_SIDE = ("deployment", "replicas", "router", "gpu", "calibration")
 
 
 def _asked(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """Make what an argument causes a UserError, and a call while a user's own file is loaded, which would run twice."""
+    """Wrap an API function so that wrong arguments raise UserError.
+
+    A call also raises UserError while a user's own file is imported, because that file would run twice.
+    """
 
     @wraps(function)
     def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
@@ -103,7 +106,7 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
     request     more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
                 `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
 
-    Raises UserError for requests that cannot be planned. If no fleet meets the SLOs, `feasible` of the answer is False.
+    Raises UserError for requests that cannot be planned. If no fleet meets the SLOs, the answer's `feasible` is False.
     """
     from planning.plan.planner import plan
     from planning.plan.request import PlanRequest
@@ -123,8 +126,8 @@ def compare(
     a, b        how the sides differ: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`,
                 `router`, `gpu`, `calibration`; or, without `traffic`, directories of recordings
     traffic     the requests that both sides serve; like `workload` in `simulate`
-    request     `gpu` or `calibration`, which time the steps of both; `model` and `tensor_parallel_size` of what both
-                serve, where `deployment` does not say; and more fields of
+    request     `gpu` or `calibration`, which time the steps of both sides; `model` and `tensor_parallel_size` of
+                both sides, if `deployment` does not state them; and more fields of
                 `planning.compare.request.CompareRequest`: `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
@@ -168,7 +171,7 @@ def sweep(
     jobs        number of runs at once; by default one for each CPU
     resume      continue the sweep in `out`
 
-    Raises UserError if no run can be made of the settings, and if all failed. A run that fails is a row with its
+    Raises UserError if the settings describe no run, and if all runs failed. A run that fails is a row with its
     `error`.
     """
     from planning.sweep.executors import find_executor
@@ -192,7 +195,7 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and what would help.
 
     request     fields of `planning.diagnose.request.DiagnoseRequest`: with `gpu` or `calibration` the run is simulated
-                with each constraint lifted; `metric` is the latency to explain, `bounds` say what is high (ms)
+                with each constraint lifted; `metric` is the latency to explain, `bounds` say from where it is high (ms)
 
     Raises UserError if the run cannot be read or simulated.
     """
@@ -218,12 +221,12 @@ def validate(
     real        recordings of one workload; repeats show the noise between real runs
     calibration directory that `calibrate` wrote
     out         directory to write the report to; by default a temporary one that stays after Python ends
-    traffic     in place of `real`: record this on the calibrated engine now, into `out`; as `workload` of `simulate`
+    traffic     instead of `real`: traffic to record on the engine now, into `out`; like `workload` in `simulate`
     request     more fields of `planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
                 `rate_scale`, `window_s` (seconds)
 
-    Raises UserError where they are not of one workload and engine, or not of the calibrated one, and for recordings
-    in `out` if `overwrite` is not set.
+    Raises UserError if the recordings are not of one workload and engine, or not of the calibrated engine, and if `out`
+    holds recordings and `overwrite` is not set.
     """
     from planning.measure.request import ValidateRequest
     from planning.measure.validator import validate
@@ -244,15 +247,15 @@ def calibrate(
     overwrite: bool = False,
     **request: Any,
 ) -> Calibration | ExternalCalibration | FrontDoor:
-    """Measure the real engine on this machine, or read what was measured of one, and fit what a step costs.
+    """Measure the real engine on this machine, or read measurements of an engine, and fit what a step costs.
 
-    deployment  what to measure, or what wrote the `iterations`
+    deployment  the deployment to measure, or the one that wrote the `iterations`
     out         directory of the calibration and the recordings; by default a temporary one, kept until Python ends
     request     more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
                 `iterations` with `gpu`, or `case` with `data`, or `served` with `client`, which are read instead
 
-    Raises UserError if torch is not installed or the model cannot be loaded, for measurements that nothing can be
-    learnt from, and if `out` holds a calibration and `overwrite` is not set.
+    Raises UserError if torch is not installed or the model cannot be loaded, for measurements that teach nothing, and
+    if `out` holds a calibration and `overwrite` is not set.
     """
     from planning.measure.calibrator import calibrate
     from planning.measure.request import CalibrateRequest
@@ -276,7 +279,10 @@ def read_recording(path: str | Path) -> Recording:
 
 @contextmanager
 def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
-    """What a request takes: a specification as it is, or the path of a trace, in its field if it has one."""
+    """Yield traffic as a request takes it: a specification as it is, else the path of a trace.
+
+    The path is the value of the field `as_field`, if one is named.
+    """
     from serving.workload import Workload
 
     if traffic is None or isinstance(traffic, Mapping):
@@ -294,14 +300,14 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
 
 
 def _directory(out: str | Path | None, name: str) -> Path:
-    """`out`, or one called `name` in a new temporary directory."""
+    """Return `out`, or the path `name` in a new temporary directory."""
     from tempfile import mkdtemp
 
     return Path(mkdtemp(prefix="tokentwin-")) / name if out is None else _path("out", out)
 
 
 def _path(field: str, value: object) -> Path:
-    """`value`, which must be one. Raises UserError."""
+    """Return `value` as a path. Raises UserError if it is not one."""
     from serving.deployments.config import check_text
     from serving.errors import UserError
 
@@ -327,7 +333,7 @@ def _check_jobs(jobs: object) -> None:
 
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a request: settings of the deployment apart from what is said of the run around it."""
+    """Return one side of a comparison request: settings of the deployment apart from settings of the run around it."""
     from serving.errors import UserError
 
     own = {name: changes[name] for name in _OF_A_SIDE if name in changes}

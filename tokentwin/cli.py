@@ -1,4 +1,4 @@
-"""The command line: one file a verb in `tokentwin/commands`, each imported only when it is called."""
+"""The command line: one file per verb in `tokentwin/commands`, which is imported only when the verb is called."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ VERBS = {
     "validate": "Compare the simulator with real runs.",
 }
 
-_TRACEBACK = "--traceback"  # also behind the verb
+_TRACEBACK = "--traceback"  # valid before and after the verb
 _EVERY_S = 5.0
 _MAY_BE_EMPTY = ("system", "password")
 
 
 def _check_filled(context: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Raises UserError for an option that is given an empty text, or one in its list."""
+    """Raise UserError for an option whose value, or an item of its list, is an empty text."""
     given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     if given and any(
         isinstance(one, str) and not one.strip() for one in (value if isinstance(value, tuple) else (value,))
@@ -91,15 +91,15 @@ def cli(traceback: bool) -> None:
 
 
 def main() -> None:
-    """The console script. Bad input ends in one line on stderr and exit status 2."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # of the processes it starts: none imports from the working directory
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to find them, all installed packages are read
-    # Imports leave no garbage, and what is there at the end goes with the process: looking takes a fifth of a command.
+    """Run the console script. Bad input ends in one line on stderr and exit status 2."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes that it starts do not import from the working directory
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # a search would read all installed packages
+    # Imports leave no garbage, and the end of the process frees everything: a search takes a fifth of a command's time.
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)
     signal.signal(signal.SIGTERM, _terminated)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal need not have every character
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack some characters
     log = logging.getLogger("tokentwin")
     log.handlers = [_Paced()]
     log.setLevel(logging.INFO)
@@ -114,7 +114,7 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # `| head` has seen enough; nor is there more to flush
+        )  # `| head` has seen enough, and nothing is left to flush
         sys.exit(1)
     except OSError as error:  # a full disk, a directory that may not be read, a name that is too long
         _refuse(str(UserError("file", str(error.filename or ""), f"cannot be read or written: {reason(error)}")))
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _end_user_threads() -> None:
-    """Python would wait for them, whatever the command came to."""
+    """End threads of users' code, for which Python would wait after the command has ended."""
     plugins = sys.modules.get("serving.plugins")
     if plugins is not None and not plugins.end_user_threads():
         sys.stdout.flush()
@@ -141,7 +141,7 @@ def _end_user_threads() -> None:
 
 
 class _Paced(logging.Handler):
-    """Say on stderr every warning, and at most every `_EVERY_S` seconds how far long work is."""
+    """A handler that prints every warning on stderr, and at most every `_EVERY_S` seconds the progress of long work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,15 +156,15 @@ class _Paced(logging.Handler):
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """What a batch system or a container sends ends a command as Ctrl-C does: nothing stays half-written."""
+    """End a command on SIGTERM, which batch systems and containers send, as Ctrl-C does: no file stays half-written."""
     pressed = signal.getsignal(signal.SIGINT)
-    if not callable(pressed):  # a shell lets what it starts in the background ignore Ctrl-C
+    if not callable(pressed):  # a shell lets background processes ignore Ctrl-C
         raise KeyboardInterrupt
     pressed(signal.SIGINT, frame)
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Python hands on bytes that are no text in disguise, and they come out wherever something is written."""
+    """Raise UserError for an argument that is not UTF-8, which Python passes on as surrogates."""
     for argument in arguments:
         try:
             argument.encode()
@@ -174,7 +174,7 @@ def _check_text(arguments: list[str]) -> None:
 
 def _refuse(line: str) -> NoReturn:
     text = f"tokentwin: {shortened(line, 600)}"
-    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)  # a name need not be UTF-8
+    click.echo(text.encode("utf-8", "backslashreplace").decode(), err=True)  # some names are not UTF-8
     sys.exit(2)
 
 

@@ -1,6 +1,6 @@
-"""Options of several commands: those that fill the fields of a request, and those of a deployment.
+"""Options of several commands: options that fill the fields of a request, and options of a deployment.
 
-Help and default of an option are said once, by the field that it fills.
+The field that an option fills states its help and its default.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 
 _SHORT = {"calibration": ("-c",), "deployment": ("-d",), "out": ("-o",)}
-_PATHS = ("calibration", "deployment", "traffic", "api_key_file", "tls_cert", "tls_key")  # which requests have as text
+_PATHS = ("calibration", "deployment", "traffic", "api_key_file", "tls_cert", "tls_key")  # fields that hold a path
 Command = TypeVar("Command", bound=Callable[..., Any])
 Requested = TypeVar("Requested", bound=BaseModel)
 
 
 class Finite(click.FloatRange):
-    """Numbers that are numbers: click's own ranges let NaN and infinity pass."""
+    """A range of finite numbers: click's own ranges let NaN and infinity pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -35,7 +35,7 @@ class Finite(click.FloatRange):
 
 
 class RequestOption(click.Option):
-    """A flag whose help is its field's description; `default_of` begins the words that say the default."""
+    """A flag whose help is the description of its field; `default_of` begins the words about the default."""
 
     def __init__(self, *args: Any, fields: Mapping[str, FieldInfo], default_of: str = "default", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -48,7 +48,7 @@ class RequestOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows options by `sections`: headings and parameters. `rest` heads the rest."""
+    """A command whose help shows options by `sections`: headings and parameters. `rest` heads the other options."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], rest: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,9 +66,10 @@ class SectionedCommand(click.Command):
 def options_of(
     *requests: type[BaseModel], default_of: str = "default", **more: Any
 ) -> Callable[..., Callable[[Command], Command]]:
-    """What adds options for some fields of the requests, as text: `--limit --gpu=gpus`; without any for all of them.
+    """Return a function that makes a decorator, which adds options for some fields of the requests.
 
-    Types, and whether an option is needed or can be repeated, follow from the fields, unless `more` says otherwise.
+    The function takes the options as text: `--limit --gpu=gpus`; without a text it adds an option for every field.
+    Types, and whether an option is required or can be repeated, follow from the fields, unless `more` says otherwise.
     """
     fields = {name: field for request in requests for name, field in request.model_fields.items()}
 
@@ -89,7 +90,7 @@ def options_of(
 
 
 def _kind(name: str, field: FieldInfo) -> dict[str, Any]:
-    """How click takes the values of a field."""
+    """Return click's arguments for the values of a field."""
     kinds = {part for part in (get_args(field.annotation) or (field.annotation,)) if part is not type(None)}
     (kind,) = kinds if len(kinds) == 1 else (str,)
     if kind is bool:
@@ -102,9 +103,9 @@ def _kind(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
-    """The request with what was given on the command line; the rest is as the request has it by default.
+    """Make the request from the command line's values; other fields keep their defaults.
 
-    Raises UserError that names the option that is wrong.
+    Raises UserError that names the wrong option.
     """
     try:
         return parse(request, {name: value for name, value in given.items() if value not in (None, ())}, where="")
@@ -113,7 +114,7 @@ def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
 
 
 def listed(option: str, texts: tuple[str, ...]) -> list[str]:
-    """Names given one by one or separated by commas, each once. Raises UserError for a comma with nothing beside it."""
+    """Return names given one by one or separated by commas, each once. Raises UserError for a comma without a name."""
     for text in texts:
         if not all(part.strip() for part in text.split(",")):
             raise UserError(option, text, "has nothing between two commas, or beside one; leave the comma out")

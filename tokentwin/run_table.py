@@ -1,4 +1,4 @@
-"""A run's metrics for people and for scripts."""
+"""The metrics of a run, printed for people or for scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, **more: Any) -> None:
-    """`style` is `table` or `json`; `more` goes into the JSON."""
+    """Print the metrics in the `style` `table` or `json`; `more` goes into the JSON."""
     from serving.terminal import Terminal
 
     if style == "json":
@@ -35,7 +35,7 @@ def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, *
 
 
 def print_reasons(recording: Recording) -> None:
-    """How many requests did not finish, by how they ended, and why the first of each did not."""
+    """Print how many requests did not finish, by status, and the reason of the first of each status."""
     import pyarrow.compute as pc
 
     requests = recording.table("requests", ["status", "reason"])
@@ -47,7 +47,7 @@ def print_reasons(recording: Recording) -> None:
 
 
 def print_tiers(metrics: RunMetrics) -> None:
-    """Which share of the prompt tokens came from each KV tier, if there were any."""
+    """Print the share of prompt tokens that each KV tier loaded, if there are tiers."""
     if metrics.scalars()["tier_hit_rate"] is not None:
         shares = [f"{rate:.1%} {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         click.echo(f"prompt tokens loaded from KV tiers: {', '.join(shares) or 'none'}")

@@ -13,7 +13,10 @@ def print_table(
     right: Collection[str] = (),
     **style: Any,
 ) -> None:
-    """Rows under their headings; columns of numbers are those named in `right`. `style` is as rich's `Table` has it."""
+    """Print rows under their headings; columns in `right` are right-aligned.
+
+    `style` are arguments of rich's `Table`.
+    """
     from rich.table import Table
 
     from serving.terminal import Terminal

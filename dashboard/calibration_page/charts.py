@@ -1,4 +1,4 @@
-"""Figures of the Calibration page: kernel times, what part of the roofline they reach, and where nothing is known."""
+"""Figures of the Calibration page: kernel times, their share of the roofline, and how well they are known."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from serving.deployments.gpu_spec import GpuSpec
 Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
 
 _DENSE = 220
-_BAND = 1.645  # standard deviations between which nine of ten lie
+_BAND = 1.645  # standard deviations on either side that contain nine of ten
 _CELLS = 28
 _VAGUE = 50.0  # percent; one scale for all kernels, so that they can be compared
 
 
 def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Figure:
-    """Measured and fitted time of one shape over its last size, in a 90 % band, with the roofline below.
+    """Return measured and fitted times of one shape over its last size, with a 90 % band, and the roofline.
 
-    `at` is the knot of the first size where there are two.
+    If there are two sizes, `at` is the knot of the first.
     """
     knots, measured = measured_along(gpu, key, fit, number, at)
     shape = np.exp2(fit.surface.shapes[number]).tolist()
@@ -52,13 +52,13 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
 def measured_along(
     gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The sizes along the last axis that were tabled, and the nanoseconds measured there, NaN where not."""
+    """Return the tabled sizes along the last axis, and the nanoseconds measured there, NaN if not measured."""
     knots, measured = measured_at(gpu, key, fit, number)
     return (knots[-1][at], measured[at]) if len(knots) == 2 else (knots[-1], measured)
 
 
 def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Coverage]:
-    """How each GPU's times of the shape were come by, at the sizes that were measured on it: the worst of them."""
+    """Return the worst mark of each GPU's times of the shape, at the sizes that were measured on it."""
     found = {}
     for name, (gpu, fit) in fits.items():
         last = np.exp2(fit.surface.knots[-1])
@@ -68,7 +68,7 @@ def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Co
 
 
 def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Figure:
-    """What share of its own roofline each GPU reaches over the last size; dotted where that is extrapolated."""
+    """Return the share of its own roofline that each GPU reaches over the last size; dotted if extrapolated."""
     figure = go.Figure()
     for (name, (gpu, fit)), colour in zip(fits.items(), SERIES, strict=False):
         x, sizes = _over(fit, at)
@@ -88,10 +88,10 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
 
 
 class Known(NamedTuple):
-    """How well times are known over two dimensions: cells at every x and y, and where was measured.
+    """The certainty of times over two dimensions: cells at every x and y, and the measured points.
 
-    sigma, coverage `[len(y), len(x)]`, as an `Estimate` has them
-    dots            x and y of what was measured
+    sigma, coverage `[len(y), len(x)]`, as in an `Estimate`
+    dots            x and y of measured points
     """
 
     names: Sequence[str]
@@ -103,9 +103,9 @@ class Known(NamedTuple):
 
 
 def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known:
-    """Over the two dimensions that matter most.
+    """Return the certainty of times over the two dimensions that matter most.
 
-    Sizes against sizes where a step brings two of them, otherwise the first two of a shape, or shape against size.
+    The axes are the two sizes of a step if it has two, otherwise the first two of a shape, or shape against size.
     """
     surface, kind = fit.surface, kind_of(key)
     shape = np.exp2(surface.shapes[number])
@@ -132,7 +132,7 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
 
 
 def domain(found: Known) -> go.Figure:
-    """How well times are known; grey where they are extrapolated."""
+    """Return a map of how well times are known; grey where they are extrapolated."""
     names, x_axis, y_axis = found.names, found.x, found.y
     figure = go.Figure()
     percent = 100 * (np.exp(_BAND * found.sigma) - 1)
@@ -168,7 +168,7 @@ def domain(found: Known) -> go.Figure:
 
 
 def _over(fit: KernelFit, at: int) -> tuple[NDArray[np.float64], tuple[Any, ...]]:
-    """Sizes along the last axis, an octave beyond its knots on either side; the first at knot `at` if there are two."""
+    """Return sizes along the last axis, an octave beyond its knots on either side; the first at knot `at` of two."""
     last = fit.surface.knots[-1]
     x = np.exp2(np.linspace(max(last[0] - 1, 0.0), last[-1] + 1, _DENSE))
     if len(fit.surface.knots) == 1:
@@ -181,15 +181,15 @@ def _knot(fit: KernelFit, at: int) -> float:
 
 
 def _cells(octaves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cells from the lowest to the highest of some values, two octaves beyond."""
+    """Return cells from the lowest to the highest of some values, two octaves beyond."""
     return np.exp2(np.linspace(max(octaves.min() - 2, 0.0), octaves.max() + 2, _CELLS))
 
 
 def _line(fit: KernelFit) -> list[NDArray[np.float64]]:
-    """Knots of the one size, and the values of the one feature of a shape."""
+    """Return the knots of the only size, and the values of the shape's only feature."""
     return [np.exp2(fit.surface.knots[0]), np.exp2(np.unique(fit.surface.shapes[:, 0]))]
 
 
 def _pairs(axes: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Every cell, rows of y first."""
+    """Return every cell, rows of y first."""
     return [np.array([x, y]) for y in axes[1] for x in axes[0]]

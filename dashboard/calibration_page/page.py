@@ -1,4 +1,4 @@
-"""Calibration: what predictions rest on. Kernel tables of GPUs against their fits, and calibrations of engines."""
+"""Calibration: the basis of predictions. Kernel tables of GPUs against their fits, and calibrations of engines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KNOWN = (
 
 @in_url
 def show(runs: Path) -> None:
-    """The page: bundled kernel tables, and the calibrations under `runs`."""
+    """Draw the page: bundled kernel tables, and the calibrations under `runs`."""
     with titled("What predictions rest on"):
         what = pick("What was measured", [_KERNELS, _ENGINES], "of")
     if what == _ENGINES:
@@ -90,7 +90,7 @@ def _kernels() -> None:
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _load(name: str) -> KernelSurfaces:
     found = load_kernels(find_gpu(name))
-    assert isinstance(found, KernelSurfaces)  # since it is bundled
+    assert isinstance(found, KernelSurfaces)  # because it is bundled
     return found
 
 
@@ -101,7 +101,7 @@ def _known(name: str, key: str, number: int, at: int) -> charts.Known:
 
 
 def _of_dots(measured: NDArray[np.float64]) -> Provenance:
-    """Of a curve, by its dots: nanoseconds at the sizes that were tabled, NaN where too few shapes were measured."""
+    """Return the provenance of a curve from its dots: nanoseconds at tabled sizes, NaN for too few measurements."""
     count = int(np.isfinite(measured).sum())
     if count < measured.size:
         return Provenance(EXTRAPOLATED, f"it was measured at {count} of {measured.size} sizes, those with a dot")
@@ -109,7 +109,7 @@ def _of_dots(measured: NDArray[np.float64]) -> Provenance:
 
 
 def _of_gpu(name: str, coverage: Coverage) -> Provenance:
-    """Of a GPU's curve at the sizes that were measured on it."""
+    """Return the provenance of a GPU's curve at the sizes that were measured on it."""
     lies = {Coverage.VALIDATED: "was measured", Coverage.INTERPOLATED: "lies between those measured"}
     return Provenance(coverage.name.lower(), f"on {name} this shape {lies.get(coverage, 'lies beyond those measured')}")
 
@@ -126,7 +126,7 @@ def _titled(key: str) -> str:
 
 
 def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
-    """The number of the shape and the knot of the first size that are chosen."""
+    """Draw the choice of a shape and of a first size, and return the shape's number and the size's knot."""
     kind, surface = kind_of(key), fit.surface
     labels = {_labelled(kind, np.exp2(shape).tolist()): at for at, shape in enumerate(surface.shapes)}
     typical = np.log2(_TYPICAL.get(key.partition("/")[0], (8,)))
@@ -143,7 +143,7 @@ def _shape(key: str, fit: KernelFit) -> tuple[int, int]:
 
 
 def _beside(others: list[str]) -> list[str]:
-    """The other GPUs that are shown at first: one of each generation."""
+    """Return the GPUs that are shown for comparison by default: one of each generation."""
     generations: tuple[str, ...] = ("A100-80G", "H200", "B200")
     return [name for name in generations if name in others][: _SERIES - 1]
 

@@ -1,4 +1,4 @@
-"""Calibrations of engines: what a step was fitted to cost, and how far held-out steps were off."""
+"""Calibrations of engines: the fitted cost of a step, and the errors of held-out steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVERY = "Of every measured step, also of those that the fit saw."
 
 
 def show(runs: Path) -> None:
-    """The calibrations under `runs`, of our own engine and of others."""
+    """Draw the calibrations under `runs`, of our own engine and of others."""
     found = calibrations(runs)
     if not found:
         st.info(f"There is no calibration in `{runs.resolve().name}` yet.", icon=":material/tune:")
@@ -90,7 +90,7 @@ def _prices(calibration: Calibration) -> None:
 
 
 def _steps(path: Path) -> tuple[NDArray[Any], ...]:
-    """Regime, measured and predicted time of every step that was kept."""
+    """Return the regime, the measured and the predicted time of every step that was kept."""
     try:
         table = pq.read_table(path, columns=_COLUMNS)
     except (pa.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""The figure of the Claims page: what was found in each case, and where the claim says that it lies."""
+"""Figures of the Claims page: the result of each case beside the expected range, and the terms of a latency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = {"yes": "holds", "open": "cannot be told", "no": "does not hold"}
 
 
 def cases_chart(checked: CheckedClaim) -> go.Figure:
-    """A row for each case: the figure with its interval, over the range that is expected."""
+    """Return a row for each case: its figure with the interval, over the expected range."""
     figure = go.Figure()
     told = [case for case in checked.cases if case.value and case.low and case.high and case.low > 0]
     for holds, colour in _COLOURS.items():
@@ -40,7 +40,7 @@ def cases_chart(checked: CheckedClaim) -> go.Figure:
 
 
 def terms_chart(terms: Sequence[Term]) -> go.Figure:
-    """A waterfall: every term behind those before it, and the whole."""
+    """Return a waterfall of the terms, each behind the terms before it, and their sum."""
     names, times = [term.name for term in terms], [term.ms for term in terms]
     shown, lengths, hover = go.Figure(), [*times, sum(times)], "%{y}: %{customdata}<extra></extra>"
     told = [*(f"{term.ms:,.2f} ms ({term.mark}: {term.source})" for term in terms), f"{sum(times):,.2f} ms"]

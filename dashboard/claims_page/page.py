@@ -1,4 +1,4 @@
-"""Claims: what everyone says about inference, what was found, and the same under conditions of the reader's own."""
+"""Claims: common claims about inference, the results, and the same under the reader's own conditions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORST = ("extrapolated", "interpolated", "validated", "")
 _TRAFFIC = "offered.traffic"
 _Way = tuple[str, ...]
 _MOST = 1_000_000.0
-# What numbers of an experiment are called, by the ends of their paths; others by the path itself.
+# Labels of an experiment's numbers, by the ends of their paths; other numbers are labelled by their path.
 _CALLED = {
     "arrivals.rate": "Requests a second",
     "arrivals.concurrency": "Users who wait for their answers",
@@ -56,7 +56,7 @@ _NOT_MOVED = ("seed", "requests", "tensor_parallel_size", "gpu_memory_utilizatio
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """The page, over the bundled answer; what a reader asks is a job under `runs`."""
+    """Draw the page, over the bundled answer; a reader's own check is a job under `runs`."""
     plan = planned(runs)
     strip(runs, plan, ways, "Claims")
     answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
@@ -96,7 +96,7 @@ def _found(checked: CheckedClaim) -> None:
 
 
 def _own(runs: Path, name: str, plan: Planned | None) -> None:
-    """The claim under conditions that are set here, where there is a lab that can check it."""
+    """Draw the claim under conditions that the reader sets, if there is a lab that can check it."""
     st.subheader("Under your conditions", anchor=False)
     if not lab_is_here():
         st.caption("To check claims under other conditions, open the dashboard in a checkout of the repository.")
@@ -121,7 +121,7 @@ def _own(runs: Path, name: str, plan: Planned | None) -> None:
 
 
 def _planned_conditions(name: str, plan: Planned | None) -> dict[str, str]:
-    """What the page has in its address for the model and the GPU of the plan; nothing for what no catalogue holds."""
+    """Return the query parameters for the model and the GPU of the plan; empty if they are in no catalogue."""
     best = plan and plan.answer.recommendation
     if plan is None or best is None or plan.model not in models() or plan.answer.gpu_of(best) not in gpus():
         return {}
@@ -130,7 +130,7 @@ def _planned_conditions(name: str, plan: Planned | None) -> dict[str, str]:
 
 
 def _moved(name: str, start: dict[str, Any]) -> dict[str, Any]:
-    """The experiment `start` with what the reader has set."""
+    """Return the experiment `start` with the reader's changes."""
     columns = st.columns(3)
     numbers = list(_numbers(start))
     places = iter(columns * (1 + len(numbers)))
@@ -170,8 +170,10 @@ def _moved(name: str, start: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(node: Any, way: _Way = ()) -> Iterator[tuple[_Way, int | float]]:
-    """Every number of an experiment that a reader can move, with the keys that lead to it. What both sides set
-    themselves is moved there."""
+    """Yield every number of an experiment that a reader can move, with the keys that lead to it.
+
+    A number that the two sides set is yielded from the sides, not from the base.
+    """
     if isinstance(node, dict | list):
         inside = node.items() if isinstance(node, dict) else ((str(at), each) for at, each in enumerate(node))
         of_sides = {*node.get("baseline", {}), *node.get("change", {})} if isinstance(node, dict) and not way else set()

@@ -1,4 +1,4 @@
-"""A claim under conditions that a reader has set, as a job."""
+"""The check of a claim under a reader's conditions, as a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHECK = "dashboard.claims_page.tasks:check_claim"
 
 
 def check_claim(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The answer about one claim, `settings` being the `name` and the `claim` as JSON."""
+    """Return the answer about one claim; `settings` hold the `name`, and the `claim` as JSON."""
     need_lab("claims")
     from lab.claims.check import check
     from lab.claims.claim import Claim

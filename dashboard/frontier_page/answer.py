@@ -1,4 +1,4 @@
-"""What each engine of a plan can do, on the page and in a report."""
+"""The part of a plan's answer about the engines' speed and cost, on the page and in a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ = (
 
 
 def show_engines(to: Sheet, answer: PlanDocument) -> None:
-    """What each engine can do; there must be a fleet."""
+    """Show the speed and the cost of each engine. The answer must have a fleet."""
     rated, best = provenance_of(answer.points, "fleets"), answer.recommendation
     left, right = to.beside(2)
     with left:

@@ -1,4 +1,4 @@
-"""Figures of the Frontier page: what each engine can do, by what users, GPUs and the money get."""
+"""Figures of the Frontier page: speed per user, throughput per GPU and cost of each engine."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from planning.plan.frontier import Point
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440
-_APART = 0.06, 0.04  # of the axes, on a telephone
-_PLOT_PX, _NAME_PX = 350, 16  # of the height, about: what is between the axes, and what a name takes
+_APART = 0.06, 0.04  # least distance of two numbers, as shares of the axes, on a telephone
+_PLOT_PX, _NAME_PX = 350, 16  # height between the axes, and height of a name, about
 _UNITS = {"tok_s_gpu": "{:,.4g} tokens/s per GPU", "usd_per_mtok_out": "${:,.4g} per million output tokens"}
 
 
 def frontier(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
-    """Tokens a second of a GPU against those of a user, from a light load to the highest rate within the SLOs."""
+    """Return tokens/s per GPU against tokens/s per user, from a light load to the highest rate within the SLOs."""
     return _curves(curves, recommended, "tok_s_gpu", "output tokens/s per GPU")
 
 
 def price(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
-    """Dollars per million output tokens against tokens a second of a user, over the same rates."""
+    """Return dollars per million output tokens against tokens/s per user, over the same rates."""
     return _curves(curves, recommended, "usd_per_mtok_out", "$ per million output tokens")
 
 
 def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, title: str) -> go.Figure:
-    """A line an engine, in the colour of its GPU; numbers beside its marks are requests at a time."""
+    """Return a line per engine, in the colour of its GPU; numbers beside its marks are requests at a time."""
 
     def usable(curve: EngineCurve) -> list[RatePoint]:
         return [p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None]
@@ -95,7 +95,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
 
 
 def _number(point: RatePoint, x: float, y: float, taken: list[tuple[float, float]]) -> str:
-    """Requests at a time, unless a number was `taken` to the plot beside it (shares of the axes); all are on hover."""
+    """Return the requests at a time, or an empty text near a number that is `taken` (in shares of the axes)."""
     if any(abs(x - other) < _APART[0] and abs(y - level) < _APART[1] for other, level in taken):
         return ""
     taken.append((x, y))
@@ -103,7 +103,7 @@ def _number(point: RatePoint, x: float, y: float, taken: list[tuple[float, float
 
 
 def _above(ends: Sequence[float]) -> list[float]:
-    """How far above the end of each curve its name stands, so that no two are at the same height; in pixels."""
+    """Return how far above the end of each curve its name stands, in pixels, so that no two have the same height."""
     rises, last = [0.0] * len(ends), -float(_NAME_PX)
     for at in sorted(range(len(ends)), key=ends.__getitem__):
         last = max(ends[at] + _NAME_PX, last + _NAME_PX)

@@ -1,6 +1,6 @@
-"""Frontier: what each engine of a plan can do, and every fleet that the plan simulated.
+"""Frontier: the engines of a plan, and every fleet that the plan simulated.
 
-A fleet that is recorded opens on the Run page; one that is not can be simulated in full, and opens once it is there.
+A fleet with a recording opens on the Run page. Another fleet can be simulated in full, and then opens there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from planning.plan.headline import carriers
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """The page, over the plans under `runs` and the bundled one."""
+    """Draw the page, over the plans under `runs` and the bundled plan."""
     found = _in_order(plans(runs))
     top = st.container()
     with titled("Every fleet of a plan", (1, 1)):
@@ -63,14 +63,14 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 
 
 def _in_order(found: dict[str, Planned]) -> dict[str, Planned]:
-    """The one last looked at first; plans without any fleet come last."""
+    """Return the plans with the last viewed one first, and plans without a fleet last."""
     seen = st.session_state.get(LOOKED_AT)
     order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
     return {name: found[name] for name in order}
 
 
 def _chosen(points: Sequence[Point], recommended: int | None) -> int:
-    """What was clicked or the link names, or what is recommended; kept in the link."""
+    """Return the fleet that was clicked or that the link names, else the recommended one; the link keeps it."""
     otherwise = recommended if recommended is not None else 0
     known = {_name(point): at for at, point in enumerate(points)}
     at = known.get(named("fleet") or "", otherwise)
@@ -79,7 +79,7 @@ def _chosen(points: Sequence[Point], recommended: int | None) -> int:
 
 
 def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
-    """One point: what it is, and the way to a recording of it."""
+    """Draw one fleet: its figures, and the way to its recording."""
     rated = provenance(point)
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")

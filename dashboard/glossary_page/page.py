@@ -1,4 +1,4 @@
-"""Glossary: every metric of the registry, what it is, and what other tools call it."""
+"""Glossary: every metric of the registry, its definition, and its names in other tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLO_NOTE = (
 
 @in_url
 def show() -> None:
-    """The page. `?q=` searches, `#METRIC` goes to one."""
+    """Draw the page. `?q=` searches, `#METRIC` goes to one metric."""
     with titled("Glossary"):
         wanted = text("Search", "q", placeholder="a name, a word, or what vLLM calls it")
     found = [m for m in METRICS.values() if matches(m, wanted)]
@@ -49,7 +49,7 @@ def show() -> None:
 
 
 def matches(known: Metric, wanted: str) -> bool:
-    """Whether every word of `wanted` is in a metric's names, label, unit or definition."""
+    """Return whether every word of `wanted` is in a metric's names, label, unit or definition."""
     elsewhere = (name for tool in TOOLS for name in known.names_in(tool))
     said = " ".join((known.name, known.label, known.unit, known.definition, *elsewhere)).casefold()
     return all(word in said for word in wanted.casefold().split())

@@ -1,6 +1,6 @@
-"""One HTML file, made of the blocks of a page. Light or dark follows the browser; print is light.
+"""A medium that writes one HTML file from the blocks of a page. Light or dark follows the browser; print is light.
 
-Whatever is shown is escaped. A file needs no network: plotly.js is inside, once.
+All content is escaped. The file needs no network: plotly.js is inside, once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text tha
 _NUMBER = re.compile(r"[-+]?[\d.,]+( %| points| to [-+]?[\d.,]+)?")
 
 _STYLE, _DRAW = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
-_LINE = 24  # characters of a name that stays on a line
+_LINE = 24  # length of a name that stays on a line, in characters
 _PAIR, _CARDS = "420px", "260px"
 
 
 def write_document(out: IO[bytes], title: str, blocks: Iterable[str]) -> None:
-    """The file: `title` as its heading, then the blocks."""
+    """Write the file: `title` as its heading, then the blocks."""
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}: tokentwin</title>',
         f'<meta name="viewport" content="width=device-width"><style>\n{_STYLE}</style>',
@@ -74,11 +74,11 @@ class Document:
         self.blocks.append(f"<pre>{escape(text)}</pre>")
 
     def settings(self, values: Any) -> None:
-        """As YAML; text is text."""
+        """Write settings as YAML; a text is written unchanged."""
         self.code(values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def beside(self, count: int) -> Sequence[AbstractContextManager[None]]:
-        """Two places, or a few small ones, to be entered one after another."""
+        """Return two large or a few small places, to be entered one after another."""
         grid = f'<div class="grid" style="--least:{_PAIR if count == 2 else _CARDS}">'
         ends = [(grid if at == 0 else "", "</div>" if at == count - 1 else "") for at in range(count)]
         return [self._within(f"{first}<div>", f"</div>{last}") for first, last in ends]
@@ -97,7 +97,7 @@ class Document:
         small: bool = False,
         menu: dict[str, Any] | None = None,
     ) -> None:
-        """Under its heading and its badge: a place for it, and its JSON, in which nothing can end the script."""
+        """Write a figure under its heading and its badge: a place for it, and its JSON, escaped for the script."""
         drawn = go.Figure(plot).update_layout(template="none", autosize=True)
         content = json.dumps(_plain(json.loads(drawn.to_json()))).replace("<", "\\u003c")
         with self._within("<figure>", "</figure>"):
@@ -119,7 +119,7 @@ class Document:
         wrapped: bool = False,
         **how: Any,
     ) -> None:
-        """Rows under the names of their fields; numbers as `formats` say, or with four digits."""
+        """Write rows under the names of their fields; numbers in `formats`, or with four digits."""
         if isinstance(rows, Mapping):
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
         if not rows:
@@ -144,12 +144,12 @@ class Document:
 
 
 def _inline(text: str) -> str:
-    """As HTML, with what a `Sheet` reads of Markdown."""
+    """Return text as HTML, with bold and code from Markdown."""
     return re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(prose(text))))
 
 
 def _cell(value: Any, form: str) -> str:
-    """A number as people read it; a dash for none."""
+    """Return a number as people read it; a dash for none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return NOTHING
     if isinstance(value, bool):
@@ -162,7 +162,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A figure's JSON in which Plotly, which reads tags and entities in any text, finds only those of our charts."""
+    """Return a figure's JSON in which only tags of our charts remain: Plotly reads tags and entities in any text."""
     if isinstance(value, str):
         return _OF_OURS.sub("&lt;", value.replace("&", "&amp;"))
     if isinstance(value, list):
@@ -173,11 +173,11 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(values: Sequence[Any]) -> str:
-    """The class of a column: numbers, names that stay on a line, or sentences."""
+    """Return the class of a column: numbers, names that stay on a line, or sentences."""
     texts = [value for value in values if isinstance(value, str) and not _NUMBER.fullmatch(value)]
     return (' class="long"' if max(map(len, texts)) > _LINE else ' class="text"') if texts else ""
 
 
 def _title(help: str | None) -> str:
-    """What a page says on hover."""
+    """Return the attribute for help on hover."""
     return f' title="{escape(help)}"' if help else ""

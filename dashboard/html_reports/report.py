@@ -1,4 +1,4 @@
-"""Reports in one HTML file: what the pages show, by the pages' own functions, and how to get it again."""
+"""Reports in one HTML file: the content of the pages, drawn by their own functions, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_ROWS = 1000  # of a sweep; more are in Parquet and CSV
-_VALUES = 100  # of a parameter
+_ROWS = 1000  # rows of a sweep; Parquet and CSV have all
+_VALUES = 100  # values of a parameter
 
 
 def report_of(source: Exportable) -> tuple[str, list[str]]:
-    """Its title, and its blocks in HTML. Raises UserError when the source is damaged."""
+    """Return the title of a report, and its blocks in HTML. Raises UserError if the source is damaged."""
     document = Document()
     return _REPORTS[type(source)](document, source), document.blocks
 
@@ -150,7 +150,7 @@ def _run(to: Sheet, source: RecordedRun) -> str:
 
 
 def _diagnosis_of(source: RecordedRun) -> DiagnosisDocument | None:
-    """The one that lies beside the run, or that was asked for on the Run page; None without either."""
+    """Return the diagnosis that is saved with the run, or was made on the Run page; None without either."""
     path = source.recording.path.resolve()
     if (saved := path / DIAGNOSIS_FILE).exists():
         return DiagnosisDocument.read(read_json(saved))
@@ -161,7 +161,7 @@ def _diagnosis_of(source: RecordedRun) -> DiagnosisDocument | None:
 
 
 def _sweep(to: Sheet, source: Sweep) -> str:
-    """Of the runs that the source holds: the view, and the same of every metric that most are after."""
+    """Report the runs of a sweep: its view, and the same view of the metrics that most people want."""
     found = source.results
     complete = found.complete
     to.text(sweep_charts.summary(found), soft=True)
@@ -190,7 +190,7 @@ def _sweep(to: Sheet, source: Sweep) -> str:
 
 
 def _validation(to: Sheet, source: Validation) -> str:
-    """What of it is damaged is said in a line in its place."""
+    """Report a validation; a line says where a part of it is damaged."""
     report, external = source.report, newest_external(source.runs)
     to.badge(trust_words.of_report(report))
     to.text(trust_words.FLOOR, soft=True)
@@ -221,7 +221,7 @@ def _validation(to: Sheet, source: Validation) -> str:
 
 
 def _maps(to: Sheet, source: Validation) -> None:
-    """Those behind the simulated run of the report."""
+    """Draw the maps of the measured shapes behind the report's simulated run."""
     if name := source.report.recordings.simulated:
         recording = Recording.load(resolve(source.path, name))
         if (timing := timed_by(recording, source.runs, source.report.calibration)) is None:
@@ -234,9 +234,9 @@ def _maps(to: Sheet, source: Validation) -> None:
 def _again(
     to: Sheet, version: str, inputs: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] = {}
 ) -> None:
-    """The version, and the command that was asked; of an answer of `page` its inputs and, if there is one, a command.
+    """Write the version, and the command that was run; for an answer of `page` its inputs and perhaps a command.
 
-    `files` are what the command reads: names and contents.
+    `files` are the files that the command reads: names and contents.
     """
     version = f"Made by tokentwin {version or 'of an unknown version'}"
     to.heading("How to get it again", None)

@@ -1,1 +1,1 @@
-"""The Live page: a server while it runs, and the journey of a prompt of one's own through it."""
+"""The Live page: a server while it runs, and the journey of the reader's own prompt through it."""

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from dashboard.live_page.snapshot import GAUGES, LATENCIES, Snapshot, quantile_ms, tokens_per_second
 from dashboard.palette import NEUTRAL, OWN_POLICY, SIMULATED, bars, finish, line
 
-_WINDOW_S = 30.0  # latencies are of what came in these
+_WINDOW_S = 30.0  # latencies are of requests within this time
 _PHASES = {
     "tokenise": ("received_ns", "arrival_ns", NEUTRAL),
     "queue": ("arrival_ns", "scheduled_ns", "#d9534f"),
@@ -23,7 +23,7 @@ _PHASES = {
 
 
 def over_time(history: Sequence[Snapshot]) -> go.Figure:
-    """Requests running and waiting, KV in use, and tokens a second; a line a replica where there are several."""
+    """Return requests running and waiting, KV in use, and tokens a second; with several replicas a line each."""
     place: dict[str, Any]
     titles = [*GAUGES.values(), "output tokens per second"]
     plot = make_subplots(2, 2, subplot_titles=titles, vertical_spacing=0.18)
@@ -54,7 +54,7 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
 
 
 def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """p50 and p90 in ms of each latency over the last half minute; NaN where nothing came."""
+    """Return p50 and p90 in ms of each latency over the last half minute; NaN without requests."""
     after = history[-1]
     before = next(snapshot for snapshot in history if snapshot.seconds >= after.seconds - _WINDOW_S)
     return [
@@ -64,7 +64,7 @@ def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, Any]]:
 
 
 def waterfall(journey: Mapping[str, Any]) -> go.Figure:
-    """Where the time of one request went: each phase, and each step that it was part of, in ms since HTTP had it."""
+    """Return the phases of one request, and the steps that it was part of, in ms since the server had it."""
     times, plot, origin = journey["times"], go.Figure(), journey["times"]["received_ns"]
     for name, (begin, end, colour) in _PHASES.items():
         if times.get(begin) is not None and times.get(end) is not None:
@@ -91,7 +91,7 @@ def _bar(
 
 
 def mates(journey: Mapping[str, Any]) -> go.Figure:
-    """How many requests shared each of its steps, and how many KV blocks it held then."""
+    """Return the number of requests in each of its steps, and the KV blocks that it held then."""
     steps = journey["steps"]
     begins = [(step["start_ns"] - journey["times"]["received_ns"]) / 1e6 for step in steps]
     plot = make_subplots(1, 2, subplot_titles=["requests in its step", "KV blocks that it held"])

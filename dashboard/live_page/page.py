@@ -1,4 +1,4 @@
-"""Live: a server while it runs, and the journey of a prompt of one's own through it."""
+"""Live: a server while it runs, and the journey of the reader's own prompt through it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serving.errors import UserError
 _USUAL = "http://127.0.0.1:8000"
 _EVERY_S = 2
 _MOST = 900  # snapshots kept: half an hour
-_OFTEN = 8  # pieces of an answer between two looks at its journey
+_OFTEN = 8  # pieces of an answer between two requests for its journey
 _KINDS = {
     "twin": "a twin: its schedulers decide, its times are simulated, and its words mean nothing",
     "real": "the real engine: its times are measured",
@@ -30,7 +30,7 @@ _HISTORY, _JOURNEY = "live-history", "live-journey"
 
 @in_url
 def show() -> None:
-    """The page, of the server whose URL is given."""
+    """Draw the page, of the server whose URL is given."""
     with titled("A server while it runs"):
         url = text("Server", "server", _USUAL)
     try:
@@ -92,7 +92,7 @@ def _travel(server: Server, prompt: str, tokens: int, said: Any, drawn: Any) -> 
         if pieces % _OFTEN == 1:
             _draw(server.journey(id), drawn, f"{next(looks)}")
     journey = server.journey(id)
-    for _ in range(10):  # the last word of a journey comes after the last word of its answer
+    for _ in range(10):  # the end of a journey comes after the end of its answer
         if journey["times"].get("last_sent_ns") is not None:
             break
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A running server as the page asks it: its metrics, an answer as it streams, and what it did for it."""
+"""A client of a running server: its metrics, a streamed answer, and the answer's journey."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from dashboard.live_page.snapshot import Snapshot
 from serving.errors import UserError
 
-_SECONDS = 5.0  # what is not there by then is not
+_SECONDS = 5.0  # time to answer
 
 
 class Server:
-    """A server of OpenAI's API at `url`. Everything raises UserError when it cannot be had."""
+    """A client of the server with OpenAI's API at `url`. Every method raises UserError if the server fails."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -27,22 +27,22 @@ class Server:
             raise UserError("server", url, "must begin with http:// or https://")
 
     def model(self) -> str:
-        """Name of the model that it serves."""
+        """Return the name of the model that it serves."""
         with self._ask("/v1/models") as response, self._understood():
             return str(json.load(response)["data"][0]["id"])
 
     def kind(self) -> str:
-        """`twin` or `real`; empty of a server that is not ours."""
+        """Return `twin` or `real`; empty for a server that is not ours."""
         with self._ask("/version") as response, self._understood():
             return str(json.load(response).get("engine", ""))
 
     def snapshot(self, seconds: float) -> Snapshot:
-        """Its metrics now, `seconds` on the caller's clock."""
+        """Return its metrics now, at `seconds` on the caller's clock."""
         with self._ask("/metrics") as response, self._understood():
             return Snapshot.of(seconds, text_string_to_metric_families(response.read().decode()))
 
     def answer(self, id: str, prompt: str, max_tokens: int) -> Iterator[str]:
-        """The text of an answer to `prompt`, piece by piece; `id` is its name on the server."""
+        """Yield the text of an answer to `prompt`, piece by piece; `id` is its name on the server."""
         body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "stream": True}
         headers = {"Content-Type": "application/json", "X-Request-Id": id, "X-Journey": "1"}
         with self._ask("/v1/chat/completions", json.dumps(body).encode(), headers, 600) as response, self._understood():
@@ -58,7 +58,7 @@ class Server:
             raise HTTPException
 
     def journey(self, id: str) -> dict[str, Any]:
-        """What the server has done so far for the answer called `id`; see `docs/serving-api.md`."""
+        """Return the journey so far of the answer called `id`; see `docs/serving-api.md`."""
         with self._ask(f"/journeys/{id}") as response, self._understood():
             found: dict[str, Any] = json.load(response)
             return found

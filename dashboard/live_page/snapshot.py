@@ -1,4 +1,4 @@
-"""The metrics of a server at one moment, and what happened between two."""
+"""The metrics of a server at one moment, and the change between two moments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKENS = "generation_tokens_total"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Values by sample and replica; of histograms the counts up to each bound, in order."""
+    """Values by sample and replica; for histograms the counts up to each bound, in order."""
 
     seconds: float
     values: dict[Key, float]
@@ -35,7 +35,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, seconds: float, families: Iterable[Metric]) -> Snapshot:
-        """From the families of an exposition; only vLLM's are kept. Replicas' buckets are added up."""
+        """Read an exposition; only vLLM's families are kept. Replicas' buckets are summed."""
         values: dict[Key, float] = {}
         buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
         for family in families:
@@ -49,29 +49,29 @@ class Snapshot:
 
     @property
     def replicas(self) -> list[str]:
-        """Numbers of the replicas that live."""
+        """The numbers of the replicas that are alive."""
         return sorted({replica for name, replica in self.values if name in GAUGES}, key=lambda text: (len(text), text))
 
     def total(self, name: str) -> float:
-        """A value, summed over the replicas."""
+        """Return a value, summed over the replicas."""
         return sum(value for (of, _), value in self.values.items() if of == name)
 
 
 def tokens_per_second(history: Sequence[Snapshot]) -> tuple[list[float], list[float]]:
-    """When, and how many output tokens a second came until then since the snapshot before."""
+    """Return times, and the output tokens a second between the snapshot before and each time."""
     times, rates = [], []
     for before, after in pairwise(history):
         grown = after.total(_TOKENS) - before.total(_TOKENS)
-        if after.seconds > before.seconds and grown >= 0:  # a server that was started again counts anew
+        if after.seconds > before.seconds and grown >= 0:  # a server that was started again counts from 0
             times.append(after.seconds)
             rates.append(grown / (after.seconds - before.seconds))
     return times, rates
 
 
 def quantile_ms(before: Snapshot, after: Snapshot, name: str, share: float) -> float:
-    """A quantile of what a histogram got between two snapshots, in ms, as Prometheus' `histogram_quantile` has it.
+    """Return a quantile in ms of the values between two snapshots, by the rule of Prometheus' `histogram_quantile`.
 
-    Linear within a bucket. NaN if nothing came.
+    It is linear within a bucket. NaN if there were no values.
     """
     earlier = before.buckets.get(name, {})
     counts = [(bound, count - earlier.get(bound, 0.0)) for bound, count in after.buckets.get(name, {}).items()]

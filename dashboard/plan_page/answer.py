@@ -1,4 +1,4 @@
-"""What a plan found, on its page and in a report: the recommended fleet, the others, and the traffic."""
+"""The answer of a plan, on its page and in a report: the recommended fleet, the others, and the traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serving.metrics import METRICS, metric
 
 
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:
-    """Those of an answer, by name."""
+    """Return the figures of an answer by name."""
     drawn = {**plan_charts.latencies(answer), "lengths": plan_charts.lengths(answer.lengths)}
     if best := answer.recommendation:
         drawn["attainment"] = plan_charts.attainment(answer.by_replicas, best.replicas)
@@ -26,7 +26,7 @@ def figures(answer: PlanDocument) -> dict[str, go.Figure]:
 
 
 def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, drawn: Mapping[str, go.Figure]) -> None:
-    """Its headline figures, what fewer replicas and more traffic do, and how to serve it."""
+    """Show the fleet's main figures, the effect of fewer replicas and of more traffic, and the command to serve it."""
     bands = words.headline_bands(answer)
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
@@ -52,12 +52,12 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
             to.figure(drawn[name], f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
     if best.vllm_serve:
         to.heading("Serve it with vLLM", None, _HELP["serve"])
-        # As text: Streamlit's highlighter of code is nearly as large as Plotly, and would hold up the first figure.
+        # Text, because Streamlit's highlighter of code is nearly as large as Plotly, and would delay the first figure.
         to.text(f"`{best.vllm_serve}`")
 
 
 def show_others(to: Sheet, answer: PlanDocument) -> None:
-    """What else was looked at, and why it is not the answer."""
+    """Show the other candidates, and why they are not the answer."""
     rows = words.alternatives(answer)
     if len(rows) <= bool(answer.recommendation):
         return
@@ -65,14 +65,14 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
     if priced := [row for row in rows if "$/h" in row]:
         to.table(priced, words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
     for row in rows:
-        if row not in priced:  # its reason is too long for a cell
-            tokens, requests = (row.get(column) for column in words.ROOM)  # none of a model that does not fit
+        if row not in priced:  # the reason is too long for a cell
+            tokens, requests = (row.get(column) for column in words.ROOM)  # both are None for a model that does not fit
             room = "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
             to.text(f"**{row['fleet']}** is {row['verdict']}{room}", soft=True)
 
 
 def show_traffic(to: Sheet, told: str, plot: go.Figure) -> None:
-    """Lengths of prompts and outputs; `told` is what else there is to say."""
+    """Show the lengths of prompts and outputs; `told` is a text below them."""
     asked = Provenance(ASSUMED, "it is what the plan was asked for")
     to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
     to.text(told, soft=True)

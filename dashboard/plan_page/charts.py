@@ -1,4 +1,4 @@
-"""Figures of the Plan page: what a fleet of more or fewer replicas attains, and what more traffic does to latency."""
+"""Figures of the Plan page: attainment against replicas, latency against traffic, and costs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from serving.errors import UserError
 from serving.metrics import metric
 
 HEIGHT = 300
-_TICKS = 5  # of two axes side by side on a telephone
-_TALL = 390  # as what stands beside it
+_TICKS = 5  # ticks of each axis of two that share a telephone's width
+_TALL = 390  # the height of the text beside it
 
 
 def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
-    """Share of requests within every bound against replicas, with the band of the cost model's 90 % interval."""
+    """Return the share of requests within every bound against replicas, with the 90 % band of the cost model."""
     if not points:
         return empty("No fleet meets the SLOs", HEIGHT)
     x = [p.replicas for p in points]
@@ -44,7 +44,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
 def latency(
     points: Sequence[LoadPoint], name: str, planned: float, knee: float, bounds: Mapping[float, str]
 ) -> go.Figure:
-    """The 99th percentile of a metric against the rate, its named bounds (ms), the planned rate, and the knee.
+    """Return the p99 of a metric against the rate, with its named bounds (ms), the planned rate, and the knee.
 
     `knee` is the highest rate, in requests a second, at which every objective is met.
     """
@@ -59,7 +59,7 @@ def latency(
     steep = bool(known) and highest > 20 * min(known)
     for bound, told in bounds.items():
         figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
-        at = {"x": 0, "xref": "paper", "y": math.log10(bound) if steep else bound}  # Plotly takes no logarithm of it
+        at = {"x": 0, "xref": "paper", "y": math.log10(bound) if steep else bound}  # annotations need the logarithm
         figure.add_annotation(text=told, font_color=ALARM, showarrow=False, xanchor="left", yanchor="bottom", **at)
     for rate, dash in ((planned, "dot"), (knee, "solid")):
         figure.add_vline(x=rate, line={"color": NEUTRAL, "width": 1, "dash": dash})
@@ -77,7 +77,7 @@ def latency(
 
 
 def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
-    """`latency` of TTFT and TPOT, by metric, as a plan's answer has them; none if its requests arrive all at once."""
+    """Return `latency` of TTFT and TPOT by metric; none if the plan's requests arrive all at once."""
     planned, best = answer.requests_per_s, answer.recommendation
     if planned is None or best is None or not answer.by_rate:
         return {}
@@ -92,7 +92,7 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
 
 
 def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
-    """Dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
+    """Return dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
     ordered = list(reversed(points))
     figure = go.Figure()
     x, y = [p.usd_per_mtok_out for p in ordered], [carriers(p, spares) for p in ordered]
@@ -107,7 +107,7 @@ def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
 
 
 def lengths(told: Lengths) -> go.Figure:
-    """How long prompts and outputs are: the share of the requests by length, on a logarithmic axis."""
+    """Return the share of requests by length of prompts and outputs, on a logarithmic axis."""
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     for at, (name, histogram) in enumerate(told, start=1):
         edges = np.asarray(histogram.edges)

@@ -1,4 +1,4 @@
-"""What datasheets say of each candidate: fast enough to be there while one types."""
+"""Estimates of each candidate from datasheets, fast enough to appear while one types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMATS = {_USER: "%.0f", _RATE: "%.3g", "GPUs": "%d", "$/h": "$%.2f", **dict.f
 
 
 def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, Any]], list[RuledOut]]:
-    """A row for each candidate that fits, the cheapest first, and what does not."""
+    """Return a row for each candidate that fits, the cheapest first, and the candidates that do not fit."""
     found = priced_candidates(request, workload)
     mean, rate = MeanRequest.of(list(workload.requests)), mean_rate(workload)
     rows = [_row(engine, gpu, mean, rate) for engine in found.engines if (gpu := engine.gpu_spec) is not None]
@@ -31,7 +31,7 @@ def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, 
 
 
 def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> None:
-    """What `estimates` found."""
+    """Draw the estimates as a table."""
     if rows:
         st.markdown("**At the roofline**, before anything is simulated:", help=_HELP)
         table(rows, _FORMATS, dict.fromkeys(ROOM, ROOM_HELP))

@@ -54,7 +54,7 @@ _SLOS = (
 RATE = 20.0
 _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
-_DEAREST = 1e6  # $/GPU-h
+_DEAREST = 1e6  # largest price in $/GPU-h
 _LABELS = {
     "quantization": "Quantization",
     "kv_cache_dtype": "KV cache",
@@ -67,7 +67,7 @@ _LABELS = {
     "calibration": "calibration",
     "max_replicas": "replica",
 }
-_FORMATS = {  # of weights and of KV: where they are in the URL, and each value as it is shown, the usual one first
+_FORMATS = {  # formats of weights and of KV: the URL's parameter, and the text of each value, the default first
     "quantization": (
         "quantization",
         {"none": "as published", "fp8": "FP8", "int4": "INT4"},
@@ -84,9 +84,9 @@ _SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
 _ASYNC = "The engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
-_MOST_TEXT = 1000  # characters
+_MOST_TEXT = 1000  # characters of all SLOs
 _VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
-_COMBINATIONS, _CANDIDATES = 64, 4096  # of these, and of all: the page prices each candidate while one types
+_COMBINATIONS, _CANDIDATES = 64, 4096  # most typed and most in all: the page prices each while one types
 _TABLES = "kernel tables"
 _TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
 _REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
@@ -106,7 +106,7 @@ _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
 def plan_request() -> PlanRequest:
-    """What the Plan page asks before anything is changed."""
+    """Return the request with which the Plan page opens."""
     return PlanRequest(
         model=MODEL,
         gpus=GPUS,
@@ -118,7 +118,7 @@ def plan_request() -> PlanRequest:
 
 
 def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
-    """Draw the inputs. Raises UserError for what can never be planned."""
+    """Draw the inputs, and return the request. Raises UserError for inputs that can never be planned."""
     candidates = st.container()
     deployment = _deployment(runs)
     stated = deployment if isinstance(deployment, dict) else {}
@@ -158,13 +158,13 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
 
 
 def _deployment(runs: Path) -> dict[str, Any] | Incomplete | None:
-    """What a file says of all other settings; None without one."""
+    """Draw the choice of a deployment for all other settings, and return it; None without one."""
     chosen = choose("Other settings", list(_REST), "rest", _REST.__getitem__, _REST_HELP)
     return deployment_input(runs, "yaml", "deployment") if chosen else None
 
 
 def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
-    """The model and the GPUs, by the fields of the request, but what the deployment states.
+    """Draw the model and the GPUs, and return the fields of the request that the deployment does not state.
 
     The model may be `Incomplete`.
     """
@@ -182,9 +182,9 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
 
 
 def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | None]:
-    """What differs from the usual, by the fields of the request; and the calibration among it, if there is one.
+    """Draw the settings of the fleet, and return the changed fields of the request, and the calibration, if any.
 
-    What the deployment states is left out.
+    Fields that the deployment states are left out.
     """
     fleet: dict[str, Any] = {}
     measured = calibrations(runs)
@@ -224,9 +224,9 @@ def _model(runs: Path) -> str | Incomplete:
 
 
 def _engine() -> tuple[dict[str, list[Any]], str]:
-    """Values of settings that differ from the usual, by the names of the deployment; each is a candidate's.
+    """Draw settings of the engine, and return changed settings by the deployment's names, with the candidates' values.
 
-    What is not asked for one by one comes as text, for `_varied`.
+    Other settings come as text, for `_varied`.
     """
     vary: dict[str, list[Any]] = {}
     for name, (parameter, shown, help) in _FORMATS.items():
@@ -245,9 +245,9 @@ def _engine() -> tuple[dict[str, list[Any]], str]:
 
 
 def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
-    """Values of any other setting than those of `vary`. Raises UserError for what the page does not take.
+    """Parse values of settings other than `vary`. Raises UserError for values that the page does not accept.
 
-    Any other text than the words of a setting may name a file, or code.
+    A value must be a number or a word of the setting, because other text may name a file, or code.
     """
     found = named_values("vary", [part.strip() for part in more.split(";") if part.strip()], many=True)
     for name, values in found.items():
@@ -264,7 +264,7 @@ def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
 
 @cache
 def _words(settings: type[BaseModel]) -> frozenset[tuple[str, str]]:
-    """The names of settings that may be words, each with such a word, and those of the settings inside."""
+    """Return pairs of a setting and a word that it accepts, also of nested settings."""
     found: set[tuple[str, str]] = set()
     for name, field in settings.model_fields.items():
         for part in _parts(field.annotation):
@@ -276,13 +276,13 @@ def _words(settings: type[BaseModel]) -> frozenset[tuple[str, str]]:
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """The words and types that a type is made of."""
+    """Return the words and types in a type."""
     inside = get_args(annotation)
     return [part for each in inside for part in _parts(each)] if inside else [annotation]
 
 
 def _slos() -> list[str]:
-    """What was typed, each once; whether it is an SLO is for `parse_objectives` to say."""
+    """Draw the SLOs, and return each typed line once; `parse_objectives` checks them."""
     said = "\n".join(named_all("slo") or SLOS)[:_MOST_TEXT]
     typed: str = st.text_area("SLOs", said, 100, _MOST_TEXT, fresh_key("url_slo", "slo"), help=_SLOS)
     slos = list(dict.fromkeys(filter(None, (" ".join(line.split()) for line in typed.splitlines()))))
@@ -291,14 +291,14 @@ def _slos() -> list[str]:
 
 
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:
-    """The loosest bound on TPOT among the SLOs; as usual while they are no SLOs."""
+    """Return the loosest bound on TPOT among the SLOs; the default while they are invalid."""
     with suppress(UserError):
         return dict(parse_objectives(slos).bounds).get("tpot_ms", TPOT_MS)
     return TPOT_MS
 
 
 def _traffic(runs: Path, tpot_ms: float) -> dict[str, Any] | Incomplete:
-    """What arrives, by the fields of the request."""
+    """Draw the traffic, and return its fields of the request."""
     source = pick("Traffic", list(_SOURCES), "traffic", show=_SOURCES.__getitem__)
     if source == "trace":
         return _recorded(runs)
@@ -328,7 +328,7 @@ def _shape() -> Shape:
         title="Shape",
         about="",
         minutes=minutes or None,
-        # Clipped at some thirty times the mean, so that no single request decides the fleet.
+        # The lengths are clipped at some thirty times the mean, so that no single request decides the fleet.
         prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
         output={"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1},
         system_prompts={"count": 1, "tokens": shared} if shared else None,
@@ -364,7 +364,7 @@ def _limit() -> int | None:
 
 @st.cache_data(max_entries=32, show_spinner=False)
 def _own_rate(path: str, window_s: float, limit: int | None) -> tuple[float, float]:
-    """Requests a second of the busiest stretch, and the seconds of the whole trace or its first requests."""
+    """Return the requests a second of the busiest stretch, and the seconds of the trace or of its first requests."""
     offered = Offered(traffic=path, limit=limit)
     whole = [request.arrival_ns for request in offered.workload().requests]
     busiest_of = offered.model_copy(update={"window_s": window_s})
@@ -373,13 +373,13 @@ def _own_rate(path: str, window_s: float, limit: int | None) -> tuple[float, flo
 
 
 def _own_price(calibration: Path) -> dict[str, float]:
-    """Of our own engine, whose device no catalogue prices."""
+    """Draw the price of our own engine's device, which no catalogue holds, and return it."""
     device = json.loads(Calibration.load(calibration).deployment)["device"]
     return {device: amount(f"Price of the {device} ($/h)", "own_price", 0, _DEAREST, 1, 0.1)}
 
 
 def _prices(chosen: list[str]) -> dict[str, float]:
-    """Those that differ from the catalogue's; `H100:2.9,H200:3.1` in the URL."""
+    """Draw the prices, and return changed prices; `H100:2.9,H200:3.1` in the URL."""
     said = dict(_PRICE.findall(named("price") or ""))
     prices = {}
     with st.expander("Prices ($/GPU-h)"):

@@ -1,6 +1,6 @@
-"""Plan: the cheapest fleet that keeps its SLOs on given traffic, as a sentence and what stands behind it.
+"""Plan: the cheapest fleet that keeps its SLOs on given traffic, as a sentence with its evidence.
 
-The inputs name a job. A link to them finds its answer again, whoever asked first; the page itself computes nothing that
+The inputs name a job. A link to them opens its answer again, whoever asked first; the page itself computes nothing that
 takes long.
 """
 
@@ -47,13 +47,13 @@ from planning.progress import in_words
 from planning.traffic import Offered
 from serving.errors import UserError
 
-_GLANCE = 20_000  # requests that say what the lengths are like
-_FEW = 2000  # that say enough for an estimate
+_GLANCE = 20_000  # requests read for the lengths
+_FEW = 2000  # requests read for an estimate
 
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """The page; jobs and uploads are kept under `runs`."""
+    """Draw the page; jobs and uploads are kept under `runs`."""
     try:
         with st.sidebar:
             request = plan_inputs(runs)
@@ -81,7 +81,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         show_traffic(blocks, words.traffic_told(plan.answer), drawn["lengths"])
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
-        requests, told, lengths = _sizes(offered, request)  # what cannot be planned for is refused here
+        requests, told, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
         _unanswered(job, requests, request)
         show_traffic(blocks, told, plan_charts.lengths(lengths))
 
@@ -93,7 +93,7 @@ def _read(key: str, _answer: Mapping[str, Any]) -> PlanDocument:
 
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
-    """Kept: Plotly takes most of what the page takes."""
+    """Return the figures of an answer, cached: Plotly takes most of the page's time."""
     return figures(_answer)
 
 
@@ -147,14 +147,14 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
 
 
 def _published_error(runs: Path, gpu: str) -> None:
-    """How far predictions are off; nothing where results are damaged, of which the Trust page tells."""
+    """Draw how far predictions are off; nothing if the results are damaged, which the Trust page reports."""
     with suppress(UserError):
         if told := error_line(newest_external(runs), gpu):
             st.caption(f"{literal(told)} [See Trust](trust)")
 
 
 def _choices(answer: PlanDocument) -> None:
-    """What each appetite for risk would take."""
+    """Draw a card for each appetite for risk, with the fleet that it takes."""
     cards = words.choice_cards(answer)
     for place, (name, (choice, taken)) in zip(st.columns(max(len(cards), 1), gap="small"), cards.items(), strict=False):
         with place.container(border=True, height="stretch"):
@@ -168,7 +168,7 @@ def _choices(answer: PlanDocument) -> None:
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
 def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
-    """Requests in all, what they are in a sentence, and the lengths of prompts and outputs, of very many the first."""
+    """Return the number of requests, a sentence about them, and the lengths of prompts and outputs of the first."""
     requests = list(glance(_request, _GLANCE).requests)
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)

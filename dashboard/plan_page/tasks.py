@@ -1,4 +1,4 @@
-"""Plans and single fleets as jobs: what `planning.jobs` runs for the pages, and how much traffic they take."""
+"""Jobs of `planning.jobs` for the pages: plans and single fleets, and how much traffic they accept."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from serving.workload import Workload
 PLAN = "dashboard.plan_page.tasks:plan"
 FLEET = "dashboard.plan_page.tasks:fleet"
 COARSE = "coarse.json"
-# Of one plan: every one is simulated on each fleet that is tried, some twenty times in all, in what is then an hour.
+# Limit of one plan: every request is simulated on each fleet that is tried, some twenty times in all, in about an hour.
 MOST_REQUESTS = 100_000
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """The whole answer as `plan_document` has it; what is said on the way, last a first one, is left as `COARSE`."""
+    """Return the answer of a plan; messages on the way, the last a first answer, are written to `COARSE`."""
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)
     return planner.plan(request, say=lambda line: write_json(out / COARSE, {"said": line}), tell=tell).as_json()
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """One fleet of a plan, recorded in `out/run`: `plan` (a `PlanRequest`), `engine` (its name), `replicas`."""
+    """Record one fleet of a plan in `out/run`: `plan` (a `PlanRequest`), `engine` (its name), `replicas`."""
     request = parse(PlanRequest, settings["plan"], where="plan")
     done = record_fleet(request, settings["engine"], settings["replicas"], out / "run", overwrite=True, tell=tell)
     return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.standing}
 
 
 def check_few_enough(request: PlanRequest) -> None:
-    """Raises UserError when there are too many requests, of a specification before any is made."""
+    """Raise UserError for too many requests, for a specification before any request is made."""
     requests, remedy = request.expected_requests, "lower the rate, or simulate fewer minutes"
     if requests is None:
         requests, remedy = len(list(request.workload().requests)), "take a shorter stretch of the trace"
@@ -46,7 +46,7 @@ def check_few_enough(request: PlanRequest) -> None:
 
 
 def glance(request: PlanRequest, most: int) -> Workload:
-    """The first of the requests, up to `most` of a specification; those of a trace are there already, all of them.
+    """Return the first requests, up to `most` for a specification; all requests of a trace, which are there already.
 
     Raises UserError as `check_few_enough` and the readers do.
     """

@@ -1,4 +1,4 @@
-"""What a plan says of itself and of its fleets beside the figures: names, headline figures, how far to trust them."""
+"""Texts of a plan and of its fleets beside the figures: names, headline figures, and how far to trust them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 
 EXAMPLE = "example"  # the bundled plan, in a link
-LOOKED_AT = "plan_looked_at"  # of a tab: the plan that its Plan page last showed the answer of
+LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last
 _UNSAID = "the plan does not say how far its step times can be trusted"
-ROOM = {"KV room (tokens)": "kv_tokens", "KV room (requests)": "kv_requests"}  # of one engine
-FORMATS = {  # of `costs` and `alternatives`
+ROOM = {"KV room (tokens)": "kv_tokens", "KV room (requests)": "kv_requests"}  # room of one engine
+FORMATS = {  # formats of `costs` and `alternatives`
     "$/h": "$%.2f",
     "tok/s per user": "%.0f",
     "tok/s per GPU": "%.0f",
@@ -31,13 +31,13 @@ ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean
 
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
-    """`4 × TP4 H100 = 16 GPUs`, spares among them."""
+    """Return `4 × TP4 H100 = 16 GPUs`, spares included."""
     gpus = f"{point.gpus} GPU{'' if point.gpus == 1 else 's'}"
     return f"{carriers(point, spares)} = {gpus}"
 
 
 def headline(best: Recommendation) -> dict[str, str]:
-    """The figures of the recommended fleet that one looks for first, under their names."""
+    """Return the main figures of the recommended fleet by name."""
     return {
         "GPUs": f"{best.gpus:,}",
         "$ per hour": f"${best.usd_per_hour:,.2f}",
@@ -49,7 +49,7 @@ def headline(best: Recommendation) -> dict[str, str]:
 
 
 def headline_bands(answer: PlanDocument) -> dict[str, str]:
-    """The 90 % bands of those of the figures that step times decide; of dollars, since they buy the plausible GPUs."""
+    """Return the 90 % bands of figures that depend on step times; dollars follow from the plausible number of GPUs."""
     best = answer.recommendation
     if best is None or best.choices is None:
         return {"GPUs": best.plausible} if best else {}
@@ -73,7 +73,7 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
 
 
 def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
-    """What each appetite for risk would take, under its name, and whether it is the answer; the fewest GPUs first."""
+    """Return the choice of each appetite for risk by name, and whether it is the answer; the fewest GPUs first."""
     best = answer.recommendation
     if best is None or best.choices is None:
         return {}
@@ -84,13 +84,13 @@ def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
 
 
 def why_not_fewer(best: Recommendation, spares: int = 0) -> str:
-    """The question that what breaks with one replica fewer answers."""
+    """Return the heading above the reason why one replica fewer is not enough."""
     beside = f"+{spares}" if spares else ""
     return f"Why not {best.replicas - 1}{beside}?" if best.replicas > 1 else "Why not fewer?"
 
 
 def costs(point: Point) -> dict[str, Any]:
-    """The columns that every table of fleets has: what a fleet costs, and what it gives."""
+    """Return the columns of every table of fleets: what a fleet costs, and what it gives."""
     return {
         "GPUs": point.gpus,
         "$/h": point.usd_per_hour,
@@ -101,7 +101,7 @@ def costs(point: Point) -> dict[str, Any]:
 
 
 def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
-    """A row for every engine that was a candidate: what it costs, why it is not the answer, and its room for KV."""
+    """Return a row for every candidate engine: its cost, the reason why it is not the answer, and its room for KV."""
     best, spares = answer.recommendation, answer.spares
     found = [*([(best, "recommended")] if best else ()), *((point, "met") for point in answer.runners_up)]
 
@@ -119,7 +119,7 @@ def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
 
 
 def _room(answer: PlanDocument, engine: str) -> dict[str, int]:
-    """Nothing for what fits on no GPU."""
+    """Return the room for KV by column; empty for a candidate that fits on no GPU."""
     candidate = dict(answer.candidates.get(engine, ()))
     return {column: round(candidate[name]) for column, name in ROOM.items() if candidate.get(name) is not None}
 
@@ -129,23 +129,23 @@ def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
 
 
 def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Provenance:
-    """Of a figure of several points, which are `things` (a plural)."""
+    """Return the provenance of a figure of several points, which are `things` (a plural)."""
     return weakest(map(provenance, points), things)
 
 
 def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
-    """One line that tells it from the others. `settings` are those of a `PlanRequest`."""
+    """Return one line that distinguishes the plan from others. `settings` are the fields of a `PlanRequest`."""
     best = answer.recommendation
     fleet = carriers(best, answer.spares) if best else "no fleet"
     slos = ", ".join(prose(objective) for objective in answer.objectives)
-    # A calibration may have brought the model.
+    # The model may come from a calibration.
     served = (candidate.deployment["model"] for candidate in answer.candidates.values())
     model = settings.get("model") or next(served, "no model")
     return f"{fleet}: {model_name(model)}, {traffic_name(settings['traffic'], answer)}, {slos}"
 
 
 def model_name(model: str) -> str:
-    """A model of the catalogue by its name, a pasted one by its architecture and size."""
+    """Return a catalogue model's name, or a pasted model's architecture and size."""
     if Path(model).name == model:
         return model
     try:
@@ -158,7 +158,7 @@ def model_name(model: str) -> str:
 
 
 def traffic_name(traffic: Any, answer: PlanDocument) -> str:
-    """`traffic` is a specification, several of them, or the path of a trace."""
+    """Return the name and the rate of `traffic`: a specification, several of them, or the path of a trace."""
     spec = traffic if isinstance(traffic, Mapping) else {}
     rate = spec.get("arrivals", {}).get("rate") or answer.requests_per_s
     said = f" at {rate:,.3g} requests/s" if rate else ""
@@ -167,12 +167,12 @@ def traffic_name(traffic: Any, answer: PlanDocument) -> str:
 
 
 def traffic_told(answer: PlanDocument) -> str:
-    """What was planned for, in a sentence or two."""
+    """Return a sentence or two about the planned traffic."""
     return told_of(answer.requests, answer.span_s, answer.mean_prompt_tokens, answer.mean_output_tokens)
 
 
 def told_of(requests: int, seconds: float, prompt: float | None, output: float | None) -> str:
-    """So many requests in so many seconds, of prompts and outputs of so many tokens on average."""
+    """Return a text about the number of requests, their time in seconds, and their mean prompt and output tokens."""
     rate = f", {(requests - 1) / seconds:,.3g} a second" if seconds else ""
     lengths = (
         "" if not prompt or not output else f" Prompts have {prompt:,.0f} tokens on average, outputs {output:,.0f}."
@@ -181,7 +181,7 @@ def told_of(requests: int, seconds: float, prompt: float | None, output: float |
 
 
 def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, Any]]:
-    """A row for every fleet that was simulated; `recommended` is the place of one."""
+    """Return a row for every simulated fleet; `recommended` is the index of the recommended one."""
     points = answer.points
     frontier = {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
     return [
@@ -198,7 +198,7 @@ def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, 
 
 
 def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:
-    """The recommended one, then those that meet the SLOs, then the others, each from the cheapest on."""
+    """Return the fleets' indices: the recommended one, fleets that meet the SLOs, then others; the cheapest first."""
 
     def rank(at: int) -> tuple[bool, bool, float, int]:
         return at != recommended, not points[at].met, points[at].usd_per_hour, points[at].gpus

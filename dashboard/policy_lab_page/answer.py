@@ -1,4 +1,4 @@
-"""What a comparison found, on the page and in a report."""
+"""The answer of a comparison, on the page and in a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serving.metrics import metric
 
 
 def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
-    """What the verdict rests on, its figures, how the simulator did where it was tried, and every number."""
+    """Show the basis of the verdict, its figures, the simulator's errors against real runs, and every number."""
     sides = (answer.a, answer.b)
     colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
     rated = words.provenance(answer)
@@ -56,7 +56,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
 
 
 def show_engines(to: Sheet, answers: Sequence[ComparisonDocument]) -> None:
-    """The same change as it was simulated and as each engine ran it, in columns."""
+    """Show the same change as simulated and as each engine ran it, in columns."""
     to.text("**B - A on each engine**")
     to.table(words.engine_rows(answers), {}, dict.fromkeys(words.engines(answers), _ON_ENGINE), height="content")
     to.text(words.agreement(answers))

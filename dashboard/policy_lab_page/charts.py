@@ -1,4 +1,4 @@
-"""Figures of the Policy lab: two sides over one another, and the differences between them. Data in, figure out."""
+"""Figures of the Policy lab: two sides in one plot, and the differences between them."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from serving.metrics import METRICS, label_of
 
 HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-_ROW = 27  # pixels of a row
-_LETTERS = 16  # of a line beside a plot
-_CHANGE = "B - A (%)"  # of A; a row that is in points says so
+_ROW = 27  # height of a row in pixels
+_LETTERS = 16  # letters in a line beside a plot
+_CHANGE = "B - A (%)"  # percent of A; a row in points says so
 _ENDS = attrgetter("low"), attrgetter("high")
-_CLAIM = 36  # of a claim, beside two plots above one another
+_CLAIM = 36  # height of a claim, beside two plots above one another
 
 
 class Sides(NamedTuple):
-    """A pair: names, or colours."""
+    """A pair of names, or of colours."""
 
     a: str
     b: str
 
 
 def side_colours(a: str, b: str) -> Sides:
-    """Those of two policies; where they are the same, B is the paler one."""
+    """Return the colours of two policies; if the policies are the same, B is paler."""
     first, second = policy_colour(a), policy_colour(b)
     return Sides(first, pale(first) if second == first else second)
 
 
 def cdfs(curves: Cdfs, names: Sides, colours: Sides) -> go.Figure:
-    """How TTFT, TPOT and E2E are distributed on both sides."""
+    """Return the distributions of TTFT, TPOT and E2E on both sides."""
     lines = [
         Line({of: (curve.x, curve.y) for of, curve in curves_of}, f"{side.upper()}: {name}", colour)
         for (side, curves_of), name, colour in zip(curves, names, colours, strict=True)
@@ -61,7 +61,7 @@ def cdfs(curves: Cdfs, names: Sides, colours: Sides) -> go.Figure:
 
 
 def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
-    """B against A in percent of A, of shares in points, with intervals that hold together; grey is open."""
+    """Return B against A in percent of A (shares in points), with simultaneous intervals; grey is undecided."""
     shown = [row for row in rows if row.percent is not None]
     if not shown:
         return empty("Nothing to compare", HEIGHT)
@@ -86,7 +86,7 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
 
 
 def label(row: Row | SimulatedError | Ranked) -> str:
-    """What a row is of, such as `TTFT p99`."""
+    """Return the name of a row, such as `TTFT p99`."""
     if row.metric == "finished":
         return "requests that finish"
     name = label_of(row.metric)
@@ -94,7 +94,7 @@ def label(row: Row | SimulatedError | Ranked) -> str:
 
 
 def _percent(row: Row, end: float | None) -> float:
-    """How far an end of the interval is from the point, as `percent` has it; 0 without an interval."""
+    """Return the distance of an end of the interval from the point, in the unit of `percent`; 0 without an interval."""
     whole = 1.0 if row.metric in SHARES else row.a
     if end is None or row.a is None or row.b is None or not whole:
         return 0.0
@@ -102,7 +102,7 @@ def _percent(row: Row, end: float | None) -> float:
 
 
 def _of_change(row: Row | Ranked) -> str:
-    """`label`, with what its difference is in where that is not percent of A, in lines that leave room for the plot."""
+    """Return `label` in short lines, with `(points)` where the difference is not in percent of A."""
     told = f"{label(row)} (points)" if row.metric in SHARES else label(row)
     return "<br>".join(wrap(told, _LETTERS))
 
@@ -115,7 +115,7 @@ def _hover(row: Row) -> str:
 
 
 def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
-    """Of all requests, and of each tenant and SLO class: the share that B, or A, serves better by the threshold."""
+    """Return the share of requests that B, or A, serves better by the threshold: all, and by tenant and SLO class."""
     judged = list(dict.fromkeys(tally.metric for tally in tallies))
     figure = make_subplots(rows=len(judged), shared_xaxes=True, vertical_spacing=0.08)
     for at, name in enumerate(judged, start=1):
@@ -143,7 +143,7 @@ def _group(tally: Tally) -> str:
 
 
 def shares(tenants: Sequence[Tenant], names: Sides, colours: Sides) -> go.Figure:
-    """Each tenant's share of the requests, and of the tokens that each side served before the last arrival."""
+    """Return each tenant's share of the requests, and of the tokens that each side served before the last arrival."""
     figure = go.Figure()
     served = [("requests", "requests sent", tint(NEUTRAL, 0.4))]
     served += [
@@ -158,7 +158,7 @@ def shares(tenants: Sequence[Tenant], names: Sides, colours: Sides) -> go.Figure
 
 
 def ranking(rows: Sequence[Ranked]) -> go.Figure:
-    """What was simulated against what the engine did, for every row that either claims: blue and orange."""
+    """Return the simulated and the real difference of every row in which either is shown: blue and orange."""
     shown = [row for row in rows if row.simulated_percent is not None and row.real_percent is not None]
     if not shown:
         return empty("Neither the simulator nor the engine shows a difference", 160)

@@ -33,9 +33,9 @@ POLICY = {"a": "vllm", "b": "fair"}
 RATE, SECONDS, SEEDS = 40.0, 30.0, 8
 BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
-PLANNED = "plan"  # among the sources of traffic
+PLANNED = "plan"  # an option of the traffic
 _SOURCES = ("preset", "trace")
-_PLAN_SEEDS = 5  # the fewest of which intervals compare whole runs
+_PLAN_SEEDS = 5  # the fewest seeds with which intervals compare whole runs
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
 _NO_ENGINE = "none"
@@ -55,9 +55,9 @@ _LIMITS: dict[str, tuple[float, float, float]] = {
 
 
 def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest | Incomplete:
-    """Draw what is offered, what times it, and the two sides. Raises UserError for what can never be simulated.
+    """Draw the traffic, what times it, and the two sides. Raises UserError for inputs that can never be simulated.
 
-    A `plan` can be taken over: then its traffic, its recommended fleet and its bounds are what they begin with.
+    With a `plan` its traffic, its recommended fleet and its bounds can be chosen; they are then the defaults.
     """
     fleet = plan.answer.recommendation if plan else None
     with st.sidebar:
@@ -84,9 +84,9 @@ def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest
 
 
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRequest:
-    """Draw the choice among the recordings, and groups of them, in `own`; and what times their twins, if anything.
+    """Draw the choice among the recordings in `own`, and groups of them, and what times their simulation, if anything.
 
-    The bundled pair can be chosen, too, and is what the page opens on where `own` are fewer than two.
+    The bundled pair can be chosen, too; it is the default if `own` has fewer than two.
     """
     found = {**own, **bundled_pair()}
     first, second = _likely(own if len(own) > 1 else bundled_pair())
@@ -123,12 +123,12 @@ def _is_bundled(path: Path) -> bool:
 
 
 def _written(path: Path) -> int:
-    """When a recording, or one of a directory of them, was last written; what is bundled stays as it is."""
+    """Return when a recording, or one in a directory, was last written; 0 for a bundled one, which never changes."""
     return 0 if _is_bundled(path) else max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0)
 
 
 def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
-    """The newest pair that `compare --engine` left (OUT/a, OUT/b), else the two newest."""
+    """Return the newest pair that `compare --engine` left (OUT/a, OUT/b), else the two newest recordings."""
     for name in found:
         other = f"{name[:-1]}b"
         if name.endswith("/a") and other in found:
@@ -138,19 +138,19 @@ def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
 
 
 def _of_plan(plan: Planned) -> dict[str, Any]:
-    """What arrives, as it was planned for."""
+    """Return the traffic of the plan."""
     st.caption(literal(plan.traffic))
     return {name: plan.settings[name] for name in Offered.model_fields if name in plan.settings}
 
 
 def _timing_of(plan: Planned, fleet: Recommendation) -> Timing:
-    """What timed the steps of the planned fleet."""
+    """Return what timed the steps of the planned fleet."""
     gpu = plan.answer.gpu_of(fleet)
     return Timing(calibration=plan.settings.get("calibration"), gpu=gpu if gpu in gpus() else None)
 
 
 def _mixed() -> dict[str, Any]:
-    """A mix of bundled kinds of requests, by the fields of the request."""
+    """Draw a mix of bundled kinds of requests, and return its fields of the request."""
     known = mixes()
     name = choose("Kind", list(known), "mix", show=lambda name: known[name].title)
     st.caption(known[name].about)
@@ -172,7 +172,7 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
 
 
 def _timing(runs: Path) -> Timing:
-    """A GPU of the catalogue with a model, or a calibration under `runs`, which brings its deployment."""
+    """Draw the choice of a GPU of the catalogue with a model, or of a calibration, which brings its deployment."""
     measured, cards = calibrations(runs), _cards()
     chosen = choose("Steps timed by", [*cards, *measured], "timing", help=_TIMING)
     if chosen in measured:
@@ -183,7 +183,7 @@ def _timing(runs: Path) -> Timing:
 
 
 def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
-    """What times recordings simulated once more, or nothing; of the `bundled` pair at first what is bundled with it."""
+    """Draw what times the simulation of recordings, if anything; the default of the `bundled` pair is bundled, too."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     options = usual_first(_BUNDLED if bundled else _ALONE, (_ALONE, *measured, *_cards()))
     chosen = choose("Simulate them too, timed by", options, "beside", help=_TIMING)
@@ -199,7 +199,7 @@ def _cards() -> list[str]:
 
 
 def _judged(bounds: Mapping[str, float] = BOUNDS) -> dict[str, Any]:
-    """By which bounds requests attain what, and from which change they gain or lose, by the fields of the request."""
+    """Draw the bounds of attainment and the change that counts as a win, and return their fields of the request."""
     ttft, tpot = st.columns(2)
     said = {}
     for place, name in zip((ttft, tpot), BOUNDS, strict=True):
@@ -217,7 +217,7 @@ def _judged(bounds: Mapping[str, float] = BOUNDS) -> dict[str, Any]:
 
 
 def _side(runs: Path, side: str, fleet: Recommendation | None) -> Side | Incomplete:
-    """One side: of the planned `fleet`, where there is one, what is not set here is as planned."""
+    """Draw one side; with a planned `fleet` its settings are the defaults."""
     ordered = [*usual_first(POLICY[side], POLICIES), PASTED]
     chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
     if chosen == PASTED:
@@ -236,7 +236,7 @@ def _side(runs: Path, side: str, fleet: Recommendation | None) -> Side | Incompl
         if chosen == "edf":
             settings |= _deadlines(side)
         if planned and planned.fleet:
-            return Side(deployment=planned, settings=settings)  # which has its pools of prefill and decode engines
+            return Side(deployment=planned, settings=settings)  # the planned pools of prefill and decode engines stay
         with left:
             replicas = number("Replicas", f"{side}_replicas", 1, 1000, fleet.replicas if fleet else 1)
         with right:
@@ -252,7 +252,7 @@ def _setting(side: str, name: str, usual: float | int, low: float, high: float, 
 
 
 def _deadlines(side: str) -> dict[str, Any]:
-    """The bounds of `edf`, as `chat=300, batch=20000`."""
+    """Draw the bounds of `edf`, such as `chat=300, batch=20000`, and return them."""
     said = text("TTFT bound by SLO class (ms)", f"{side}_deadlines", _DEADLINES, max_chars=500, help=f"`{_DEADLINES}`")
     bounds = dict(named_value("edf_ttft_ms", pair.strip()) for pair in said.split(",") if pair.strip())
     return {"edf_ttft_ms": bounds} if bounds else {}

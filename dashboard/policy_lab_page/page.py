@@ -1,7 +1,7 @@
 """Policy lab: two policies or deployments on identical arrivals, and what can be claimed of their difference.
 
-The answers are those of `tokentwin compare`. As on the Plan page, inputs name a job: a link to them finds its answer
-again.
+`tokentwin compare` gives the same answers. As on the Plan page, the inputs name a job: a link to them opens its
+answer again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """The page; jobs and pasted deployments are kept under `runs`, and recordings are looked for there."""
+    """Draw the page; jobs, pasted deployments and recordings lie under `runs`."""
     plan = planned(runs)
     strip(runs, plan, ways, "Policy lab")
     with titled("Is B better than A?", (3, 2)):
@@ -62,7 +62,7 @@ def _simulated(runs: Path, plan: Planned | None) -> None:
     answer = _found(job)
     if answer is None:
         if plan is not None and st.session_state.pop(TO_COMPARE, None) == plan.name:
-            start_once(job)  # it was asked for beside the plan
+            start_once(job)  # the reader asked for it beside the plan
         offer(job, "These inputs have no answer yet. It takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
@@ -77,7 +77,7 @@ def _recorded(runs: Path) -> None:
     job = Job(runs / "jobs", RECORDED, settings)
     answer = _found(job)
     if answer is None:
-        if request.timing is None:  # to compare takes seconds; to simulate the same runs may not
+        if request.timing is None:  # comparing takes seconds, but simulating the same runs may take longer
             start_once(job)
         offer(job, "These recordings have not been compared yet.", *_COMPARE)
         return
@@ -88,7 +88,7 @@ def _recorded(runs: Path) -> None:
 def _on_another_engine(
     runs: Path, found: dict[str, Path], first: CompareRecordingsRequest, answer: ComparisonDocument
 ) -> None:
-    """The same change on another engine, beside the first and its simulation."""
+    """Show the same change on another engine, beside the first engine and its simulation."""
     also = other_engine_input(found, first)
     if also is None:
         return
@@ -102,7 +102,7 @@ def _on_another_engine(
 
 
 def _found(job: Job) -> ComparisonDocument | None:
-    """The answer of the job, or the bundled one to its settings."""
+    """Return the answer of the job, or the bundled answer to its settings."""
     found = job.result or bundled_answer(job.settings)
     return None if found is None else ComparisonDocument.read(found)
 
@@ -115,7 +115,7 @@ def _how_to_record(runs: Path) -> None:
 
 
 def _recordings(runs: Path) -> dict[str, Path]:
-    """Recordings, and directories that hold several as `compare --engine` leaves them, by name; the newest first."""
+    """Return recordings by name, the newest first, and directories of several that `compare --engine` leaves."""
     found = find(runs, _RUN, named("rec_a"), named("rec_b"))
     groups = {}
     for name, path in found.items():
@@ -134,7 +134,7 @@ def _answer(answer: ComparisonDocument) -> None:
     show_comparison(blocks, answer)
 
 
-_ICONS = {  # by who is better on the whole, and whether anything differs
+_ICONS = {  # key: the better side, and whether there is any difference
     ("B", True): ":green[:material/check_circle:]",
     ("A", True): ":red[:material/cancel:]",
     ("", True): ":material/balance:",

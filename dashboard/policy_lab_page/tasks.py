@@ -1,4 +1,4 @@
-"""Comparisons as jobs: what `planning.jobs` runs for the Policy lab, each a `ComparisonDocument`, and their traffic."""
+"""Jobs of `planning.jobs` for the Policy lab, which return `ComparisonDocument`s, and the limits of their traffic."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from serving.errors import UserError
 
 SIMULATED = "dashboard.policy_lab_page.tasks:simulated"
 RECORDED = "dashboard.policy_lab_page.tasks:recorded"
-MOST_REQUESTS = 200_000  # of one run
-MOST_IN_ALL = 1_000_000  # of all runs of a side, which are in memory together
+MOST_REQUESTS = 200_000  # requests of one run
+MOST_IN_ALL = 1_000_000  # requests of all runs of a side, which are in memory together
 
 
 def simulated(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """Both sides of a `CompareRequest` on the same arrivals."""
+    """Compare both sides of a `CompareRequest`, simulated on the same arrivals."""
     request = parse(CompareRequest, settings, where="lab")
     check_few_enough(request)
     return comparer.compare(request, tell=tell).as_json()
 
 
 def recorded(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """Recordings of both sides; with a timing also `simulated`, the same runs simulated, and `ranking`."""
+    """Compare recordings of both sides; with a timing simulate the same runs, and add `simulated` and `ranking`."""
     request = parse(CompareRecordingsRequest, settings, where="lab")
     return comparer.compare_recordings(request, tell=tell).as_json()
 
 
 def check_few_enough(request: CompareRequest, read: bool = True) -> None:
-    """Raises UserError for too many requests, of a specification before any is made; a trace is `read` for it."""
+    """Raise UserError for too many requests, for a specification before any is made; `read` also counts a trace."""
     expected = request.expected_requests
     if expected is None:
         expected = len(list(request.workload().requests)) if read else 0

@@ -1,4 +1,4 @@
-"""What a comparison says beside its figures, in plain sentences, and what its two sides are called."""
+"""Sentences of a comparison beside its figures, and the names of its two sides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CARRIED_OVER = "Queues outlast the blocks, so the intervals are wide. Compare lo
 
 
 def basis(answer: ComparisonDocument) -> str:
-    """What the intervals rest on."""
+    """Return a text about the basis of the intervals."""
     units, runs = answer.units, answer.runs
     of, arrivals = ("run", "other") if units.of == "runs" else ("block", "consecutive")
     return (
@@ -34,7 +34,7 @@ def basis(answer: ComparisonDocument) -> str:
 
 
 def fairness(answer: ComparisonDocument) -> str:
-    """Jain's index of both sides, and whether they differ; empty where it is not compared."""
+    """Return Jain's index of both sides, and whether they differ; empty if it is not compared."""
     jain = next((row for row in answer.rows if row.metric == "jain_fairness"), None)
     if jain is None or jain.a is None or jain.b is None:
         return ""
@@ -46,7 +46,7 @@ def fairness(answer: ComparisonDocument) -> str:
 
 
 def ranking(rows: Sequence[Ranked]) -> tuple[str, str]:
-    """Whether what was simulated holds on the engine: `reversed`, `holds` or `open`, and a sentence."""
+    """Return whether the simulated ranking holds on the engine: `reversed`, `holds` or `open`, and a sentence."""
     counts = {name: sum(row.outcome == name for row in rows) for name in OUTCOMES}
     told = ", ".join(f"{count} {OUTCOMES[name]}" for name, count in counts.items() if count)
     if counts["reversed"]:
@@ -59,7 +59,7 @@ def ranking(rows: Sequence[Ranked]) -> tuple[str, str]:
 
 
 def errors(answer: ComparisonDocument) -> str:
-    """How far what was simulated is off, at worst; empty where nothing was."""
+    """Return the largest error of the simulation; empty if nothing was simulated."""
     worst = furthest_off(answer.errors())
     if worst is None:
         return ""
@@ -70,7 +70,7 @@ def errors(answer: ComparisonDocument) -> str:
 
 
 def disturbance(answer: ComparisonDocument) -> str:
-    """What to say of real runs that were disturbed; empty where they were not."""
+    """Return a warning about disturbed real runs; empty if they were not disturbed."""
     if not answer.disturbed:
         return ""
     told = answer.disturbance.rstrip(".")
@@ -78,13 +78,13 @@ def disturbance(answer: ComparisonDocument) -> str:
 
 
 def provenance(sides: Compared) -> Provenance:
-    """Of what is drawn of both sides: that of the less certain one."""
+    """Return the provenance of figures of both sides, taken from the less certain side."""
     why = "the comparison does not say how far step times can be trusted"
     return weakest((noted({"mark": side.mark, "reason": side.reason}, why) for side in (sides.a, sides.b)), "sides")
 
 
 def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every number of both sides, as people read them."""
+    """Return every number of both sides as a table."""
     return [
         {
             "of": label(row),
@@ -101,7 +101,7 @@ def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def engines(answers: Sequence[ComparisonDocument]) -> list[str]:
-    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then the engine of each."""
+    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then their engines."""
     simulated = ["simulated"] if answers[0].simulated else []
     return simulated + [_engine(answer.a) for answer in answers]
 
@@ -120,7 +120,7 @@ def engine_rows(answers: Sequence[ComparisonDocument]) -> list[dict[str, Any]]:
 
 
 def agreement(answers: Sequence[ComparisonDocument]) -> str:
-    """Say how many differences that the first engine shows hold on each other one."""
+    """Return a text about how many differences on the first engine hold on each other engine."""
     first, *others = answers
     return " ".join(_agreement(first, other) for other in others)
 
@@ -137,7 +137,7 @@ def _agreement(first: ComparisonDocument, other: ComparisonDocument) -> str:
 
 
 def _engine(side: Side) -> str:
-    """Return what people call the engine of a recorded side."""
+    """Return the common name of the engine of a recorded side."""
     stated = str(side.deployment.as_json().get("engine") or "")
     return "our engine" if not stated or stated.startswith("tokentwin") else stated.replace("vllm", "vLLM")
 
@@ -153,7 +153,7 @@ def _change(row: Row | None) -> str:
 
 
 def error_rows(answer: ComparisonDocument) -> list[dict[str, Any]]:
-    """Every simulated number beside the real one."""
+    """Return every simulated number beside the real one."""
     return [
         {
             "of": label(row),
@@ -172,18 +172,18 @@ def _counted(count: int, thing: str) -> str:
 
 
 def _lost(answer: ComparisonDocument) -> str:
-    """How many requests finish, where some do not."""
+    """Return the share of requests that finish, if some do not."""
     row = next((row for row in answer.rows if row.metric == "finished"), None)
     if row is None or row.a is None or row.b is None:
         return ""
     return f" On A {100 * row.a:.1f} % of the requests finish, on B {100 * row.b:.1f} %."
 
 
-_MOST = 2  # settings in a name; more are in the deployments that the page shows
+_MOST = 2  # settings in a name; the page shows the deployments with all of them
 
 
 def side_names(a: Side, b: Side) -> tuple[str, str]:
-    """Short names of two sides of a document: `vllm, max_num_seqs 64`. A setting is named where they differ in it."""
+    """Return short names of two sides, such as `vllm, max_num_seqs 64`: the policy, and settings that differ."""
     names = []
     for mine, other in ((a, b), (b, a)):
         own = list(_differing(_flat(mine), _flat(other)))
@@ -193,7 +193,7 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
 
 
 def _flat(side: Side) -> dict[str, Any]:
-    """Settings by their last name, of the scheduler too, and of the fleet as a whole."""
+    """Return settings by their last name, also of the scheduler, and the fleet as a whole."""
     deployment = side.deployment.as_json()
     run = {name: value for name, value in (("replicas", side.replicas), ("router", side.router)) if value is not None}
     return {**run, **deployment, **deployment["scheduler"], "policy": None, "scheduler": None}

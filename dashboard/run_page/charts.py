@@ -1,4 +1,4 @@
-"""Figures of the Run page: what one run did over time, and what one request went through."""
+"""Figures of the Run page: one run over time, and the phases of single requests."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from traces.numeric_columns import known
 from traces.run_metrics import RunMetrics
 
 PHASES = ("queue", "prefill", "decode")
-_SECONDS_FROM_MS = 2000  # where a bar of phases is so long
-_DOTS = 700  # of a kind, in a narrow figure
-_SAMPLE = 200_000  # steps: more do not move a curve of 300 points
+_SECONDS_FROM_MS = 2000  # mean time from which a bar of phases is in seconds
+_DOTS = 700  # dots of one kind in a narrow figure
+_SAMPLE = 200_000  # steps: more do not change a curve of 300 points
 
 
 def phase_colours(colour: str) -> dict[str, str]:
-    """Queue is grey, prefill the clock's colour made pale, decode the colour itself."""
+    """Return the colour of each phase: grey for queue, pale for prefill, and the clock's own colour for decode."""
     return {"queue": NEUTRAL, "prefill": pale(colour), "decode": colour}
 
 
@@ -40,12 +40,11 @@ def timeline(
     buckets: int = 600,
     used: Mapping[str, Series] | None = None,
 ) -> go.Figure:
-    """Queue, running, KV use and batch tokens on one time axis; of a fleet, requests outstanding and live replicas too.
+    """Return queue, running, KV use and batch tokens over time; for a fleet also outstanding requests and replicas.
 
-    `used` are shares of what the GPUs could do at most, by name: when each step started (ns), and what it used.
-
-    `window_s` is the part of the run to show. KV use is of the blocks of all replicas that live. Long runs are
-    reduced: lowest and highest of each bucket of time, and the mean for batch tokens.
+    `used` are shares of the GPUs' peak, by name: when each step started (ns), and what it used. `window_s` is the part
+    of the run to show. KV use is of the blocks of all live replicas. Long runs are reduced: lowest and highest of each
+    bucket of time, and the mean for batch tokens.
     """
     if not len(held):
         return empty("The recording holds no steps", 260)
@@ -78,18 +77,18 @@ def timeline(
     if window_s is not None:
         figure.update_xaxes(range=list(window_s))
     figure.update_layout(hovermode="x unified")
-    figure.update_layout(legend_itemsizing="constant")  # or the dots could not be seen there
+    figure.update_layout(legend_itemsizing="constant")  # otherwise the dots in the legend are too small to see
     return finish(figure, 620 + 80 * changing + 120 * bool(used))
 
 
 def _span(steps: Series, fleet: FleetOverTime) -> tuple[float, float]:
-    """First and last second of what is there: requests may have come before any replica could run a step."""
+    """Return the first and the last second: requests may have come before any replica could run a step."""
     times = [each[0] for each in (steps, fleet.outstanding) if each is not None and len(each[0])]
     return min(at[0] for at in times) / 1e9, max(at[-1] for at in times) / 1e9
 
 
 def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
-    """Used blocks in percent of those of the replicas that live at the time, 0 while there are none."""
+    """Return used blocks in percent of the blocks of the replicas that live at the time, 0 while there are none."""
     if not len(used[0]):
         return used
     times = np.union1d(used[0], fleet.live[0][(fleet.live[0] > used[0][0]) & (fleet.live[0] < used[0][-1])])
@@ -98,7 +97,7 @@ def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
 
 
 def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
-    """What holds from each time (ns) to the next, filled."""
+    """Draw a step function of times (ns), filled to zero."""
     filled: dict[str, Any] = {"fill": "tozeroy", "fillcolor": tint(colour, 0.14), "showlegend": False}
     line(figure, x / 1e9, y, label, colour, hover, 1.4, shape="hv", **filled, row=row, col=1)
 
@@ -106,7 +105,7 @@ def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[A
 def _batches(
     figure: go.Figure, held: HeldSteps, colour: str, window_s: tuple[float, float] | None, buckets: int
 ) -> None:
-    """Tokens of a step, by what they are of, stacked in the fourth panel."""
+    """Draw the tokens of a step by kind, stacked in the fourth panel."""
     shades = {"prefill_tokens": phase_colours(colour)["prefill"], "decode_rows": colour, "draft_tokens": NEUTRAL}
     at_ns, batches = held.batches(window_s)
     for name, batch in reversed(batches.items()):
@@ -117,7 +116,7 @@ def _batches(
 
 
 def _used(figure: go.Figure, row: int, used: Mapping[str, Series], window_ns: tuple[float, float], colour: str) -> None:
-    """A dot for each step, or for evenly spaced ones of very many, in percent."""
+    """Draw a dot in percent for each step, or for evenly spaced steps of a long run."""
     for (name, (at_ns, shares)), shade in zip(used.items(), (colour, pale(colour)), strict=False):
         inside = (at_ns >= window_ns[0]) & (at_ns <= window_ns[1]) & np.isfinite(shares)
         rows = _thin_where(inside, _DOTS)
@@ -126,9 +125,9 @@ def _used(figure: go.Figure, row: int, used: Mapping[str, Series], window_ns: tu
 
 
 def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
-    """One request from its intended arrival on: queue, prefill, decode, its tokens, and when it was preempted.
+    """Return one request from its intended arrival on: queue, prefill, decode, its tokens, and its preemptions.
 
-    `request` is a row of `requests`; `preempted` are intervals in nanoseconds, where the recording tells them.
+    `request` is a row of `requests`; `preempted` are intervals in nanoseconds, if the recording has them.
     """
     stamps = [request.get(n) for n in ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns")]
     arrival = stamps[0]
@@ -166,7 +165,7 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
 def lifecycles(
     metrics: RunMetrics, gaps: str, values: NDArray[Any], prefill: NDArray[Any], colour: str
 ) -> dict[str, go.Figure]:
-    """The figure of each of the four cards: `values` are gaps between tokens, the metric `gaps`."""
+    """Return the figures of the four cards; `values` are gaps between tokens, by the metric `gaps`."""
     of = metrics.values
     shown_steps = np.concatenate([_thin_where(prefill == 0, _DOTS), _thin_where(prefill > 0, _DOTS)])
     few, some = metrics.at_steps(shown_steps).values, metrics.at_steps(thin(len(prefill), _SAMPLE)).values
@@ -179,7 +178,7 @@ def lifecycles(
 
 
 def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
-    """How a latency is distributed, with its median and p99; counted here, so that only the bars travel."""
+    """Return the histogram of a latency with its median and p99; counted here, so that only bars go to the browser."""
     values = known(values)
     if not len(values):
         return empty("no values", 230)
@@ -193,7 +192,7 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
     for at, statistic, dash, side in ((p50, "p50", "solid", "right"), (p99, "p99", "dot", "left")):
         figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
         label = {"text": statistic, "xanchor": side, "yanchor": "bottom", "showarrow": False}
-        figure.add_annotation(x=at, y=1, yref="paper", **label)  # above the plot, where no bar is, away from each other
+        figure.add_annotation(x=at, y=1, yref="paper", **label)  # above the plot, where no bar is, and on either side
     beyond_note = f", {beyond:,} are longer" if beyond else ""
     figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
     figure.update_yaxes(title_text="share (%)")
@@ -201,7 +200,7 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
 
 
 def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArray[Any], colour: str) -> go.Figure:
-    """What a step costs against the tokens it computes; steps with prefill apart from pure decode."""
+    """Return the time of a step against its tokens; steps with prefill are apart from decode-only steps."""
     if not len(step_ms):
         return empty("no steps", 230)
     figure = go.Figure()
@@ -215,7 +214,7 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
 
 
 def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: NDArray[Any], colour: str) -> go.Figure:
-    """For how much of the busy time KV usage, and the demand on it, were above a level."""
+    """Return the share of the busy time during which KV usage, and the demand for it, were above each level."""
     if not np.isfinite(kv_usage).any():
         return empty("no KV use recorded", 230)
     figure = go.Figure()
@@ -236,7 +235,7 @@ def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: ND
 
 
 def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], colour: str) -> go.Figure:
-    """What requests spend their time on, from the fastest tenth to the slowest."""
+    """Return the mean time that requests spend in each phase, from the fastest tenth to the slowest."""
     total = queue + prefill + decode
     order = np.argsort(total, kind="stable")[: int(np.isfinite(total).sum())]
     if not len(order):
@@ -255,7 +254,7 @@ def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], col
 
 
 def preempted_intervals(steps: pa.Table, request_id: int, replica: int | None) -> list[tuple[int, int]]:
-    """When a request was preempted: from the plan that preempted it to the start of its next step.
+    """Return the intervals in which a request was preempted: from the preempting plan to the start of its next step.
 
     `steps` needs the columns replica, plan_ns, start_ns, row_ids and preempted_ids; empty where they are null.
     """
@@ -274,7 +273,7 @@ def preempted_intervals(steps: pa.Table, request_id: int, replica: int | None) -
 
 
 def _thin_where(mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
-    """Indices of at most `most` of the rows where `mask` holds, evenly spaced."""
+    """Return indices of at most `most` of the rows where `mask` holds, evenly spaced."""
     if mask.all():
         return thin(len(mask), most)
     rows = np.flatnonzero(mask)
@@ -282,6 +281,6 @@ def _thin_where(mask: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
 
 
 def _card(figure: go.Figure, legend: bool = True) -> go.Figure:
-    """A figure narrow enough for four abreast."""
+    """Finish a figure that is narrow enough for four side by side."""
     finish(figure, 230, legend)
     return figure.update_layout(legend={"x": 0.0, "xanchor": "left", "font": {"size": 11}, "traceorder": "normal"})

@@ -1,4 +1,4 @@
-"""The figure of a diagnosis: what lifting each constraint would buy."""
+"""The figure of a diagnosis: the gain from lifting each constraint."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocume
 from serving.metrics import metric
 
 _SLIVER = 0.01  # percent: a bar of no length would have no text
-_LEAST = 0.005  # of what is judged: less is nothing
+_LEAST = 0.005  # least share that counts as a change
 _KINDS = {"policy": ("a setting", SIMULATED), "capacity": ("more of a resource", pale(SIMULATED))}
 
 
 def what_it_buys(found: DiagnosisDocument) -> go.Figure:
-    """A bar for each constraint that was lifted: the share of the p99 that is gone, in percent.
+    """Return a bar for each lifted constraint: the share of the p99 that it removes, in percent.
 
-    Where requests come to nothing it is the share of those that then finish.
+    If requests are lost, it is the share of the lost requests that would finish.
     """
     name = found.metric
     before = found.simulated_finished if found.sheds else found.simulated_p99.get(name)
@@ -34,7 +34,7 @@ def what_it_buys(found: DiagnosisDocument) -> go.Figure:
         hover = f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>"
         x, y = [max(share, -100.0) or _SLIVER for share in shares], [c.called for c in of]
         bars(figure, x, y, label, colour, hover, orientation="h", customdata=told, **text)
-        if colour == ALARM:  # beside the bar, where there is room however short it is
+        if colour == ALARM:  # text beside the bar, where there is room even if the bar is short
             for c in of:
                 figure.add_annotation(x=0, y=c.called, text=_left(c, name), showarrow=False, xanchor="left", xshift=4)
     lowest = min((100 * _bought(c, name) for c in ordered), default=0.0)
@@ -50,13 +50,13 @@ def what_it_buys(found: DiagnosisDocument) -> go.Figure:
 
 
 def _bought(counterfactual: Counterfactual, name: str) -> float:
-    """What JSON has no number for is a p99 beyond all numbers."""
+    """Return what a change gains; JSON has no number for an infinite p99, so None means minus infinity."""
     share = counterfactual.bought.get(name)
     return -math.inf if share is None else share
 
 
 def _traces(counterfactuals: Sequence[Counterfactual], name: str) -> list[tuple[str, str, list[Counterfactual]]]:
-    """Label, colour and bars: what helps, by the kind of problem it points to, and what does harm."""
+    """Return label, colour and bars: changes that help, by the kind of problem, and changes that make it worse."""
     worse = [c for c in counterfactuals if _bought(c, name) < -_LEAST]
     helping = [c for c in counterfactuals if c not in worse]
     traces = [(label, colour, [c for c in helping if c.kind == kind]) for kind, (label, colour) in _KINDS.items()]

@@ -1,6 +1,6 @@
-"""Why a run is as slow as it is: its symptoms at once, what lifting each constraint would buy by a job.
+"""The reasons why a run is slow: symptoms at once, and by a job the gain from lifting each constraint.
 
-Both are those of `tokentwin diagnose`.
+`tokentwin diagnose` gives both, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from serving.deployments.config import parse
 from serving.metrics import metric
 from traces.recording import Recording
 
-_MANY = 100_000  # requests: beyond, symptoms take seconds and come with the job
+_MANY = 100_000  # requests: symptoms of a longer run take seconds, so the job finds them
 _WORST = "worst"
 _JUDGED = {_WORST: "what is worst", **{name: metric(name).label for name in LATENCIES}}
 _ONLY = "The page shows the symptoms only."
@@ -46,7 +46,7 @@ _WORKLOAD = "workload.parquet"
 
 
 def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations: Mapping[str, Path]) -> None:
-    """Symptoms, and the counterfactuals with their verdict once they were asked for."""
+    """Draw the symptoms, and the counterfactuals with their verdict once the reader has asked for them."""
     at = str(recording.path.resolve())
     first = _symptoms(recording) if requests <= _MANY else None
     left, right = st.columns([2, 1], vertical_alignment="bottom")
@@ -68,7 +68,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
         offer(job, _ASK, "Find what would help", "diagnose")
     elif found is not None:
         command = found.command(found.best, at) if found.best else ""
-        for where in (runs.resolve().parent, SAMPLES.parents[1]):  # which is nobody's business
+        for where in (runs.resolve().parent, SAMPLES.parents[1]):  # pages do not show where files lie on the server
             command = command.replace(f"{where}/", "")
         show_changes(blocks, found, command)
 
@@ -94,7 +94,7 @@ def show_symptoms(to: Sheet, found: DiagnosisDocument) -> None:
 
 
 def show_changes(to: Sheet, found: DiagnosisDocument, command: str = "") -> None:
-    """What lifting each constraint would buy; `command` shows what the change buys that is worth most."""
+    """Show the gain from lifting each constraint; `command` compares the run with the best change."""
     for asked in found.questions:
         to.text(f"- {asked.question} {asked.text}")
     if command:
@@ -122,7 +122,7 @@ def _settings(recording: Recording, at: str, source: Source, judged: str) -> dic
 
 
 def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | str:
-    """What times the run's steps again, or in a line why nothing does."""
+    """Return what times the run's steps again, or one line that says why nothing does."""
     run = recording.run
     if run["status"] != "complete":
         return f"An interrupted run cannot be simulated again. {_ONLY}"

@@ -1,4 +1,4 @@
-"""What the step time of a run is made of, and how that is known: as the engine timed it, else by the cost model."""
+"""The parts of a run's step time: as the engine timed them, else by the cost model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from traces.recording import Recording
 
 
 class ExplainedSteps(NamedTuple):
-    """Parts by regime, how they are known and how well; operations, GPU and weights' dtype if a cost model tells."""
+    """Parts by regime and their provenance; operations, GPU and dtype of the weights if a cost model predicts them."""
 
     parts_ns: PartTimes
     operations: list[ExplainedOperation]
@@ -37,9 +37,9 @@ class ExplainedSteps(NamedTuple):
 
 
 def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> ExplainedSteps | str:
-    """Of a recording, by the one of `calibrations` that timed it; or a line that says why it cannot be told.
+    """Return a recording's step time by part, or one line that says why the parts are unknown.
 
-    Raises UserError when its deployment and what timed it do not go together.
+    The cost model is the one of `calibrations` that timed the run. Raises UserError if it does not fit the deployment.
     """
     if not recording.table("steps", ["step"]).num_rows:
         return "The recording holds no steps (--summary-only)."

@@ -1,4 +1,4 @@
-"""What the steps of a run do not say of its fleet: how many replicas live, and how many requests are outstanding.
+"""Facts about a fleet that steps do not record: the live replicas, and the outstanding requests.
 
 A request that came while no replica lives, or that is on its way from one to another, is in no scheduler's queue.
 """
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from traces.replica_lives import Lives
 from traces.run_metrics import RunMetrics
 
-Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and what holds from each of them on
+Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and the values from then on
 
 
 class FleetOverTime(NamedTuple):
     """A fleet over a run.
 
-    live         how many replicas can take requests or still have some
-    blocks       KV blocks of each; NaN where the recording does not say
-    outstanding  how many requests have come and not left; None of a single replica, whose steps say it
+    live         number of replicas that take requests or still have some
+    blocks       KV blocks of each replica; NaN if the recording does not say
+    outstanding  number of requests that have come and not left; None for a single replica, whose steps say it
     """
 
     live: Series
@@ -31,7 +31,7 @@ class FleetOverTime(NamedTuple):
 
     @classmethod
     def of(cls, run: Mapping[str, Any], metrics: RunMetrics) -> FleetOverTime:
-        """Of a recorded run, by its row of `runs`."""
+        """Return the fleet of a recorded run, by its row of `runs`."""
         several = max(run["replicas"] or 1, len(run["replica_lives"] or [])) > 1
         return cls(
             live_replicas(run["replica_lives"] or [], run["replicas"] or 1),
@@ -41,7 +41,7 @@ class FleetOverTime(NamedTuple):
 
 
 def live_replicas(lives: Lives, otherwise: int) -> Series:
-    """How many replicas live; `otherwise` throughout where their lives were not kept."""
+    """Return the number of live replicas over time; always `otherwise` if the recording has no lives."""
     if not lives:
         return np.zeros(1), np.array([otherwise])
     ready = np.array(sorted(life["ready_ns"] for life in lives if life["ready_ns"] is not None))
@@ -51,9 +51,9 @@ def live_replicas(lives: Lives, otherwise: int) -> Series:
 
 
 def outstanding(arrivals: NDArray[Any], ends: NDArray[Any]) -> Series:
-    """How many of those that came at `arrivals` have not left, by `ends`; both in order."""
+    """Return the number of requests that came at `arrivals` and have not left by `ends`; both are sorted."""
     times = np.concatenate([arrivals, ends])
-    order = np.argsort(times, kind="stable")  # of two series in order, which a stable sort only merges
+    order = np.argsort(times, kind="stable")  # a stable sort only merges two sorted series
     counts = np.cumsum(np.where(order < len(arrivals), 1, -1))
     times = times[order]
     final = np.append(times[1:] != times[:-1], [True] * min(len(times), 1))

@@ -26,12 +26,12 @@ from traces.run_metrics import RunMetrics
 _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
 _OF_A_FLEET = re.compile(r"jobs/[0-9a-f]+/run")
-_CELL_PX = 138  # all abreast on a wide page, five on a narrow one
+_CELL_PX = 138  # width: all fit side by side on a wide page, five on a narrow one
 _BAND = "The grey numbers are 90 % bands. They come from the uncertainty of the step times."
 
 
 def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> None:
-    """What the recording is called, how it ended and whether it kept up, and downloads."""
+    """Draw the title, the outcome, whether the run kept up, and the downloads."""
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
@@ -40,7 +40,7 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
     if short:
         badges += f" :red-badge[{short}]"
     verdict = metrics.saturation.verdict if metrics.saturation is not None else None
-    if verdict and not (short and verdict == "STABLE"):  # who is shed leaves no backlog
+    if verdict and not (short and verdict == "STABLE"):  # a fleet that sheds requests has no backlog
         badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
     title = _title(name, recording)
     st.title(literal(title), anchor=False)
@@ -53,7 +53,7 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
 
 
 def _title(name: str, recording: Recording) -> str:
-    """The name it is found under; of a fleet that the Frontier page had simulated, which is a hash, the fleet."""
+    """Return the recording's name; for a fleet simulated from the Frontier page, whose name is a hash, the fleet."""
     gpu = notes_of(recording.run).get("gpu")
     if not _OF_A_FLEET.fullmatch(name) or not isinstance(gpu, str):
         return name
@@ -61,7 +61,7 @@ def _title(name: str, recording: Recording) -> str:
 
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
-    """The figures that a run is judged by, their badge, and their bands where the recording holds them."""
+    """Draw the main figures of the run, their badge, and their bands if the recording has them."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         badge(of_run(run))
         if bands_of(run):

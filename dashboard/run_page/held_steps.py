@@ -1,8 +1,8 @@
 """Step quantities over time, summed over the replicas, for runs of millions of steps.
 
 Whole columns of intermediate results would fill the memory several times over, and touching fresh memory takes longer
-than the sums. What is made of each column is its changes, once; the sums, and what a screen shows of them, are made
-piece by piece of the run.
+than the sums. So only the changes of each column are kept; sums, and their reduction for the screen, are made piece by
+piece of the run.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dashboard.series import column, envelope, extremes
 from traces.recording import Recording
 
 Array = NDArray[Any]
-Window = tuple[float, float]  # from, to, in seconds; both are inside
+Window = tuple[float, float]  # start and end in seconds; both are inside
 
 HELD = ("waiting", "running", "used_blocks")
-BATCH = ("prefill_tokens", "decode_rows", "draft_tokens")  # the last only where some are recorded
+BATCH = ("prefill_tokens", "decode_rows", "draft_tokens")  # the last only if some are recorded
 _COLUMNS = ("replica", "start_ns", "end_ns", *HELD, *BATCH[:2])
 
 _PIECE = 1 << 18  # steps at a time: temporaries of 2 MB
-_SAMPLE = 1 << 18  # steps: more do not move their median
+_SAMPLE = 1 << 18  # steps: more do not change their median
 
 
 class HeldSteps:
-    """Quantities of the steps over time: each step's value holds until its replica's next one starts.
+    """Quantities of the steps over time: each step's value holds until the next step of its replica starts.
 
-    A replica that has had nothing to do for longer than ten usual steps is at zero. Null counts as 0. The steps may
-    come in any order. Times that are returned are nanoseconds, in order, each once.
+    A replica that has been idle for longer than ten usual steps is at zero. Null counts as 0. The steps may come in any
+    order. Returned times are nanoseconds, in order, each once.
     """
 
     def __init__(self, steps: pa.Table, names: Sequence[str]) -> None:
@@ -43,13 +43,13 @@ class HeldSteps:
         self._start, end, replica = (_numbers(steps, name) for name in ("start_ns", "end_ns", "replica"))
         values = {name: _numbers(steps, name) for name in names}
         self._change = {name: value.copy() for name, value in values.items()}
-        self._order = np.argsort(self._start, kind="stable")  # nearly in order already, which a stable sort only merges
+        self._order = np.argsort(self._start, kind="stable")  # nearly in order already, so a stable sort only merges
         fell, rose = [np.empty(0, dtype=np.int64)], [self._order[:0]]
         some = slice(None, None, max(steps.num_rows // _SAMPLE, 1))
         usual_ns = float(np.median(end[some] - self._start[some])) if steps.num_rows else 0.0
         for before, after in _successors(self._order, replica, self._start):
             if len(fell) == 1:
-                rose.append(before[:1])  # the very first step follows none
+                rose.append(before[:1])  # the very first step follows no other
             idle = np.ones(len(before), dtype=bool)
             next_to = before[: len(after)]
             idle[: len(after)] = replica[after] != replica[next_to]
@@ -63,14 +63,15 @@ class HeldSteps:
         falls = falls[np.argsort(end[falls], kind="stable")]
         self._fall_at = end[falls]
         self._fall = {name: value[falls] for name, value in values.items()}
-        # As often as a replica began to be busy, one has fallen idle: none is. What follows the last step is no gap.
+        # Every replica is idle when as many have fallen idle as have begun to be busy. The end of the last step is no
+        # gap.
         begun = np.searchsorted(np.sort(self._start[np.concatenate(rose)]), self._fall_at, side="right")
         idle_at = self._fall_at[begun == np.arange(1, len(falls) + 1)]
         self._all_idle_at = idle_at[idle_at < self._start.max(initial=0)]
 
     @classmethod
     def of(cls, steps: pa.Table) -> HeldSteps:
-        """What a timeline shows of steps: batches are held too where there is but one replica."""
+        """Return the quantities that a timeline shows; batches are included if there is only one replica."""
         alone = pc.count_distinct(steps["replica"]).as_py() == 1
         return cls(steps, [*HELD, *(_batch(steps) if alone else [])])
 
@@ -82,19 +83,19 @@ class HeldSteps:
         return len(self._start)
 
     def batches(self, window: Window | None = None) -> tuple[Array, dict[str, Array]]:
-        """`BATCH` over time. Those of several replicas are not added up: they are not one step."""
+        """Return `BATCH` over time. Batches of several replicas are not summed, because they are different steps."""
         names = _batch(self._steps)
         held = all(name in self._change for name in names)
         times, values = (self.over_time if held else self.started)(names, window)
         return times, dict(zip(names, values, strict=True))
 
     def over_time(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
-        """Times within the window, and of each name what all replicas hold from then on."""
+        """Return times within the window, and for each name the sum over the replicas from then on."""
         _, times, values = next(self._pieces(names, self._ends(window)))
         return times, values
 
     def started(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
-        """When steps within the window start, and what each has of each name, not summed; 0 once no replica is busy."""
+        """Return when steps within the window start, and their values, not summed; 0 once no replica is busy."""
         ends = self._ends(window)
         rows = self._order[slice(*np.searchsorted(self._start, ends, sorter=self._order))]
         idle = self._all_idle_at[slice(*np.searchsorted(self._all_idle_at, ends))]
@@ -107,7 +108,7 @@ class HeldSteps:
     def lows_and_highs(
         self, names: Sequence[str], window: Window | None = None, buckets: int = 700
     ) -> list[tuple[Array, Array]]:
-        """Of each name the series within the window as `envelope` reduces it, from what is held at its beginning."""
+        """Return for each name the series within the window, reduced by `envelope`, with its value at the beginning."""
         ends = self._ends(window)
         rows = np.searchsorted(self._start, ends, sorter=self._order)
         falls = np.searchsorted(self._fall_at, ends)
@@ -141,7 +142,7 @@ class HeldSteps:
         return [(np.concatenate([x for x, _ in series]), np.concatenate([y for _, y in series])) for series in found]
 
     def _pieces(self, names: Sequence[str], edges: Sequence[int]) -> Iterator[tuple[list[Array], Array, list[Array]]]:
-        """Between each two edges: what was held before (one value each), times, and the values from then on."""
+        """Yield for each pair of edges the values before it (one each), the times, and the values from then on."""
         rows = np.searchsorted(self._start, edges, sorter=self._order)
         falls = np.searchsorted(self._fall_at, edges)
         held = [
@@ -161,7 +162,7 @@ class HeldSteps:
             held = [value[-1:] if len(value) else before for before, value in zip(held, sums, strict=True)]
 
     def _ends(self, window: Window | None) -> tuple[int, int]:
-        """First nanosecond of the window, and the first after it."""
+        """Return the first nanosecond of the window, and the first after it."""
         if window is not None:
             return math.ceil(window[0] * 1e9), math.floor(window[1] * 1e9) + 1
         if not len(self._order):
@@ -170,7 +171,7 @@ class HeldSteps:
         return math.ceil(first), math.floor(last) + 1
 
     def _span(self, rows: Sequence[int] | Array, falls: Sequence[int] | Array) -> tuple[float, float]:
-        """First and last time among those of some steps in order, and of some falls; there must be one."""
+        """Return the first and the last time of some steps in order, and of some falls; there must be one."""
         steps = self._order[[rows[0], rows[1] - 1] if rows[1] > rows[0] else []]
         ends = [falls[0], falls[1] - 1] if falls[1] > falls[0] else []
         times = [*self._start[steps].tolist(), *self._fall_at[ends].tolist()]
@@ -178,17 +179,17 @@ class HeldSteps:
 
 
 def _successors(order: Array, replica: Array, start: Array) -> Iterator[tuple[Array, Array]]:
-    """Rows with those that follow them when each replica's are together, in order; the last row has none after it."""
+    """Yield rows with their successors when each replica's rows are together, in order; the last row has none."""
     if len(replica) and replica.max() <= np.iinfo(np.int16).max:
-        replica = replica.astype(np.int16)  # so numpy sorts by counting
-    own = np.argsort(replica, kind="stable")  # as a simulator writes them, each replica's are in order already
+        replica = replica.astype(np.int16)  # numpy then sorts by counting
+    own = np.argsort(replica, kind="stable")  # simulators write each replica's rows in order
     if any(((replica[a] == replica[b[: len(a)]]) & (start[a] < start[b[: len(a)]])).any() for b, a in _pairs(own)):
         own = order[np.argsort(replica[order], kind="stable")]
     return _pairs(own)
 
 
 def _pairs(rows: Array) -> Iterator[tuple[Array, Array]]:
-    """Each of `rows` and the one after it, which the last has not, some at a time."""
+    """Yield pieces of `rows`, and the rows that follow them; nothing follows the last row."""
     for at in range(0, len(rows), _PIECE):
         yield rows[at : at + _PIECE], rows[at + 1 : at + _PIECE + 1]
 
@@ -198,6 +199,6 @@ def _batch(steps: pa.Table) -> list[str]:
 
 
 def _numbers(table: pa.Table, name: str) -> Array:
-    """A numeric column as it is stored, and 0 for null."""
+    """Return a numeric column as it is stored, with 0 for null."""
     values = table.column(name)
     return np.nan_to_num(column(table, name)) if values.null_count else values.to_numpy()

@@ -1,4 +1,4 @@
-"""Four lifecycles: the same run as its tokens, its steps, its memory and its requests saw it."""
+"""Four lifecycles: the same run seen from its tokens, its steps, its memory and its requests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from traces.distribution import Distribution
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_CELL_PX = 110  # four abreast on a wide page, two on a narrow one
+_CELL_PX = 110  # width: four fit side by side on a wide page, two on a narrow one
 _HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."
 
 Cell = tuple[str, Any, str]
 
 
 class _Spread(NamedTuple):
-    """What is known of the gaps between tokens: ITL where token times were kept, else TPOT; a note if of a sample."""
+    """The gaps between tokens: ITL if token times were kept, else TPOT; with a note if they are of a sample."""
 
     metric: str
     spread: Distribution
@@ -35,7 +35,7 @@ class _Spread(NamedTuple):
 
 
 def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
-    """A card each, two abreast."""
+    """Draw a card for each lifecycle, two side by side."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
     provenance = of_run(recording.run)
     gaps, figures = lifecycle_figures(recording)
@@ -89,7 +89,7 @@ def _fact(cell: Cell) -> Fact:
 
 
 def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:
-    """What some runs have besides, a sentence each, by card: samples, drafts, several replicas, KV tiers."""
+    """Return sentences by card about features that only some runs have: samples, drafts, several replicas, KV tiers."""
     s = metrics.scalars()
     token, memory = [f"The ITL is {gaps.note}."] if gaps.note else [], []
     if s["acceptance_length"] is not None:
@@ -108,7 +108,7 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
 def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figure]]:
-    """What the cards are made of."""
+    """Return the gaps between tokens, and the figures of the cards."""
     _, metrics = open_run(recording.path)
     gaps = token_gaps(recording)
     if len(gaps.values):

@@ -1,7 +1,7 @@
-"""Run: what one recorded run did over time, what each of its requests went through, and why it is as slow as it is.
+"""Run: one recorded run over time, its single requests, and the reasons why it is slow.
 
 The head, the timeline and the lifecycles are always there; of the views below the timeline only the chosen one is made.
-Opens on bundled recordings where there are none of one's own.
+The page opens on bundled recordings if there are no others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from serving.errors import UserError
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_LONG = 250_000  # steps: of fewer, everything is there in a moment
+_LONG = 250_000  # steps: a page of fewer is complete in a moment
 _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": "Diagnosis", "metrics": "Every metric"}
 
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """The page, over the recordings under `runs`; without any, over those that are bundled."""
+    """Draw the page, over the recordings under `runs`, or over the bundled ones if there are none."""
     plan = planned(runs)
     strip(runs, plan, ways, "Run")
     own = find(runs, RECORDING, named("run"))
@@ -77,7 +77,7 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
 @st.fragment
 @part_in_url
 def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None) -> None:
-    """What is chosen here is drawn anew without the rest of the page."""
+    """Draw the chosen view, without the rest of the page."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     try:
         if view == "requests":
@@ -102,7 +102,7 @@ def _bundled(runs: Path) -> None:
         icon=":material/inventory_2:",
     )
     with st.expander("Record one of your own"):
-        # As text: Streamlit's highlighter of code is nearly as large as Plotly, and would hold up the first figure.
+        # Text, because Streamlit's highlighter of code is nearly as large as Plotly, and would delay the first figure.
         st.markdown(
             "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
             "`tokentwin bench --help` says how to record your own trace on the real engine, and "

@@ -1,4 +1,4 @@
-"""The requests of a run: a table of the slowest, and what one of them went through."""
+"""The requests of a run: a table of the slowest, and the waterfall of one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from traces.run_metrics import RunMetrics
 
 ROWS = 1000
 
-_MOST_STEPS = 200_000  # beyond, nobody waits until every step was searched for one request
+_MOST_STEPS = 200_000  # the search for one request's steps takes too long in a longer run
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
 _REQUEST_COLUMNS = ["request_id", "status", "arrival_ns", "finish_ns", "prompt_tokens", "output_tokens", "preemptions"]
 _WATERFALL_COLUMNS = [
@@ -40,7 +40,7 @@ _WATERFALL_COLUMNS = [
 
 
 def request_table(recording: Recording, metrics: RunMetrics, window: Window | None) -> None:
-    """The slowest requests of the window by a metric of choice, and the waterfall of the one that is selected."""
+    """Draw the slowest requests of the window by a chosen metric, and the waterfall of the selected request."""
     heading, order = st.columns([3, 1], vertical_alignment="bottom")
     with order:
         by = choose("Slowest by", _SHOWN, "by", show=lambda name: metric(name).axis)
@@ -78,7 +78,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
 
 
 def slowest(values: NDArray[Any], rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """At most `most` of `rows`, highest value first; those without a value come last, ties in their order."""
+    """Return at most `most` of `rows`, highest value first; rows without a value come last, ties keep their order."""
     order = -np.where(np.isnan(values[rows]), -1.0, values[rows])
     if len(rows) > most:
         near = order <= np.partition(order, most - 1)[most - 1]
@@ -91,7 +91,7 @@ def _heading(name: str) -> str:
 
 
 def _linked(ids: np.ndarray[Any, Any]) -> int:
-    """The row of the request that the URL names, or the first."""
+    """Return the row of the request that the URL names, or the first."""
     found = np.flatnonzero(ids.astype(str) == (named("request") or ""))
     return int(found[0]) if len(found) else 0
 
@@ -127,7 +127,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
 
 
 def _row(recording: Recording, row: int) -> dict[str, Any]:
-    """One request, with its tokens: only the row group that it lies in is read."""
+    """Return one request with its tokens; only its row group is read."""
     ends = np.cumsum(recording.group_rows("requests"))
     group = int(np.searchsorted(ends, row, side="right"))
     first = int(ends[group - 1]) if group else 0

@@ -1,4 +1,4 @@
-"""The SLOs of a plan over what a run's requests saw: how each latency is distributed, its bound, and a verdict."""
+"""The SLOs of a plan against the requests of a run: the distribution of each latency, its bound, and a verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HELP = "A curve that is left of the line at the percentile keeps its SLO. The S
 
 
 def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:
-    """Those of the plan that the recording `name` is a fleet of, else of the plan at hand; none of what is bundled."""
+    """Return the SLOs of the plan whose fleet `name` is, else of `plan`; none for bundled recordings."""
     if job := _OF_A_PLAN.fullmatch(name):
         request = read_json(runs / "jobs" / job[1] / "request.json")
         settings = request.get("settings") if isinstance(request, dict) else None
@@ -39,7 +39,7 @@ def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:
 
 
 def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) -> None:
-    """Nothing without SLOs."""
+    """Draw the figure and the verdicts; nothing without SLOs."""
     if not slos:
         return
     objectives = parse_objectives(slos)
@@ -49,7 +49,7 @@ def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) 
 
 
 def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.Figure:
-    """How each bounded latency is distributed among the requests that finished, with its bound."""
+    """Return the distribution of each bounded latency among the finished requests, with its bound."""
     names = [name for name, _ in objectives.bounds]
     curves: dict[str, Any] = {name: ecdf(metrics.values(name)) for name in names}
     plot = cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT)
@@ -64,7 +64,7 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
 
 
 def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
-    """Each objective, whether it held, and what was observed of it."""
+    """Return a text for each objective: whether it held, and its observed value."""
     told = []
     for each in objectives.each:
         observed = each.observed(metrics)

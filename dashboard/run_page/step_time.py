@@ -1,4 +1,4 @@
-"""Where the step time of a run goes, drawn: by part and regime, and every operation under its roofline."""
+"""Drawings of a run's step time: by part and regime, and every operation under its roofline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOFLINE = (
 
 
 def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
-    """The parts by regime, and the operations under their roofline; or a line that says why neither can be told."""
+    """Draw the parts by regime, and the operations under their roofline; or one line that says why they are unknown."""
     found = _explained(recording, calibrations)
     if isinstance(found, str):
         st.info(found, icon=":material/info:")
@@ -36,7 +36,7 @@ def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
 
 
 def show_step_time(to: Sheet, found: ExplainedSteps, run: Mapping[str, Any]) -> None:
-    """Of a run, by its row of `runs`."""
+    """Show the step time of a run; `run` is its row of `runs`."""
     to.text(found.how, soft=True)
     bars = part_times(found.parts_ns, run_colour(run), run["duration_ns"])
     left, right = to.beside(2)

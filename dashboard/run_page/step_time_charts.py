@@ -1,4 +1,4 @@
-"""Figures of where the step time of a run goes."""
+"""The figure of a run's step time by part and regime."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import plotly.graph_objects as go
 from dashboard.palette import NEUTRAL, empty, finish
 from dashboard.palette import bars as draw_bars
 
-_MOST = 4  # parts with a colour of their own; the others are one
+_MOST = 4  # parts with a colour of their own; the others share one
 _TOTAL, _OTHER = "all steps", "other"
 
 
 def part_times(parts_ns: Mapping[str, Mapping[str, float]], colour: str, run_ns: int | None = None) -> go.Figure:
-    """A stacked bar of seconds for all steps and for each regime: its longest parts, and all others as one.
+    """Return a stacked bar of seconds for all steps and for each regime: its longest parts, and all others as one.
 
-    `parts_ns` are nanoseconds by regime and part. Where together they are longer than the run (`run_ns`), the axis says
-    that steps overlap: in a pipeline those on other stages, in a fleet those of other replicas.
+    `parts_ns` are nanoseconds by regime and part. If their sum is longer than the run (`run_ns`), the axis says that
+    steps overlap: on the stages of a pipeline, or on the replicas of a fleet.
     """
     totals: dict[str, float] = {}
     for parts in parts_ns.values():
@@ -64,7 +64,7 @@ def _add(
 
 
 def _shade(colour: str, at: int, count: int) -> str:
-    """From darker than `colour` to paler: neighbours can be told apart, and all of them from a dark page."""
+    """Return a shade from darker than `colour` to paler: neighbours differ, and all are visible on a dark page."""
     towards = 0.35 - at / max(count - 1, 1)  # black, then white
     end, share = (0, towards) if towards > 0 else (255, -towards)
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))

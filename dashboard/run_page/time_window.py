@@ -1,4 +1,4 @@
-"""A run over time, and the part of it to look at: a slider, or a box drawn on the plot. The URL has it."""
+"""A run over time, and the window to look at: a slider, or a box drawn on the plot. The URL holds it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HELP = "Limits the plot and the requests to this time. You can also draw a box 
 
 
 def time_window(recording: Recording) -> Window | None:
-    """The timeline, and the window in seconds that was chosen on it; None for the whole run."""
+    """Draw the timeline, and return the window in seconds that was chosen on it; None for the whole run."""
     end = round(max((recording.run["duration_ns"] or 0) / 1e9, 0.001), 3)
     above, slider, whole = st.columns([3, 3, 1], vertical_alignment="bottom", gap="medium")
     with slider:
@@ -47,7 +47,7 @@ def time_window(recording: Recording) -> Window | None:
         key="whole",
     )
     plot = _figure(recording, window)
-    key = f"timeline-{recording.path}-{window}"  # another plot for each window, so that no box is left from the last
+    key = f"timeline-{recording.path}-{window}"  # a new plot for each window, so that the old box is gone
     figure(
         plot,
         key,
@@ -71,14 +71,14 @@ def _brushed(key: str, end: float) -> None:
 
 @st.cache_resource(max_entries=2, show_spinner=False, hash_funcs=BY_FILES)
 def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
-    """What the timeline is drawn of, whatever the window: of millions of steps it takes most of the time."""
+    """Return the data of the timeline, which do not depend on the window and take most of a long run's time."""
     _, metrics = open_run(recording.path)
     return drawn_over_time(recording, metrics)
 
 
 def drawn_over_time(recording: Recording, metrics: RunMetrics) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
-    """The steps, the fleet, and MFU and MBU of each step where they are known, by when it started."""
-    held = HeldSteps.recorded(recording)  # meanwhile the head of the page computes what follows
+    """Return the steps, the fleet, and MFU and MBU of each step if known, by its start."""
+    held = HeldSteps.recorded(recording)  # meanwhile the head of the page computes the next values
     used = {name: metrics.values(name) for name in ("mfu", "mbu")}
     at_ns = recording.table("steps", ["start_ns"])["start_ns"].to_numpy()
     told = {metric(name).label: (at_ns, shares) for name, shares in used.items() if np.isfinite(shares).any()}

@@ -1,4 +1,4 @@
-"""What a run and its diagnosis say beside their figures, on the page and in a report, and how far to trust it."""
+"""Texts of a run and of its diagnosis beside their figures, on the page and in a report, and how far to trust them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_STEPS = "The recording holds no steps, so compute and memory were not examine
 
 
 def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
-    """The worst first."""
+    """Return a row for each symptom, the worst first."""
     return [
         {
             "symptom": symptom.name,
@@ -36,7 +36,7 @@ def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
 
 
 def lift_rows(found: DiagnosisDocument) -> list[dict[str, Any]]:
-    """The recording, the run as it was, then without each constraint and with each change: what is left of latencies.
+    """Return latencies in the recording, in the run simulated as it was, without each constraint, and with each change.
 
     Ideals that cannot be bought have an asterisk.
     """
@@ -56,7 +56,7 @@ def lift_rows(found: DiagnosisDocument) -> list[dict[str, Any]]:
 
 
 def provenance(found: DiagnosisDocument) -> Provenance:
-    """Of what was simulated: of its step times, and how far the run as it was is off."""
+    """Return the provenance of the simulation: of its step times, and how far the run simulated as it was is off."""
     noting = found.standing and {"mark": found.standing.mark, "reason": found.standing.reason}
     mark, reason = noted(noting, "the diagnosis does not say how far its step times can be trusted")
     if found.twin_error is None:
@@ -66,7 +66,7 @@ def provenance(found: DiagnosisDocument) -> Provenance:
 
 
 def disturbance(recording: Recording) -> str:
-    """What to say of a real run on a machine that was not calm; empty of any other."""
+    """Return a warning about a real run on a disturbed machine; empty for any other run."""
     drift, told = canary_drift([([recording], None)])
     if drift <= CALM_DRIFT:
         return ""
@@ -77,7 +77,7 @@ def disturbance(recording: Recording) -> str:
 
 
 def _p99(value: float | None, sheds: bool) -> str:
-    """No number: of requests that finish there is none, of all requests it is beyond all numbers."""
+    """Return a p99; `never` for an infinite one, a dash if there is no value."""
     return lasting(value) if value is not None or sheds else "never"
 
 
@@ -92,7 +92,7 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def backlog(found: Saturation) -> str:
-    """Whether requests pile up, as a clause."""
+    """Return a clause about whether requests pile up."""
     slope, half = found.trend.slope, found.trend.half
     return (
         f"the backlog changes by {slope:+.3g} requests/s (95 %: {slope - half:+.3g} to {slope + half:+.3g}) "
@@ -101,13 +101,13 @@ def backlog(found: Saturation) -> str:
 
 
 def bands_of(run: Mapping[str, Any]) -> Bands:
-    """The 90 % bands by metric and statistic; none where the recording holds none."""
+    """Return the 90 % bands by metric and statistic; empty if the recording has none."""
     bands = notes_of(run).get("bands")
     return bands if isinstance(bands, dict) else {}
 
 
 def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
-    """What a run is judged by: latencies at their median and tail, then rates."""
+    """Return the main figures of a run: latencies at their median and tail, then rates."""
     scalars, bands, found = metrics.scalars(), bands_of(run), []
     for name, stat in _LATENCIES:
         band = bands.get(name, {}).get(stat, ())
@@ -121,7 +121,7 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
 
 
 def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
-    """One for each metric that requests or steps have a value of."""
+    """Return a row for each metric that requests or steps have a value of."""
     rows = []
     for name, found in metrics.distributions().items():
         if found.count:
@@ -132,7 +132,7 @@ def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
 
 
 def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, str]]:
-    """One for each metric of the whole run; what the recording cannot tell is left out."""
+    """Return a row for each known metric of the whole run."""
     bands, rows = bands_of(run), []
     for name, value in metrics.scalars().items():
         if value is None:
@@ -151,14 +151,14 @@ def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, s
 
 
 def show_metrics(to: Sheet, run: Mapping[str, Any], metrics: RunMetrics) -> None:
-    """Every metric that the recording tells."""
+    """Draw every metric of the recording."""
     formats = {"values": "localized", **dict.fromkeys(STATISTICS, "right")}
     to.table(distribution_rows(metrics), formats, STATISTICS, height="content")
-    to.table(scalar_rows(run, metrics), wrapped=True)  # where definitions are not cut off
+    to.table(scalar_rows(run, metrics), wrapped=True)  # a wrapped table does not cut definitions off
 
 
 def show_origin(to: Sheet, run: Mapping[str, Any]) -> None:
-    """What ran where, as the recording has it."""
+    """Draw the deployment, the hardware and the notes of the recording."""
     for title in ("deployment", "hardware", "notes"):
         if run[title]:
             to.text(f"**{title.capitalize()}**")

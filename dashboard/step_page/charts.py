@@ -1,4 +1,4 @@
-"""Figures of the Step page: where the time of one step goes, and how close its kernels are to the roofline."""
+"""Figures of the Step page: the time of one step by part, and its kernels under the roofline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUND_COLOUR = {"compute": SIMULATED, "memory": pale(SIMULATED), "link": ALARM}
 
 
 def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
-    """Milliseconds by part, the longest first."""
+    """Return milliseconds by part, the longest first."""
     ordered = sorted(parts_ns.items(), key=lambda item: item[1])
     figure = go.Figure()
     names, times = [name for name, _ in ordered], [ns / 1e6 for _, ns in ordered]
@@ -25,10 +25,10 @@ def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
 
 
 def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: str = "bfloat16") -> go.Figure:
-    """Every operation at its intensity and rate, under the roof of the device; size is its share of the time.
+    """Return every operation at its intensity and rate, under the device's roof; size is its share of the time.
 
-    What is hollow is extrapolated. `weights` is the dtype of the weights: where it is narrower than 16 bits, GEMMs have
-    a roof of their own.
+    Hollow points are extrapolated. `weights` is the dtype of the weights: if it is narrower than 16 bits, GEMMs have a
+    roof of their own.
     """
     figure = go.Figure()
     bandwidth = float(gpu.memory_bytes_per_s)

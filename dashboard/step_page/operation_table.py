@@ -1,4 +1,4 @@
-"""Operations as a table, on the pages of a step and of a run."""
+"""The table of operations on the pages of a step and of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dashboard.sheet import Sheet
 
 
 def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:
-    """A row for each: what it is, the `amounts` by the names of their columns, and how near the roofline it comes."""
+    """Draw a row for each operation: its name, the `amounts` by column name, and its share of the roofline."""
     columns = {
         "operation": [o.name for o in operations],
         "standing": [o.coverage.name.lower() for o in operations],

@@ -1,4 +1,4 @@
-"""Step: what one engine step costs on a GPU, operation by operation, and how sure that is."""
+"""Step: what one engine step costs on a GPU, operation by operation, and how certain that is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from serving.errors import UserError
 
 @in_url
 def show() -> None:
-    """The page. Inputs live in the URL."""
+    """Draw the page. Inputs live in the URL."""
     st.title("What a step costs", anchor=False)
     st.caption("Where the time of one engine step goes, predicted from kernel tables and measured engines.")
     left, right = st.columns([1, 3], gap="large")

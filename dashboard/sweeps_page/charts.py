@@ -1,4 +1,4 @@
-"""Figures of the Sweeps page: a metric against a parameter, a series for each value of another; which come first."""
+"""Figures of the Sweeps page: a metric against a parameter, a series per value of another, and their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving.metrics import METRICS
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 SERIES_AT_FIRST = 4
-_LINE = 30  # values of x up to which they are joined
+_LINE = 30  # number of x values up to which points are joined by lines
 _POINTS = 2000
 _DECADE_AND_HALF = 30.0
 _UNITS = {"ms": "ms", "s": "s", "tokens": "tokens", "blocks": "blocks", "seqs": "requests", "replicas": "replicas"}
@@ -35,17 +35,17 @@ def metric_over(
     values: Sequence[Any] = (None,),
     log_y: bool = False,
 ) -> go.Figure:
-    """Column `y` over column `x` of `runs`, a series for each of `values` of column `by`.
+    """Return column `y` over column `x` of `runs`, a series for each of `values` of column `by`.
 
-    Runs that agree in both (other seeds, other parameters) are one point at their median, in a band from lowest to
-    highest, with their own 90 % bands where the sweep has them (columns `Y_low` and `Y_high`). A series with many
-    different x, such as a Sobol sequence, is one point a run. Hollow points are extrapolated.
+    Runs that agree in both (other seeds, other parameters) are one point at their median, in a band from the lowest to
+    the highest, with their own 90 % bands if the sweep has them (columns `Y_low` and `Y_high`). A series with many
+    different x, such as a Sobol sequence, is one point per run. Hollow points are extrapolated.
     """
     figure = go.Figure()
     known = runs[runs[y].notna() & runs[x].notna()]
     if not len(known):
         return empty(_FAILED, 420)
-    policies = by is not None and by.rpartition(".")[2] == "policy"  # each has one colour on every page
+    policies = by is not None and by.rpartition(".")[2] == "policy"  # a policy has one colour on every page
     for at, value in enumerate(values):
         mine = known if by is None else known[known[by] == value]
         if len(mine):
@@ -58,14 +58,14 @@ def metric_over(
     figure.update_yaxes(title_text=titles[y], rangemode="tozero")
     if log_y:
         figure.update_yaxes(**_log_y(known, y))
-    if not numeric:  # on an axis of numbers it would move the points
+    if not numeric:  # grouping would move the points on a numeric axis
         figure.update_layout(scattermode="group", scattergap=0.6)
     figure.update_layout(legend_title={"text": by and f"{by}  ", "side": "left"})
     return finish(figure, 440, legend=by is not None)
 
 
 def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
-    """Ticks for the metric's values and the ends of their bands, as far as they are above 0."""
+    """Return ticks for the metric's values and the ends of their bands, as far as they are above 0."""
     values = runs[[name for name in (y, f"{y}_low", f"{y}_high") if name in runs]].to_numpy(dtype=float)
     above = values[values > 0]
     return log_axis(above.min(), above.max()) if len(above) else {"type": "log"}
@@ -95,7 +95,7 @@ def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, c
 
 
 def parameter_title(name: str) -> str:
-    """What a parameter is called on an axis: its name, with the unit that this tells."""
+    """Return a parameter's title on an axis: its name, with the unit that the name implies."""
     last = name.rpartition(".")[2]
     if last == "rate" or last.endswith("_rate"):
         return f"{name} (requests/s)"
@@ -104,26 +104,26 @@ def parameter_title(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A parameter's value for people, and for the URL, where a comma would be the end of it."""
+    """Return a parameter's value as text without commas, because a comma ends a value in the URL."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "none"
     return f"{value:.10g}" if isinstance(value, float) else str(value).replace(",", " ")
 
 
 def opening_view(found: SweepResults) -> SweepView:
-    """What the page opens on. The sweep must have a metric."""
+    """Return the view with which the page opens. The sweep must have a metric."""
     y, x = metrics_in_order(found)[0], parameters_in_order(found)[0]
     by = next(iter(others_in_order(found, x)), None)
     return SweepView(y, x, by, (None,) if by is None else some(found.values(by)))
 
 
 def metrics_in_order(found: SweepResults) -> list[str]:
-    """Those that most are after come first."""
+    """Return the metrics, the most wanted first."""
     return sorted(found.metrics, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 def parameters_in_order(found: SweepResults) -> list[str]:
-    """For the axis: numbers of many values come first, seeds late."""
+    """Return parameters in the order of their use as an axis: numbers with many values first, seeds late."""
     parameters = list(found.parameters) or ["run_id"]
     likely = sorted(parameters, key=lambda name: (not numeric(found, name), name.endswith("seed")))
     likely.sort(key=lambda name: -len(found.values(name)) if numeric(found, name) else 0)
@@ -131,26 +131,26 @@ def parameters_in_order(found: SweepResults) -> list[str]:
 
 
 def others_in_order(found: SweepResults, x: str) -> list[str]:
-    """For the colours: all other parameters, names of few values first."""
+    """Return parameters in the order of their use for colours: all but `x`, names with few values first."""
     others = [name for name in list(found.parameters) or ["run_id"] if name != x]
     return sorted(others, key=lambda name: (numeric(found, name), len(found.values(name))))
 
 
 def some(values: Sequence[Any], most: int = SERIES_AT_FIRST) -> list[Any]:
-    """At most so many of the values, from the first to the last."""
+    """Return at most `most` of the values, from the first to the last."""
     if len(values) <= most:
         return list(values)
     return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
 
 
 def numeric(found: SweepResults, name: str) -> bool:
-    """Whether a column holds numbers."""
+    """Return whether a column holds numbers."""
     kind = found.runs.schema.field(name).type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def drawn(found: SweepResults, runs: pa.Table, view: SweepView) -> Any:
-    """The figure of `runs`, which are some of the sweep's."""
+    """Return the figure of `runs`, which are some of the sweep's runs."""
     y, x, by, values, log_y = view
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in runs.column_names]
     columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
@@ -159,14 +159,14 @@ def drawn(found: SweepResults, runs: pa.Table, view: SweepView) -> Any:
 
 
 def provenance(runs: pa.Table) -> Provenance:
-    """Of the runs shown together."""
+    """Return the provenance of runs shown together."""
     columns = (runs[name].to_pylist() for name in ("standing", "standing_reason"))
     each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
     return weakest((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")
 
 
 def summary(found: SweepResults) -> str:
-    """How many runs there are, and what was varied."""
+    """Return the number of runs, and the varied parameters."""
     failed = found.runs.num_rows - found.complete.num_rows
     runs = f"{found.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
     varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
@@ -174,6 +174,6 @@ def summary(found: SweepResults) -> str:
 
 
 def help_of(column: str) -> str | None:
-    """What a column of a metric means, where the registry knows it."""
+    """Return the meaning of a metric's column, if the registry knows it."""
     known = METRICS.get(column) or METRICS.get(column.rpartition("_")[0])
     return known.help if known else None

@@ -1,4 +1,4 @@
-"""Sweeps: many simulated runs at once, a metric against what was varied, and SQL over all of it."""
+"""Sweeps: many simulated runs at once, a metric against the varied parameters, and SQL over all of it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from serving.errors import UserError
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
 _SAMPLES = Path(__file__).parents[1] / "samples"
 _MOST = len(SERIES)
-_LISTED = 30  # values of a parameter up to which they are listed one by one
+_LISTED = 30  # number of values up to which they are listed one by one
 _NONE = "nothing"
-_ASKED = "sweeps_asked"  # key of `st.session_state`: the queries that somebody here pressed Run for
+_ASKED = "sweeps_asked"  # key of `st.session_state`: queries for which somebody here pressed Run
 
 
 @in_url
 def show(runs: Path) -> None:
-    """The page, over the sweeps under `runs` and one that is bundled."""
+    """Draw the page, over the sweeps under `runs` and a bundled one."""
     sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
     with titled("How metrics change"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
@@ -82,14 +82,14 @@ def _axes(found: SweepResults) -> SweepView:
 def _several(
     name: str, found: SweepResults, parameter: str, help: str | None = None, most: int | None = None
 ) -> list[Any]:
-    """Some values of a parameter; without the query parameter all, or `most` of them from the first to the last."""
+    """Draw a choice of a parameter's values; the default is all, or `most` of them from the first to the last."""
     options = {sweep_charts.shown(value): value for value in found.values(name)}
     otherwise = sweep_charts.some(list(options), most) if most else list(options)
     return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
 
 
 def _filtered(found: SweepResults, by: str | None, values: Sequence[Any]) -> pa.Table:
-    """The runs that are left when every other parameter has one of its chosen values."""
+    """Draw the filters, and return the runs whose other parameters have one of the chosen values."""
     table = found.complete
     if by is not None:
         table = table.filter(pc.is_in(table[by], pa.array(values, table[by].type)))
@@ -178,7 +178,7 @@ def _answer(directory: Path, sql: str) -> pa.Table:
 
 
 def _plain(answer: pa.Table) -> pa.Table:
-    """With sums of integers, which DuckDB makes decimals, as numbers, and nested values as text."""
+    """Return the answer with decimals, which DuckDB makes of integer sums, as floats."""
     for at, field in enumerate(answer.schema):
         if pa.types.is_decimal(field.type):
             answer = answer.set_column(at, field.name, answer.column(at).cast(pa.float64()))

@@ -1,4 +1,4 @@
-"""SQL over a table, from someone who must not be trusted with more: read-only, no files, no network, with limits.
+"""SQL over a table by someone who is not trusted: read-only, no files, no network, with limits.
 
 The query runs in a process of its own (`query_process`), which ends when its time is up.
 """
@@ -16,19 +16,19 @@ import pyarrow as pa
 from serving.errors import UserError
 
 ROWS = 1000
-MOST_MB = 5  # of an answer: a browser that gets a hundred stands still
+MOST_MB = 5  # size of an answer: a browser freezes at a hundred
 SECONDS = 5
-MEMORY_MIB = 3072  # of address space, most of it never used
+MEMORY_MIB = 3072  # address space, most of which is never used
 LONGEST = 10_000  # characters of a query
-_START_S = 60  # which a busy machine may take before the query begins
+_START_S = 60  # time that a busy machine may take before the query begins
 
 _PROCESS = Path(__file__).with_name("query_process.py")
 
 
 def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -> pa.Table:
-    """The first `rows` rows, or `MOST_MB`, of the answer to `sql`, which sees `table` as `runs`.
+    """Return the first `rows` rows, or `MOST_MB`, of the answer to `sql`, which sees `table` as `runs`.
 
-    Raises UserError, one line, for a query that is wrong, wants more than to read, or takes more than its share.
+    Raises UserError, one line, for a query that is wrong, does more than read, or exceeds its limits.
     """
     if not sql.strip():
         raise UserError("query", sql, "is empty; for example: select * from runs")
@@ -62,5 +62,5 @@ def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -
 
 
 def cut_short(answer: pa.Table) -> bool:
-    """Whether the answer had more rows than `MOST_MB` hold."""
+    """Return whether the answer had more rows than fit into `MOST_MB`."""
     return b"cut" in (answer.schema.metadata or {})

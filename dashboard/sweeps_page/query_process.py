@@ -1,8 +1,8 @@
 """The process in which a query runs: DuckDB over one table, with nothing else within reach.
 
-DuckDB's own limits do not hold everywhere (a long string is not counted in its memory), so the process itself is
-limited as well: address space, CPU time, no file may grow. It is a script that the dashboard starts in Python's
-isolated mode; it imports nothing of ours.
+DuckDB's own limits do not hold everywhere (it does not count a long string as memory), so the process itself is limited
+as well: address space, CPU time, no file may grow. The dashboard starts this script in Python's isolated mode; it
+imports nothing of ours.
 """
 
 import json
@@ -25,10 +25,10 @@ class _TooLarge(Exception):
 
 
 def main() -> int:
-    """Standard input: a line of JSON, then the table as an Arrow stream.
+    """Run a query from standard input: a line of JSON, then the table as an Arrow stream.
 
-    The JSON has `sql`, `rows`, `bytes`, `seconds` and `memory_mib`. Standard output: the first rows of the answer as an
-    Arrow stream, at most so many, and of at most so many bytes. Exit status 1: one line on standard error.
+    The JSON has `sql`, `rows`, `bytes`, `seconds` and `memory_mib`. Standard output gets the first rows of the answer
+    as an Arrow stream, at most so many rows and bytes. Exit status 1: one line on standard error.
     """
     limits = json.loads(sys.stdin.buffer.readline())
     given = pa.ipc.open_stream(sys.stdin.buffer).read_all()
@@ -39,7 +39,7 @@ def main() -> int:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (most, most))
-    signal.setitimer(signal.ITIMER_REAL, limits["seconds"])  # ends the process; starting it took its own time
+    signal.setitimer(signal.ITIMER_REAL, limits["seconds"])  # ends the process; the time of its start does not count
     try:
         answer = _first(_answer(given, limits["sql"], limits["rows"]), limits["bytes"])
     except MemoryError:
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
-    """The first `rows` rows."""
+    """Return the first `rows` rows."""
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
     connection.register("given", given)
     connection.execute(f"create table {TABLE} as select * from given")
@@ -79,7 +79,7 @@ def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
 
 
 def _first(answer: pa.Table, most_bytes: int) -> pa.Table:
-    """As many of the first rows as have so many bytes; the metadata says that there were more."""
+    """Return as many of the first rows as have so many bytes; the metadata says if rows were cut."""
     if answer.nbytes <= most_bytes:
         return answer
     rows = bisect_right(range(1, answer.num_rows + 1), most_bytes, key=lambda rows: answer.slice(0, rows).nbytes)

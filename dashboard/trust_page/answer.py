@@ -1,4 +1,4 @@
-"""What a validation report and published engines say, on the page and in a file."""
+"""The results of a validation report and of published engines, on the page and in a file."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _PUBLISHED = (
 
 
 COMPARED = ("ttft_ms", "tpot_ms", "e2e_ms")
-Latencies = Mapping[str, NDArray[Any]]  # one value a request
+Latencies = Mapping[str, NDArray[Any]]  # values of all requests
 
 
 class ComparedLatencies(NamedTuple):
-    """Those that could be read of the real runs and of the simulated one, and why the others could not."""
+    """Latencies of the real runs and of the simulated run that could be read, and the problems of the others."""
 
     real: list[Latencies]
     simulated: Latencies | None
@@ -62,7 +62,7 @@ class ComparedLatencies(NamedTuple):
 def compared_latencies(
     directory: Path, report: ValidationReport, read: Callable[[Path], RunMetrics]
 ) -> ComparedLatencies:
-    """Of the report in `directory`; `read` opens a recording."""
+    """Return the latencies of the report in `directory`; `read` opens a recording."""
     found: dict[str, Latencies] = {}
     problems = []
     names = report.recordings
@@ -82,7 +82,7 @@ def compared_latencies(
 
 
 def figures(found: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
-    """Of whole runs: the latencies, and the errors blind and, where they are known, in the same weather."""
+    """Return the figures of whole runs: the latencies, and the errors blind and, if known, in the same weather."""
     drawn = {"errors": trust_charts.errors(report.rows)}
     if found.real or found.simulated:
         drawn["cdfs"] = trust_charts.cdfs(found.real, found.simulated, COMPARED)
@@ -92,7 +92,7 @@ def figures(found: ComparedLatencies, report: ValidationReport) -> dict[str, go.
 
 
 def show_runs(to: Sheet, found: ComparedLatencies, report: ValidationReport, drawn: Mapping[str, go.Figure]) -> None:
-    """Whole runs, real and simulated."""
+    """Show whole runs, real and simulated."""
     for problem in found.problems:
         to.warning(problem)
     if "cdfs" in drawn:
@@ -113,7 +113,7 @@ def show_runs(to: Sheet, found: ComparedLatencies, report: ValidationReport, dra
 
 
 def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
-    """Held-out steps of the report in `directory`. Raises UserError where they are damaged."""
+    """Show the held-out steps of the report in `directory`. Raises UserError if they are damaged."""
     if (table := load_residuals(directory)) is None:
         to.heading(_STEPS, None)
         to.text("The report holds no step residuals.", soft=True)
@@ -126,7 +126,7 @@ def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
 
 
 def show_published(to: Sheet, external: External, column: Column) -> None:
-    """Errors by source over their targets, then a row for each source."""
+    """Show errors by source over their targets, then a row for each source."""
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
     plot = errors_by_source(shown, column)
     to.figure(plot, "external", "Published engines, predicted", provenance(shown), _PUBLISHED)

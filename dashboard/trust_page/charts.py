@@ -1,4 +1,4 @@
-"""Figures of the Trust page: how far the simulator is from the real engine. Data in, Plotly figure out."""
+"""Figures of the Trust page: the distance of the simulator from the real engine."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def cdfs(
     simulated: Mapping[str, NDArray[Any]] | None,
     metrics: Sequence[str],
 ) -> go.Figure:
-    """The distribution of each metric side by side: a line for every real repeat, one for the simulation.
+    """Return the distribution of each metric side by side: a line for every real repeat, one for the simulation.
 
-    `real` and `simulated` map metric names to values, one a request, NaN where there is none.
+    `real` and `simulated` map metric names to values, one per request, NaN if there is none.
     """
 
     def line(values: Mapping[str, NDArray[Any]], *how: Any) -> Line:
@@ -58,9 +58,9 @@ def cdfs(
 
 
 def errors(rows: Sequence[RunRow]) -> go.Figure:
-    """The simulator's error on each statistic as a bar, over the band within which real repeats differ.
+    """Return the simulator's error on each statistic as a bar, over the band within which real repeats differ.
 
-    A whisker is the simulated 90 % band: where it reaches the zero line, it holds the real number.
+    A whisker is the simulated 90 % band: if it reaches the zero line, it contains the real number.
     """
     shown = [row for row in rows if row.error_pct is not None]
     if not shown:
@@ -72,7 +72,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
         horizontal_spacing=0.03,
         column_widths=[len(entries) + 0.6 for entries in panels.values()],
     )
-    floors = []  # all at once: one by one they take Plotly a second
+    floors = []  # added all at once: one by one they take Plotly a second
     for at, (panel, entries) in enumerate(panels.items(), start=1):
         for x, row in enumerate(entries.values()):
             if row.floor_pct is not None:
@@ -102,7 +102,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
 
 
 def _panels(rows: Sequence[RunRow]) -> dict[str, dict[str, RunRow]]:
-    """The rows by panel and label: a metric's statistics, and all metrics that have but one, the throughputs."""
+    """Return the rows by panel and label: a metric's statistics, and in one panel all metrics with one row."""
     counts = Counter(row.metric for row in rows)
     panels: dict[str, dict[str, RunRow]] = {}
     for row in rows:
@@ -113,7 +113,7 @@ def _panels(rows: Sequence[RunRow]) -> dict[str, dict[str, RunRow]]:
 
 
 def _floor(x: int, floor_pct: float) -> dict[str, Any]:
-    """The band behind bar number `x` within which real repeats differ."""
+    """Return the band behind bar number `x` within which real repeats differ."""
     return {
         "type": "rect",
         "x0": x - 0.44,
@@ -150,7 +150,7 @@ def _error_bars(figure: go.Figure, rows: Sequence[RunRow], **where: int) -> None
 
 
 def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDArray[Any]) -> go.Figure:
-    """Each held-out step's error against its measured time, a panel for each regime, with median and p5-p95."""
+    """Return each held-out step's error against its measured time, a panel per regime, with median and p5 to p95."""
     regime = np.asarray(regime)
     measured, predicted = np.asarray(measured_ns, dtype=np.float64), np.asarray(predicted_ns, dtype=np.float64)
     known = np.isfinite(measured) & np.isfinite(predicted) & (measured > 0)
@@ -176,7 +176,7 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
 
 
 def _residual_panel(figure: go.Figure, times_ms: Floats, error_pct: Floats, at: int) -> None:
-    """Dots of one regime, their median and p5 to p95."""
+    """Draw the dots of one regime, their median, and p5 to p95."""
     shown = thin(len(times_ms), _POINTS)
     low, middle, high = np.percentile(error_pct, [5, 50, 95], method="inverted_cdf")
     ends = [float(times_ms.min()), float(times_ms.max())]
@@ -192,7 +192,7 @@ def _p99(values: Floats) -> float:
 
 
 def _ends_pct(row: RunRow) -> tuple[float, ...]:
-    """The ends of the band in percent of the real number; none where there is no band."""
+    """Return the ends of the band in percent of the real number; empty without a band."""
     if row.low is None or row.high is None or not row.real:
         return ()
     return tuple(100 * (end - row.real) / row.real for end in (row.low, row.high))

@@ -1,7 +1,7 @@
-"""What was measured, as maps over the steps that a deployment admits, with the steps of one run to mark on them.
+"""Maps of the measured steps among the steps that a deployment admits, with the steps of one run to mark on them.
 
-Of our own engine, a map holds the steps its calibration was fitted to, in the box of what they span. Of an engine that
-kernel tables predict, it holds how well a step of each size is known.
+For our own engine, a map holds the steps to which its calibration was fitted, in the box that they span. For an engine
+that kernel tables predict, it holds how well a step of each size is known.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from traces.recording import Recording
 
 Floats = NDArray[np.float64]
 
-NO_ROWS = 0.35  # where steps without decode rows stand on a logarithmic axis
-NEGLIGIBLE = 0.01  # the share of steps outside that does not change how a run stands, as in StepCost
+NO_ROWS = 0.35  # place of steps without decode rows on a logarithmic axis
+NEGLIGIBLE = 0.01  # share of steps outside that does not change a run's mark, as in StepCost
 STEP_COLUMNS = (
     "start_ns", "end_ns", "plan_ns", "sample_ns", "host_ns", "decode_rows", "decode_context", "sampled_rows",
     "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "draft_tokens",
 )  # fmt: skip
-_MOST_STEPS = 4000  # that are drawn
+_MOST_STEPS = 4000  # largest number of steps drawn
 _MOST_JUDGED = 100_000
 _CELLS = 26
 _DECODE = ("decode rows", "tokens behind each row (mean)")
@@ -51,10 +51,10 @@ _PROMPTS = ("prompt tokens", "decode rows beside them")
 
 
 class Map(NamedTuple):
-    """One panel: cells between the edges `x` and `y`, and the steps of the run as points.
+    """A panel: cells between the edges `x` and `y`, and the steps of the run as points.
 
-    known       `[len(y) - 1, len(x) - 1]`: steps measured in it, or percent to which its kernels are known; NaN outside
-    outside     the same, times beyond the nearest measured step, or percent; NaN where known
+    known       `[len(y) - 1, len(x) - 1]`: steps measured in the cell, or percent to which it is known; NaN outside
+    outside     the same shape: times beyond the nearest measured step, or percent; NaN where known
     points      `[steps, 2]`, and which of them are `out`
     """
 
@@ -69,11 +69,11 @@ class Map(NamedTuple):
 
 
 class Domain(NamedTuple):
-    """The maps of decode steps and of steps with prompts, and how much of the run lies outside.
+    """The maps of decode steps and of steps with prompts, and the share of the run that lies outside.
 
     counted     whether maps count measured steps; otherwise they are percent
-    steps, of   how many steps were judged, of how many
-    beyond      how many of those lie outside
+    steps, of   number of judged steps, and of all steps
+    beyond      share of the judged steps that lie outside
     """
 
     about: str
@@ -88,7 +88,7 @@ class Domain(NamedTuple):
 
     @property
     def counted_steps(self) -> str:
-        """How many steps were judged, of how many, in words."""
+        """The number of judged steps, and of all steps, in words."""
         return f"{self.steps:,} steps" if self.steps == self.of else f"{self.steps:,} (of {self.of:,}) steps"
 
     @property
@@ -99,9 +99,9 @@ class Domain(NamedTuple):
 
 
 def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
-    """What timed a simulated run; for a real one the calibration of this id, or any of its engine.
+    """Return what timed a simulated run; for a real run the calibration of this id, or another of its engine.
 
-    Looked for under `runs` and among what is bundled; None if it is not there.
+    It is looked for under `runs` and among the bundled ones; None if it is not there.
     """
     known = [*calibrations(runs).values(), DEMO / "calibration"]
     if recording.run["clock"] == "virtual":
@@ -112,7 +112,10 @@ def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | Non
 
 
 def domain(recording: Recording, source: Source) -> Domain:
-    """The maps for a recording, by what timed its steps, or would. Raises UserError when either is damaged."""
+    """Return the maps for a recording, whose steps `source` timed or would time.
+
+    Raises UserError if either is damaged.
+    """
     table = recording.table("steps", STEP_COLUMNS)
     if not table.num_rows:
         raise UserError("recording", recording.run["run_id"], "holds no steps; there is nothing to mark")
@@ -126,7 +129,7 @@ def domain(recording: Recording, source: Source) -> Domain:
         steps = _MeasuredDomain(Path(source.calibration), table, deployment)
     else:
         cost = pure(repriced(source, deployment).cost)
-        assert isinstance(cost, OperationCost)  # since it is of a GPU
+        assert isinstance(cost, OperationCost)  # because it is of a GPU
         steps = _KernelDomain(cost, table, deployment)
     scheduler, prompts = deployment.scheduler, steps.tokens > 0
     context_edges = _edges(scheduler.max_model_len)
@@ -152,7 +155,7 @@ def domain(recording: Recording, source: Source) -> Domain:
 
 
 class _Cells(NamedTuple):
-    """Of every cell, `[y, x]`: whether it was measured, how well it is known, and how far it is from what is."""
+    """The cells of a map, `[y, x]`: whether each was measured, how well it is known, its distance to known cells."""
 
     inside: NDArray[np.bool_]
     known: Floats
@@ -160,7 +163,7 @@ class _Cells(NamedTuple):
 
 
 class _MeasuredDomain:
-    """Of our own engine: the steps that were measured, and the box around them."""
+    """The domain of our own engine: the steps that were measured, and the box around them."""
 
     counted = True
 
@@ -204,7 +207,7 @@ class _MeasuredDomain:
     def _counted(self, x: Floats, y: Floats, factor: Floats, of_x: Floats, of_y: Floats, prompts: bool) -> _Cells:
         mine = (self._measured["prefill_tokens"] > 0) == prompts
         count = np.histogram2d(of_y[mine], of_x[mine], bins=(y, x))[0]
-        inside = (factor <= 1) | (count > 0)  # a cell that the box cuts through was measured where it was
+        inside = (factor <= 1) | (count > 0)  # a cell on the edge of the box counts as measured if steps in it were
         return _Cells(inside, count, factor)
 
 
@@ -221,7 +224,7 @@ def _measured(directory: Path) -> dict[str, Floats]:
 
 
 class _KernelDomain:
-    """Of an engine of which kernels are known."""
+    """The domain of an engine whose kernels are known."""
 
     counted = False
 
@@ -264,7 +267,7 @@ class _KernelDomain:
         return _Cells(marks.coverage < Coverage.EXTRAPOLATED, percent, percent)
 
     def _weakest(self, sizes: StepSizes, took: Floats) -> str:
-        """The operation that puts the longest of the steps outside there."""
+        """Return the operation that puts the longest of these steps outside."""
         longest = np.flatnonzero(self.out)[took[self.out].argmax()]
         amounts = {name: np.asarray(values) for name, values in vars(sizes).items()}
         return explain(self._cost, StepSizes(**{n: float(v[longest]) for n, v in amounts.items() if v.ndim})).why
@@ -277,7 +280,7 @@ def _map(titles: tuple[str, str], x: Floats, y: Floats, cells: _Cells, points: F
 
 
 def _edges(most: int) -> Floats:
-    """Edges of equal cells on a logarithmic axis, from 1 to `most`."""
+    """Return edges of equal cells on a logarithmic axis, from 1 to `most`."""
     step = max(np.log2(max(most, 2)) / (_CELLS - 1), 0.25)
     return np.exp2(np.arange(-0.5, np.ceil(np.log2(max(most, 2)) / step) + 1) * step)
 

@@ -1,4 +1,4 @@
-"""Where predictions rest on measurements, drawn: orange was measured, grey was not, and the run in question on top."""
+"""Maps of what was measured: orange was measured, grey was not, and the steps of a run are on top."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dashboard.series import thin
 from dashboard.trust_page.domain import NO_ROWS, Domain, Map
 
 _POINTS = 1200
-_FAR = 3.0  # doublings beyond what was measured at which grey is at its darkest
+_FAR = 3.0  # doublings beyond the measured steps at which grey is darkest
 _VAGUE = 50.0  # percent; the scale of the Calibration page
-_OUTLINE = {"width": 0.7, "color": "rgba(20, 26, 38, 0.7)"}  # so that a real step stands out from what was measured
+_OUTLINE = {"width": 0.7, "color": "rgba(20, 26, 38, 0.7)"}  # outline by which a real step stands out from the orange
 _DECADES = (1, 10, 100, 1_000, 10_000)
 
 
 def domain_maps(domain: Domain, run: Mapping[str, Any]) -> go.Figure:
-    """Decode steps and steps with prompts, side by side; the marks on them are of `run`, a row of `runs`."""
+    """Return decode steps and steps with prompts, side by side, with marks for the steps of `run`, a row of `runs`."""
     name, colour = f"{CLOCK_NAME.get(run['clock'], 'recorded')} step", run_colour(run)
     figure = make_subplots(cols=2, horizontal_spacing=0.15, subplot_titles=("Decode steps", "Steps with prompts"))
     for at, panel in enumerate((domain.decode, domain.prompts), start=1):
@@ -120,6 +120,6 @@ def _log(edges: NDArray[Any]) -> dict[str, Any]:
 
 
 def _powers(edges: NDArray[Any]) -> list[int]:
-    """Powers of two to label: few enough to be read."""
+    """Return powers of two to label, few enough to be read."""
     every = [2**exponent for exponent in range(int(np.log2(edges[-1])) + 1)]
     return every if len(every) <= 7 else every[::2]

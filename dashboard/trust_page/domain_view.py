@@ -1,4 +1,4 @@
-"""The Trust page on what was measured: the calibrated domain, and the steps of one run marked on it."""
+"""The Trust page's view of what was measured: the calibrated domain, and the steps of one run marked on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _HELP = (
 
 
 def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Path | None, calibration: str) -> None:
-    """The maps behind one of `recordings`: of the report of this name that in `first`, and in doubt its calibration."""
+    """Draw the maps behind one of `recordings`.
+
+    For the report of this name the run `first` is the default. `calibration` times a real run if it fits its engine.
+    """
     above, chooser = st.columns([3, 2], vertical_alignment="bottom")
     if not recordings:
         above.subheader(TITLE, anchor=False)
@@ -54,7 +57,7 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
 
 
 def show_maps(to: Sheet, found: Domain, run: Mapping[str, Any], name: str, **where: Any) -> None:
-    """Of a run, by its row of `runs`, which is called `name`."""
+    """Show the maps of a run called `name`; `run` is its row of `runs`."""
     if found.beyond.steps:
         to.text(
             f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of {name} lie outside what was "
@@ -67,7 +70,7 @@ def show_maps(to: Sheet, found: Domain, run: Mapping[str, Any], name: str, **whe
 
 
 def _forget_another_reports(report: str) -> None:
-    """Another report asks about its own run; a link says which run, whatever the report."""
+    """Forget the run that was chosen for another report, unless a link names one."""
     if st.session_state.get("scenario_of", report) != report and not moved("scenario"):
         forget("scenario")
     st.session_state["scenario_of"] = report

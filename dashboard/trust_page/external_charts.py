@@ -13,19 +13,19 @@ from dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, leg
 from dashboard.trust_page.results import Column, Figure, Source
 
 _RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
-_FAMILIES = (  # what a figure's name begins with, by the panel it belongs to
+_FAMILIES = (  # beginnings of figures' names, by their panel
     ("TTFT", ("ttft_ms",)),
     ("TPOT", ("tpot_ms",)),
     ("E2E", ("e2e_ms",)),
     ("throughput, makespan", _RATES),
-    ("steps", ("p50_ms", "p95_ms", "total_s")),  # their targets are of single steps, not of these
+    ("steps", ("p50_ms", "p95_ms", "total_s")),  # targets for steps are about single steps, not about these figures
 )
-_EDGE = 60.0  # percent at which the axis ends: what lies beyond stands at its edge
-_SPREAD = 0.32  # of the height of a row, so that dots do not hide each other
+_EDGE = 60.0  # percent at which the axis ends; larger errors are drawn at its edge
+_SPREAD = 0.32  # share of a row's height, so that dots do not hide each other
 
 
 def errors_by_source(cases: Sequence[Source], column: Column) -> go.Figure:
-    """A dot for each figure, a panel for each kind, a row for each source; short lines are how close it should come."""
+    """Return a dot for each figure, a panel for each kind, a row for each source; short lines are the targets."""
     shown = [(title, names) for title, names in _FAMILIES if any(_rows(case, names, column) for case in cases)]
     if not shown:
         return empty("No source has such figures", 300)
@@ -112,5 +112,5 @@ def _targets(figure: go.Figure, at: int, place: int, case: Source, names: Sequen
 
 
 def _spread(count: int, covered: bool) -> np.ndarray[Any, Any]:
-    """Places across the row, the same every time: multiples of the golden ratio, which never cluster."""
+    """Return places across the row, the same every time: multiples of the golden ratio, which never cluster."""
     return 2.0 * ((np.arange(count) + (0.5 if covered else 0.0)) * 0.6180339887498949 % 1.0) - 1.0

@@ -1,4 +1,4 @@
-"""How far the planner's own question is from what was measured: the GPU, the model and the load of a plan's answer.
+"""The distance of the reader's own plan from what was measured: its GPU, its model and its load.
 
 The evidence is published runs that the simulator had not seen. A run is near if it is of the same GPU and model, with
 about as many requests at a time in one replica.
@@ -16,14 +16,14 @@ from dashboard.plan_page.words import model_name
 from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
 
-_NEAR = 2.0  # times as many requests at a time, or a half
-_HELD = 0.8  # of the measured values, in bands that are to hold 0.9 of them
+_NEAR = 2.0  # twice as many requests at a time, or half as many
+_HELD = 0.8  # share of the measured values inside bands that should contain 0.9 of them
 _FAR_PCT = 25.0  # a median error that would change most plans
 _AT_A_TIME, _SHARDS, _WEIGHTS = (re.compile(part) for part in (r"_c(\d+)_", r"_tp(\d+)_", r"_(fp\d|int\d)_"))
 
 
 class Question(NamedTuple):
-    """What is to be trusted; `at_a_time` are the requests in one replica, None if unknown."""
+    """The prediction to be judged; `at_a_time` are the requests in one replica, None if unknown."""
 
     gpu: str
     model: str
@@ -31,7 +31,7 @@ class Question(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`Yes`, `Partly` or `No`; why in a sentence; and the figures of the nearest runs: name and value."""
+    """An answer, `Yes`, `Partly` or `No`; the reason in a sentence; and figures of the nearest runs by name."""
 
     answer: str
     why: str
@@ -53,7 +53,7 @@ class _Run(NamedTuple):
 
 
 def question_of(plan: PlanDocument) -> Question | None:
-    """That of the recommended fleet; None without one. Requests at a time follow by Little's law."""
+    """Return the question of the recommended fleet; None without one. Requests at a time follow from Little's law."""
     best = plan.recommendation
     if best is None:
         return None
@@ -64,7 +64,7 @@ def question_of(plan: PlanDocument) -> Question | None:
 
 
 def judged(question: Question, external: External) -> Verdict:
-    """Whether predictions of it can be trusted, by the nearest runs."""
+    """Return whether predictions of the question can be trusted, by the nearest runs."""
     asked = f"{question.model} on {question.gpu}"
     on_gpu = list(_runs(case for case in external.cases if case.gpu == question.gpu))
     if not on_gpu:
@@ -100,7 +100,7 @@ def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
 
 
 def _errors(rows: list[Figure]) -> dict[str, float]:
-    """Median absolute errors of blind predictions in percent, by latency."""
+    """Return the median absolute errors of blind predictions in percent, by latency."""
     found = {
         label: [abs(row.blind_error_pct) for row in rows if row.figure.startswith(name)]
         for name, label in LATENCIES.items()
@@ -109,7 +109,7 @@ def _errors(rows: list[Figure]) -> dict[str, float]:
 
 
 def _apart(run: _Run, question: Question) -> float:
-    """How many times more or fewer requests at a time; infinite if either is unknown."""
+    """Return the factor between the numbers of requests at a time; infinite if either is unknown."""
     if run.at_a_time is None or not question.at_a_time:
         return math.inf
     return max(run.at_a_time / question.at_a_time, question.at_a_time / run.at_a_time)

@@ -1,6 +1,6 @@
-"""Trust: how far the simulator is from the real engine, and from engines of others, and where it was never held to any.
+"""Trust: how far the simulator is from the real engine and from other engines, and where it was never compared.
 
-Opens on bundled results where there are none of one's own.
+The page opens on bundled results if there are no others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _OWN = (
 
 @in_url
 def show(runs: Path) -> None:
-    """The page, over the reports under `runs`; without any, over those that are bundled."""
+    """Draw the page, over the reports under `runs`, or over the bundled ones if there are none."""
     own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation", BUNDLED_VLLM: DEMO_ON_VLLM / "validation"}
     with titled("Can you trust the numbers?"):
@@ -97,7 +97,7 @@ def show(runs: Path) -> None:
 @st.fragment
 @part_in_url
 def _view(runs: Path, directory: Path, report: ValidationReport, external: External | None, own: bool) -> None:
-    """What is chosen here is drawn anew without the rest of the page; the others are not made at all."""
+    """Draw the chosen view, without the rest of the page; other views are not made."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     if view == "runs":
         found = compared_latencies(directory, report, lambda path: open_run(path)[1])
@@ -120,7 +120,7 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
 
 
 def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | None:
-    """The newest results of a rung under `runs`, if there are any; None, and why in a line, if they are damaged."""
+    """Return the newest results of a rung under `runs`; None without any, and None with an error line if damaged."""
     try:
         return read(runs)
     except UserError as error:
@@ -129,7 +129,7 @@ def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | Non
 
 
 def _own_question(runs: Path, external: External) -> None:
-    """Yes or no for the plan that was looked at last, or the bundled one."""
+    """Draw yes or no for the plan that was looked at last, or for the bundled plan."""
     question = question_of(looked_at(runs).answer)
     if question is None:
         return
@@ -149,7 +149,7 @@ def _verdict(report: ValidationReport) -> None:
 
 
 def _ladder(found: Sequence[Rung]) -> None:
-    """No more than three in a row, so that they stay readable at 800 pixels."""
+    """Draw the rungs, no more than three in a row, so that they stay readable at 800 pixels."""
     st.caption(LADDER)
     for row in (found[:3], found[3:5], found[5:]):
         for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
@@ -164,12 +164,12 @@ def _ladder(found: Sequence[Rung]) -> None:
 def _figures(
     directory: Path, read: tuple[int, bool], _found: ComparedLatencies, _report: ValidationReport
 ) -> dict[str, go.Figure]:
-    """Kept: `read` says how many repeats could be, and whether the simulated run could."""
+    """Return the figures, cached: `read` says how many repeats could be read, and whether the simulated run could."""
     return figures(_found, _report)
 
 
 def _decisions(decisions: Decisions) -> None:
-    """What choices by several rules were worth."""
+    """Draw the utility of choices by several rules."""
     st.subheader("Choices among measured configurations", anchor=False)
     ours = decisions.ours
     st.caption(
@@ -181,7 +181,7 @@ def _decisions(decisions: Decisions) -> None:
 
 
 def _clients(clients: Clients) -> None:
-    """What clients of a server saw, beside what was simulated of it."""
+    """Draw what clients of a server saw, beside the simulation."""
     st.subheader("What clients of a server saw", anchor=False)
     formats = dict.fromkeys(("clients", "engine alone", "with the front door", "in the same weather"), "%.2f")
     formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f") | {"floor (%)": "%.1f"}

@@ -1,4 +1,4 @@
-"""What `tokentwin validate external`, `front-door` and `decisions -o DIR` write for the dashboard: read and checked."""
+"""Files that `tokentwin validate external`, `front-door` and `decisions -o DIR` write for the dashboard, checked."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 Column = Literal["blind", "anchored"]
 Results = TypeVar("Results", bound="Result")
-_COMMANDS = {"clients": "front-door"}  # where a file is not called as its command is
+_COMMANDS = {"clients": "front-door"}  # the command where it differs from the name of the file
 
 
 class Result(BaseModel):
-    """Results of a command, or a part of them; later versions may say more."""
+    """The results of a command, or a part of them; later versions may add fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Target(Result):
-    """How close a figure should come, in percent of the measured, and how close it came."""
+    """A target of a figure's error, in percent of the measured value, and the error."""
 
     figure: str
     within_pct: float
@@ -44,7 +44,7 @@ class Target(Result):
 
 
 class Figure(Result):
-    """One figure of one published run; errors in percent of the measured."""
+    """One figure of one published run; errors are in percent of the measured value."""
 
     run: str
     figure: str
@@ -63,7 +63,7 @@ class Figure(Result):
 
 
 class Source(Result):
-    """A published measurement: what ran, who says so, and what was predicted of it."""
+    """A published measurement: what ran, who published it, and the predictions."""
 
     name: str
     title: str
@@ -92,18 +92,18 @@ class External(Result):
         return [row for case in self.cases for row in case.rows]
 
     def on(self, gpu: str) -> External | None:
-        """The sources that ran on this GPU; None if there are none."""
+        """Return the sources that ran on this GPU; None if there are none."""
         cases = [case for case in self.cases if case.gpu == gpu]
         return self.model_copy(update={"cases": cases}) if cases else None
 
 
 def covered(of: External | Source) -> int:
-    """How many figures lie in their 90 % interval."""
+    """Return the number of figures that lie in their 90 % interval."""
     return sum(row.covered for row in of.rows)
 
 
 def median_error_pct(of: External | Source, family: str, column: Column = "blind") -> float | None:
-    """The median absolute error of the figures that begin with `family`."""
+    """Return the median absolute error of the figures that begin with `family`."""
     rows = of.rows
     errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
     known = [abs(error) for error in errors if error is not None]
@@ -111,13 +111,13 @@ def median_error_pct(of: External | Source, family: str, column: Column = "blind
 
 
 def provenance(cases: Iterable[Source]) -> Provenance:
-    """Of a figure of the predictions of several sources."""
+    """Return the provenance of predictions of several sources."""
     marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in cases)
     return weakest((noted(mark, "the source does not say") for mark in marks), "sources")
 
 
 def source_row(case: Source, column: Column) -> dict[str, object]:
-    """What was run, and how far its predictions are off."""
+    """Return a row about a source: what was run, and how far its predictions are off."""
     return {
         "run": case.name,
         **{label: median_error_pct(case, family, column) for family, label in LATENCIES.items()},
@@ -131,19 +131,19 @@ def source_row(case: Source, column: Column) -> dict[str, object]:
 
 
 def newest_external(runs: Path) -> External:
-    """The newest results under `runs`, or the bundled ones. Raises UserError, one line, when they are damaged."""
+    """Return the newest results under `runs`, or the bundled ones. Raises UserError, one line, if they are damaged."""
     return load_external(next(iter(find(runs, EXTERNAL).values()), EXTERNAL_SAMPLE))
 
 
 def load_external(directory: Path) -> External:
-    """The results in `directory`. Raises UserError, one line, when they are missing or damaged."""
+    """Return the results in `directory`. Raises UserError, one line, if they are missing or damaged."""
     return read_results(External, directory, EXTERNAL)
 
 
 def read_results(kind: type[Results], directory: Path, file: str) -> Results:
-    """What `tokentwin validate` wrote to a file of the directory.
+    """Return the results that `tokentwin validate` wrote to a file of the directory.
 
-    Raises UserError, one line, when it is missing or damaged.
+    Raises UserError, one line, if it is missing or damaged.
     """
     return _read(kind, directory, file, stamp(directory) if directory.is_dir() else 0)
 
@@ -160,9 +160,9 @@ def _read(kind: type[Results], directory: Path, file: str, written: int) -> Resu
 
 
 def error_line(external: External, gpu: str) -> str:
-    """Simulated against real, in a sentence: median errors of blind predictions, and how many the 90 % band holds.
+    """Return a sentence with the median errors of blind predictions, and the share of values in the 90 % band.
 
-    Of the published runs on `gpu`, or of all where there are none on it. Empty when none has such a figure.
+    It is about the published runs on `gpu`, or about all if there are none on it; empty if no run has such a figure.
     """
     nearest = external.on(gpu)
     where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
@@ -182,7 +182,7 @@ def error_line(external: External, gpu: str) -> str:
 
 
 class ClientFigure(Result):
-    """One statistic: as clients saw it, and as simulated; errors in percent of what clients saw."""
+    """One statistic as clients saw it, and as simulated; errors are in percent of what clients saw."""
 
     metric: str
     statistic: str
@@ -196,7 +196,7 @@ class ClientFigure(Result):
 
 
 class Clients(Result):
-    """Rung 6: what clients saw of one workload, and what was simulated of it."""
+    """Rung 6: one workload as clients saw it, and as it was simulated."""
 
     created: str = ""
     clients: list[str] = Field([])
@@ -209,7 +209,7 @@ class Clients(Result):
 
 
 def newest_clients(runs: Path) -> Clients | None:
-    """The newest results under `runs`, None without any. Raises UserError, one line, when they are damaged."""
+    """Return the newest results under `runs`, None without any. Raises UserError, one line, if they are damaged."""
     directory = next(iter(find(runs, CLIENTS).values()), None)
     return None if directory is None else read_results(Clients, directory, CLIENTS)
 
@@ -235,7 +235,7 @@ def client_rows(clients: Clients) -> list[dict[str, Any]]:
 
 
 class Rule(Result):
-    """What the choices of a rule were worth; shares of the questions. The first rule is that of `tokentwin plan`."""
+    """The utility of the choices of a rule; shares of the questions. The first rule is `tokentwin plan`'s."""
 
     questions: int
     groups: int
@@ -259,13 +259,13 @@ class Decisions(Result):
 
 
 def newest_decisions(runs: Path) -> Decisions:
-    """The newest results under `runs`, or the bundled ones. Raises UserError, one line, when they are damaged."""
+    """Return the newest results under `runs`, or the bundled ones. Raises UserError, one line, if they are damaged."""
     directory = next(iter(find(runs, DECISIONS).values()), EXTERNAL_SAMPLE)
     return read_results(Decisions, directory, DECISIONS)
 
 
 def decision_rows(decisions: Decisions) -> list[dict[str, Any]]:
-    """Every rule, in percent."""
+    """Return a row for every rule, in percent."""
     return [
         {
             "choice by": rule.rule,

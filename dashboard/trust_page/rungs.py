@@ -1,4 +1,4 @@
-"""How each rung of the ladder stands in a report, and in the figures of published engines, in words."""
+"""The state of each rung of the ladder, by a report and by the figures of published engines, in words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NOT_CLIMBED = "This report does not hold this check."
 
 
 class Rung(NamedTuple):
-    """How a rung stands: a Material symbol in a colour, a headline with its figure in `**`, and sentences.
+    """The state of a rung: a Material symbol in a colour, a headline with its figure in `**`, and sentences.
 
-    Without a headline it was not climbed.
+    A rung without a headline was not climbed.
     """
 
     title: str
@@ -32,7 +32,7 @@ def rungs(
     clients: Clients | None = None,
     decisions: Decisions | None = None,
 ) -> list[Rung]:
-    """Rungs 1 to 7."""
+    """Return rungs 1 to 7."""
     of_report = _decisions(report), _steps(report), _runs(report)
     return [*of_report, _others(external), _bands(report, external), _front_door(clients), _choices(decisions)]
 
@@ -91,7 +91,7 @@ def _runs(report: ValidationReport | None) -> Rung:
 
 
 def _within_noise(rows: Sequence[RunRow]) -> str:
-    """How many of those whose noise is known; empty where there are none."""
+    """Return how many of the figures with a known noise lie within it; empty if there are no such figures."""
     known = [row.within_floor for row in rows if row.within_floor is not None]
     return f"{sum(known)} of {len(known)}" if known else ""
 
@@ -112,7 +112,7 @@ def _others(external: External | None) -> Rung:
 
 
 def _medians(of: External | Source) -> dict[str, float]:
-    """Median absolute errors of blind predictions in percent, by latency."""
+    """Return the median absolute errors of blind predictions in percent, by latency."""
     found = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
     return {label: error for label, error in found.items() if error is not None}
 
@@ -177,7 +177,7 @@ def _errors(errors: Mapping[str, float]) -> str:
 
 
 def _noisy(rows: Sequence[RunRow]) -> str:
-    """Of how many figures nothing can be told, as a sentence to go on with; empty if there are none."""
+    """Return a sentence about the figures that say nothing because of noise; empty if there are none."""
     apart = [abs(row.floor_pct) for row in rows if row.noisy and row.floor_pct is not None]
     if not apart:
         return ""
@@ -189,7 +189,7 @@ def _tells_nothing(title: str, noisy: str) -> Rung:
 
 
 def _marked(report: ValidationReport | None, rung: Rung) -> Rung:
-    """The rung, without a mark of its own where the machine was disturbed while its figures were measured."""
+    """Return the rung, in grey if the machine was disturbed while its figures were measured."""
     if report is None or not report.disturbed:
         return rung
     return rung._replace(headline=f"{rung.headline}, on a disturbed machine", colour="gray", symbol="help")

@@ -1,4 +1,4 @@
-"""What a validation report says beside its figures, on the page and in a file, and how far to trust them."""
+"""Texts of a validation report beside its figures, on the page and in a file, and how far to trust them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ERRORS_IN_WEATHER = (
 
 
 def disturbance(report: ValidationReport) -> str:
-    """What to say of real runs that were disturbed; empty where they were not."""
+    """Return a warning about disturbed real runs; empty if they were not disturbed."""
     if not report.disturbed:
         return ""
     told = (report.disturbance or "its canary steps drifted").rstrip(".")
@@ -53,12 +53,12 @@ def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
 
 
 def blind_title(report: ValidationReport) -> str:
-    """Of the figure of errors of the blind prediction, which may be the only one."""
+    """Return the title of the figure of blind errors, which may be the only one."""
     return "Error of the blind prediction" if report.weather_rows else "Error against the noise floor"
 
 
 def made_of(report: ValidationReport) -> str:
-    """Say what was compared, on which engine, and when."""
+    """Return what was compared, on which engine, and when."""
     facts = (
         report.workload,
         f"on {engine_of(report)}",
@@ -69,13 +69,13 @@ def made_of(report: ValidationReport) -> str:
 
 
 def engine_of(report: ValidationReport) -> str:
-    """Return what people call the engine of the real runs."""
+    """Return the common name of the engine of the real runs."""
     version = report.hardware.get("vllm")
     return f"vLLM {version}" if version else "our engine"
 
 
 def bias(report: ValidationReport) -> str:
-    """The mean signed error of step times, by regime; empty where it is not known."""
+    """Return the mean signed error of step times, by regime; empty if it is not known."""
     regimes = report.rungs.step.regimes if report.rungs.step else {}
     told = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
     return f"Bias (mean signed error): {', '.join(told)}." if told else ""
@@ -85,7 +85,7 @@ _MOST_MEDIAN_PCT = 10.0
 
 
 def of_report(report: ValidationReport) -> Provenance:
-    """How far to trust the simulated run, and why."""
+    """Return how far to trust the simulated run, and why."""
     if report.rungs.run is None or not report.rungs.run.rows:
         return Provenance(UNKNOWN, "the report compares no real run with the simulated one")
     if report.disturbed:
@@ -98,9 +98,9 @@ def of_report(report: ValidationReport) -> Provenance:
 
 
 def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Provenance:
-    """Of `count` measured steps held against predictions: by the worst of the regimes' median errors, in percent.
+    """Return the provenance of `count` measured steps against predictions, by the worst median error of the regimes.
 
-    `more` is the rest of the reason.
+    Median errors are in percent; `more` is the rest of the reason.
     """
     if not count:
         return Provenance(UNKNOWN, "no step was kept to compare predictions with")

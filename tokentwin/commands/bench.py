@@ -83,7 +83,7 @@ def bench(
 
 
 def _deployed(file: str | None, flags: dict[str, Any], replicas: int | None, router: str | None) -> Deployment:
-    """What the file and the flags say; a fleet, if there is to be one."""
+    """Return the deployment of the file and the flags, with a fleet if replicas or a router are given."""
     from planning.priced_scenario import with_fleet
 
     deployment = read_deployment(file, flags)

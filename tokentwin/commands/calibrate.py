@@ -35,7 +35,7 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     With --from-iterations or --from-case nothing is run. The measurements of another engine then correct the kernel
     tables of its GPU. This writes engine.json, which `simulate` also accepts.
 
-    With --from-served it learns what an API server and a client add to a request, and writes front_door.json for
+    With --from-served this measures what an API server and a client add to a request, and writes front_door.json for
     `simulate --front-door`.
     """
     from calibration.steps.external_calibration import ExternalCalibration
@@ -60,7 +60,7 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
 
 
 def _print_correction(learnt: ExternalCalibration) -> None:
-    """What was learnt of another engine, and held-out errors."""
+    """Print the correction for another engine, and its held-out errors."""
     factors = ((name, f"{factor:.3f}") for name, factor in learnt.correction.factors.items())
     print_table(("part", "factor"), factors, f"correction {learnt.id}")
     print_table(("added for", "µs"), ((name, f"{ns / 1e3:,.1f}") for name, ns in learnt.correction.added_ns.items()))
@@ -74,7 +74,7 @@ def _print_correction(learnt: ExternalCalibration) -> None:
 
 
 def _print_front_door(learnt: FrontDoor) -> None:
-    """What it adds, and where."""
+    """Print the times that a front door adds, part by part."""
     fields = {name: field.description or "" for name, field in type(learnt).model_fields.items()}
     times = ((said, f"{getattr(learnt, name) / 1e3:,.2f}") for name, said in fields.items() if name.endswith("_ns"))
     print_table(("what it pays for", "µs"), times, f"front door, from {learnt.source}")

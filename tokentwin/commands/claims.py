@@ -1,4 +1,4 @@
-"""`tokentwin claims`: what everyone says about inference, put to the test."""
+"""`tokentwin claims`: common claims about inference, put to the test."""
 
 from __future__ import annotations
 

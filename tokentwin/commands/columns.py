@@ -1,4 +1,4 @@
-"""`tokentwin columns`: what the columns of a dataset mean."""
+"""`tokentwin columns`: the meaning of the columns of a dataset."""
 
 from __future__ import annotations
 

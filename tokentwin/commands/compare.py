@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NO_DIFFERENCE = 3
 REVERSED = 4
-_OF_THE_RUN = ("replicas", "router", "gpu", "calibration")  # of a side: what is no setting of its deployment
+_OF_THE_RUN = ("replicas", "router", "gpu", "calibration")  # settings of a side that are not settings of its deployment
 
 _THRESHOLD = (
     "Percent from which a request gains or loses. "
@@ -134,7 +134,7 @@ def compare(
 
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """What a side has of its own, of a file and of `NAME=VALUE` pairs, values in YAML."""
+    """Return the settings of one side, from a file and from `NAME=VALUE` pairs with values in YAML."""
     from planning.deployments import stated_deployment
     from planning.settings import named_values
 
@@ -144,7 +144,7 @@ def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]
 
 
 def _finish(document: ComparisonDocument, told: Told) -> None:
-    """Save it, print it, and leave with its exit status."""
+    """Save and print the comparison, and exit with its status."""
     told.finish(document)
     if any(row.outcome == "reversed" for row in document.ranking or ()):
         raise SystemExit(REVERSED)

@@ -1,4 +1,4 @@
-"""`tokentwin conformance`: hold our scheduler against recordings of vLLM's own, or against a vLLM that is installed."""
+"""`tokentwin conformance`: our scheduler against recordings of vLLM's own, or against an installed vLLM."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def conformance(
 ) -> None:
     """Replay RECORDINGS of vLLM's scheduler through ours, and compare every decision.
 
-    Prints one line for each recording; with --live, for each family of scenarios. The exit status is 1 if any decision
-    differs.
+    This prints one line for each recording; with --live, for each family of scenarios. The exit status is 1 if any
+    decision differs.
     """
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "give recordings, or --live and a vLLM")

@@ -1,4 +1,4 @@
-"""`tokentwin dashboard`: the dashboard's server, on loopback unless told otherwise."""
+"""`tokentwin dashboard`: the dashboard's server, by default on loopback only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dashboard(runs_dir: Path | None, port: int, host: str, password: str, served
 
 
 def _check_free(host: str, port: int) -> str:
-    """The address that `host` means. Raises UserError where the dashboard cannot listen there."""
+    """Return the address that `host` means. Raises UserError if the dashboard cannot listen there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

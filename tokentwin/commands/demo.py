@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from serving.workload import Workload
 
 DEMO_SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 300}
-VLLM_ON_CPU = {"block_size": 32, "num_blocks": 150}  # the same memory in larger blocks, as its attention wants them
+VLLM_ON_CPU = {"block_size": 32, "num_blocks": 150}  # the same memory in larger blocks, which its attention needs
 
 
 @click.command()
@@ -104,7 +104,7 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
 
 
 def _model() -> str:
-    """SmolLM2 if it can be had; otherwise random weights of the same shape, and say so."""
+    """Return SmolLM2 if it can be fetched; otherwise random weights of the same shape, with a notice."""
     from planning.home import home
     from realengine.smollm2 import fetch
     from serving.errors import UserError

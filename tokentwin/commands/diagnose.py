@@ -1,4 +1,4 @@
-"""`tokentwin diagnose`: why a recorded run is as slow as it is."""
+"""`tokentwin diagnose`: the reasons why a recorded run is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokentwin explain`: where the time of one step goes."""
+"""`tokentwin explain`: the operations of one step and their times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def explain(gpu: str, calibration: str | None, style: str, deployment_file: str | None, **given: Any) -> None:
-    """Show every operation of a step with its roofline, the parts of the predicted time, and what its tokens become.
+    """Show every operation of a step with its roofline, the parts of the predicted time, and its tokens as tensors.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
@@ -157,7 +157,7 @@ def _us(ns: float | None) -> str:
 
 
 def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Stage by stage, neighbours that are alike together; transfers last."""
+    """Yield the stages, with alike neighbours together; the transfers come last."""
     first = 0
     for stage, alike in groupby(found.stages):
         last = first + len(list(alike)) - 1

@@ -37,7 +37,7 @@ def export(source: Path, format: str, out: Path, table: str | None, force: bool)
 
 
 def _report(source: Exportable, out: IO[bytes]) -> None:
-    """The dashboard's, whose figures and packages it needs."""
+    """Write the report, for which the dashboard's figures and packages are needed."""
     from serving.errors import UserError
 
     try:

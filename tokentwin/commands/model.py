@@ -1,4 +1,4 @@
-"""`tokentwin model`: models for the real engine, and what any model needs of a GPU."""
+"""`tokentwin model`: models for the real engine, and the GPU memory that any model needs."""
 
 from __future__ import annotations
 

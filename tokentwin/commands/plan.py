@@ -39,7 +39,7 @@ def plan(jobs: int | None, told: Told, **given: Any) -> None:
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` makes a report of a saved answer.
 
-    Within seconds a first answer, a range from quick estimates, is said on standard error.
+    A first answer, a range from quick estimates, appears on standard error within seconds.
 
     The exit status is 4 if no fleet meets the SLOs.
     """

@@ -1,4 +1,4 @@
-"""`tokentwin policy`: hold a scheduling policy to its contract."""
+"""`tokentwin policy`: a check of a scheduling policy against its contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokentwin router`: hold a router to its rules."""
+"""`tokentwin router`: a check of a router against its rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer on the command line: printed, saved, and with the command line that gives it again noted in it."""
+"""The answer of a command: it is printed and saved, with the command line that reproduces it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 
 
 def _command_line() -> str:
-    """The command under way with its arguments, and those options that are not as by default and change the answer."""
+    """Return the command with its arguments, and with options that differ from their defaults and change the answer."""
     context = click.get_current_context()
     words = ["tokentwin", context.info_name or ""]
     for parameter in context.command.params:
@@ -34,7 +34,7 @@ def _command_line() -> str:
 
 
 class Told(NamedTuple):
-    """How an answer is to be told: printed in a `style`, `table` or `json`, and saved, perhaps over another."""
+    """The output of an answer: its `style` (`table` or `json`), and the file to save it to, which `force` replaces."""
 
     style: str
     save: Path | None = None
@@ -42,11 +42,11 @@ class Told(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is read, not only what a table shows."""
+        """True if the whole answer is needed, not only the part in a table."""
         return self.style == "json" or self.save is not None
 
     def finish(self, answer: Document) -> None:
-        """Of inputs it states the command line."""
+        """Print and save `answer`; an answer with the field `inputs` gets the command line."""
         if "inputs" in type(answer).model_fields:
             answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
         if self.save is not None:
@@ -58,7 +58,10 @@ class Told(NamedTuple):
 
 
 def answering(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --save, --force and --format, which the command gets as `told`. What cannot be saved is refused at once."""
+    """Add --save, --force and --format, which the command gets as `told`.
+
+    A file that cannot be saved is refused at once.
+    """
 
     @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
     @click.option("--force", is_flag=True, help="Replace files that exist.")

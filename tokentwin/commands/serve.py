@@ -54,7 +54,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
             flags[name] = _json(flags[name])
     if isinstance(flags["failures"], str):
         flags["failures"] = read_yaml(flags["failures"], "failures")
-    if flags["kv_events"] is not None and "PYTHONHASHSEED" in os.environ:  # where vLLM finds its own
+    if flags["kv_events"] is not None and "PYTHONHASHSEED" in os.environ:  # vLLM reads it from there
         given = flags["kv_events"] if isinstance(flags["kv_events"], dict) else {"endpoint": flags["kv_events"]}
         flags["kv_events"] = {"hash_seed": os.environ["PYTHONHASHSEED"], **given}
     asked = {name: flags[name] for name in ServeSettings.model_fields if name in flags}
@@ -63,7 +63,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
         refuse_engine_flags(flags)
     otherwise = served() if twin else None
     if not twin and flags["device"] is None and Path("/dev/nvidiactl").exists():
-        otherwise = served().model_copy(update={"model": Deployment().model})  # on the GPU that this machine has
+        otherwise = served().model_copy(update={"model": Deployment().model})  # the GPU of this machine
     deployment = read_deployment(deployment_file, flags, otherwise)
     defaults: tuple[str, ...] = ()
     if twin:
@@ -85,7 +85,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
 
 
 def _json(text: str) -> Any:
-    """What is JSON as what it says; anything else as it is."""
+    """Parse `text` if it is JSON; otherwise return it unchanged."""
     try:
         return parse_json(text)
     except ValueError:

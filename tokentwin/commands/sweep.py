@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-_LINES = 6  # about defaults, at most
+_LINES = 6  # largest number of lines about defaults
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`tokentwin trace`: look at a workload, convert it, make one up."""
+"""`tokentwin trace`: inspect a workload, convert it, or generate one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from serving.workload import Workload, WorkloadRequest
     from traces.summary import WorkloadSummary
 
-_ADVANCE_EVERY = 10_000  # requests
+_ADVANCE_EVERY = 10_000  # unit: requests
 _TRACE = click.Path(path_type=Path)
 _FORMAT = click.option("--format", "format_", type=click.Choice(["table", "json"]), default="table", help="Format.")
 _TO = click.option(
@@ -125,7 +125,7 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
 
 
 class _Counted:
-    """Requests of which `advance` is called with how many were read, now and then."""
+    """An iterable of requests that calls `advance` now and then with the number of requests read."""
 
     def __init__(self, requests: Iterable[WorkloadRequest], advance: Callable[[int], None]) -> None:
         self._requests, self._advance = requests, advance
@@ -146,7 +146,7 @@ def _read(path: Path, spread: bool) -> Workload:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """The value of an option: `kind:key=value,...`, or `key=value,...`, or a plain one."""
+    """Return the value of an option: `kind:key=value,...`, or `key=value,...`, or a plain value."""
     if name in ("system_prompts", "sessions"):
         kind, rest = "", text
     elif name == "arrivals" or (name in ("prompt", "output") and not text.lstrip("-").isdigit()):
@@ -165,7 +165,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _value(name: str, text: str) -> Any:
-    """A plain value as YAML has it: a number, or a word."""
+    """Return a plain value as YAML reads it: a number, or a word."""
     try:
         return parse_yaml(text)
     except ValueError as error:

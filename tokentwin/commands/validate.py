@@ -1,4 +1,4 @@
-"""`tokentwin validate`: hold the simulator against real runs, rung by rung."""
+"""`tokentwin validate`: the simulator compared with real runs, rung by rung."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ options = options_of(ValidateRequest)
 
 
 class _Rungs(click.Group):
-    """Anything that is no subcommand is about recordings: `validate REAL...` is `validate runs REAL...`."""
+    """A group whose default subcommand is `runs`: `validate REAL...` is `validate runs REAL...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):

@@ -1,4 +1,4 @@
-"""`tokentwin validate decisions`: rung 7, choices among configurations that somebody else has measured."""
+"""`tokentwin validate decisions`: rung 7, choices among configurations that others have measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokentwin validate external`: rung 4, published measurements of engines nobody here wrote."""
+"""`tokentwin validate external`: rung 4, published measurements of other engines."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def external(
 
     What a client measures includes HTTP and tokenising. `tokentwin validate front-door` simulates them, too.
 
-    With --leave-out this fits what all cases teach, and prints how far off each GPU, engine, model or source is when it
-    taught nothing. Runs that cannot be simulated are counted by reason.
+    With --leave-out each GPU, engine, model or source is predicted from the cases of the others alone, and the report
+    says how far off it is. Runs that cannot be simulated are counted by reason.
 
     A case whose file or setting is wrong is named in one line, and the others are scored.
 
@@ -163,7 +163,7 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
 
 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
-    """The cases of those names, or all; if all are taken, a wrong file goes to `refused`."""
+    """Return the cases of `names`, or all; if all are taken, a wrong file goes to `refused`."""
     from calibration.validation.external.case import load_cases
     from planning.checkout import lab_is_here, need_lab
     from serving.errors import UserError
@@ -219,7 +219,7 @@ def _predictor() -> Predictor:
 
 
 def write_results(path: Path, told: dict[str, Any]) -> None:
-    """For the dashboard: with when they were made, and by which version."""
+    """Write results for the dashboard, with the time and the version that made them."""
     from tokentwin import __version__
 
     about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
@@ -227,7 +227,7 @@ def write_results(path: Path, told: dict[str, Any]) -> None:
 
 
 def write_text(option: str, path: Path, text: str) -> None:
-    """Write it, and the folders that it lies in. Raises UserError, about `option`, if that cannot be done."""
+    """Write `text`, and make the folders of `path`. Raises UserError about `option` if that cannot be done."""
     from serving.errors import UserError, reason
 
     try:
@@ -238,7 +238,7 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 
 def print_results(results: list[CaseResult]) -> None:
-    """Every case as a table, long ones summed up by group; the targets last."""
+    """Print every case as a table, long ones summed up by group, and then the targets."""
     from calibration.validation.external.report import (
         MANY,
         MARK_HEADER,

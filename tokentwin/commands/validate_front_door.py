@@ -1,4 +1,4 @@
-"""`tokentwin validate front-door`: rung 6, what clients of a server saw."""
+"""`tokentwin validate front-door`: rung 6, latencies that clients of a server saw."""
 
 from __future__ import annotations
 
