@@ -29,6 +29,7 @@ from realengine.kv_cache import FP8, KvCache
 from realengine.model import Model
 from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
+from realengine.stored_weight import StoredWeight
 from realengine.weights import RANDOM, shapes
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
@@ -147,7 +148,9 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
     )
 
     def step(lengths: list[int], how: tuple[float, int, float, float] | None, graph: bool = False) -> None:
-        state = {name: torch.empty(shape, dtype=dtype, device=_META) for name, shape in shapes(spec)}
+        state: dict[str, StoredWeight] = {
+            name: torch.empty(shape, dtype=dtype, device=_META) for name, shape in shapes(spec)
+        }
         model = Model(spec, state, dtype, _META, ops, attention, quantization=deployment.quantization)
         cached = FP8 if deployment.kv_cache_dtype == "fp8" else dtype
         kv = KvCache(spec, 2, config.block_size, cached, _META)

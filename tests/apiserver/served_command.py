@@ -37,7 +37,7 @@ def kv_batches(port: int, number: int = 0) -> list[tuple[str, int, list[dict[str
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.connect(f"tcp://127.0.0.1:{port}")
         asking.send_multipart([b"", number.to_bytes(8, "big")])
-        found = []
+        found: list[tuple[str, int, list[dict[str, Any]]]] = []
         while True:
             assert asking.poll(30_000)
             _, topic, told, batch = asking.recv_multipart()

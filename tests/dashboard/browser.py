@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +43,7 @@ FAULTS = re.compile(r"Traceback|Error:|Exception|has encountered an error", re.I
 
 
 @pytest.fixture(scope="session")
-def server_runs(tmp_path_factory):
+def server_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of runs that the server shows."""
     pytest.importorskip("streamlit")
     from tests.dashboard.samples import write_samples
@@ -50,7 +52,9 @@ def server_runs(tmp_path_factory):
 
 
 @contextmanager
-def dashboard(runs, elsewhere, end=subprocess.Popen.terminate):
+def dashboard(
+    runs: Path, elsewhere: Path, end: Callable[[subprocess.Popen[bytes]], None] = subprocess.Popen.terminate
+) -> Iterator[str]:
     """The dashboard over `runs`, started from `elsewhere` through its command, and ended by `end`; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -85,7 +89,7 @@ def dashboard(runs, elsewhere, end=subprocess.Popen.terminate):
 
 
 @contextmanager
-def chromium(playwright):
+def chromium(playwright: Any) -> Iterator[Any]:
     """A browser that reaches nothing but loopback."""
     browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
     yield browser
@@ -93,14 +97,14 @@ def chromium(playwright):
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory, server_runs):
+def server(tmp_path_factory: pytest.TempPathFactory, server_runs: Path) -> Iterator[str]:
     """The dashboard's address: one server for all files. What a test leaves there may be the newest for the next."""
     with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
-def window(server):
+def window(server: str) -> Iterator[Any]:
     """One browser, started once. Its tabs share a process, which keeps what it compiled: most of a page's time."""
     api = pytest.importorskip("playwright.sync_api")
     assert shutil.which(str(CHROMIUM))
@@ -113,20 +117,20 @@ def window(server):
 
 
 @pytest.fixture
-def page(window):
+def page(window: Any) -> Iterator[Any]:
     """A tab."""
     with closing(window.new_page()) as tab:
         yield tab
 
 
-def without_plots(page):
+def without_plots(page: Any) -> Any:
     """The tab; its plots stay empty, since they take most of a page's time: for tests of the rest."""
     empty = {"content_type": "text/javascript", "body": "export default () => null"}
     page.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
     return page
 
 
-def in_scheme(page, scheme):
+def in_scheme(page: Any, scheme: str) -> None:
     """Turn the page to the light or the dark theme, as the system does; the background says that it is there."""
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(
@@ -136,7 +140,7 @@ def in_scheme(page, scheme):
     )
 
 
-def settle(page, plots=0):
+def settle(page: Any, plots: int = 0) -> None:
     """Wait until this many plots are drawn and the page is idle."""
     page.wait_for_function(
         "n => document.querySelectorAll('[data-testid=stPlotlyChart] svg.main-svg').length >= n",
@@ -146,7 +150,7 @@ def settle(page, plots=0):
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
 
 
-def drawn(page, least):
+def drawn(page: Any, least: int) -> None:
     """No exception on the page, and marks in its plots: points, bars and lines. The last plot may still be drawing."""
     page.wait_for_function(
         """n => document.querySelectorAll(
@@ -158,7 +162,7 @@ def drawn(page, least):
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-def fits(page, width):
+def fits(page: Any, width: int) -> None:
     """The page is no wider than a window of this width."""
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth", polling=POLL)

@@ -20,13 +20,16 @@ REGIMES = ("prefill", "decode", "mixed")
 def toy_run(path: Path, clock: str, seed: int, count: int = 160, noise: float = 0.0, bias: float = 1.0) -> None:
     """A continuous-batching engine in thirty lines: same arrivals whatever the seed, which only adds noise."""
     shape, jitter = random.Random(0), random.Random(seed)
-    arrival, todo = 0, []
+    arrival = 0
+    todo: list[dict[str, Any]] = []
     for i in range(count):
         arrival += int(shape.expovariate(1 / 38) * MS)
         todo.append(
             {"id": i, "arrival": arrival, "prompt": shape.randint(30, 400), "out": 1 + int(shape.expovariate(1 / 40))}
         )
-    waiting, running, now, step = [], [], 0, 0
+    waiting: list[dict[str, Any]] = []
+    running: list[dict[str, Any]] = []
+    now = step = 0
     run = {
         "run_id": path.name,
         "clock": clock,
@@ -100,7 +103,7 @@ def toy_run(path: Path, clock: str, seed: int, count: int = 160, noise: float = 
         )  # fmt: skip
 
 
-def _add(writer, request):
+def _add(writer: RecordingWriter, request: dict[str, Any]) -> None:
     writer.add_request(
         request_id=request["id"],
         replica=0,
@@ -168,7 +171,13 @@ def write_report(directory: Path, content: dict) -> None:
     directory.mkdir()
     (directory / "report.json").write_text(json.dumps(content), encoding="utf-8")
     rng = random.Random(1)
-    columns = {"regime": [], "measured_ns": [], "predicted_ns": [], "decode_rows": [], "prefill_tokens": []}
+    columns: dict[str, list[Any]] = {
+        "regime": [],
+        "measured_ns": [],
+        "predicted_ns": [],
+        "decode_rows": [],
+        "prefill_tokens": [],
+    }
     for name, count, low, high in (("prefill", 80, 8, 60), ("decode", 700, 3, 9), ("mixed", 454, 6, 40)):
         for _ in range(count):
             measured = rng.uniform(low, high) * MS

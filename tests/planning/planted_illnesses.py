@@ -564,7 +564,7 @@ def diagnosed(illness: Illness, out: Path) -> DiagnosisDocument:
     """As `tokentwin diagnose` does of its recording."""
     made = illness.ill
     fleet = made.routed_fleet if made.deployment.fleet or made.router else made.fleet
-    known = {"fleet": fleet, "pools": made.pools, "tokens": True, "front_door": made.front_door}
+    known: dict[str, Any] = {"fleet": fleet, "pools": made.pools, "tokens": True, "front_door": made.front_door}
     simulate_to(out, made.workload, made.deployment, made.cost, **known)
     evidence = Evidence(Recording.load(out), peak=find_gpu(made.gpu or ""))
     evidence.explain_by(made)
