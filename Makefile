@@ -10,7 +10,7 @@ export TRANSFORMERS_OFFLINE := 1
 # What a worker or a process of the tests has compiled, the next one finds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup core wheel demo check test test-pure test-long vllm test-vllm lint types format clean
+.PHONY: setup core wheel demo check test test-pure test-long vllm test-vllm docs lint types format clean
 
 # The hot modules of the simulator are compiled from the same source, if there is a C compiler and they have changed. It
 # says which core you got. What has been changed since runs in pure Python.
@@ -77,6 +77,10 @@ $(VLLM_STAMP): pyproject.toml
 
 test-vllm: $(STAMP) vllm
 	$(BIN)/python -m pytest -m vllm tests/vllm tests/sim/test_live_vllm.py
+
+# The documentation as a website in build/site, with an API reference; a warning is an error.
+docs: $(STAMP)
+	$(BIN)/python -m lab.site build/site
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
