@@ -20,9 +20,10 @@ _LEAST = -9999.0  # the least log-probability written, because JSON has no infin
 class Piece:
     """Some text of a choice, the tokens that completed it, and how it ended, if it has.
 
-    index   number of the choice
-    ended_by  the stop string, or the token of `stop_token_ids`, that ended the choice
-    prompt  tokens of the prompt; None if the answer does not repeat them
+    Attributes:
+        index: number of the choice
+        ended_by: the stop string, or the token of `stop_token_ids`, that ended the choice
+        prompt: tokens of the prompt; None if the answer does not repeat them
     """
 
     text: str
@@ -63,8 +64,9 @@ class Usage:
 class Wording:
     """The options by which tokens are written.
 
-    token_ids  whether choices also hold token ids, as vLLM's option `return_token_ids` asks
-    by_number  whether a token with a log-probability is written as its id (vLLM's `return_tokens_as_token_ids`)
+    Attributes:
+        token_ids: whether choices also hold token ids, as vLLM's option `return_token_ids` asks
+        by_number: whether a token with a log-probability is written as its id (vLLM's `return_tokens_as_token_ids`)
     """
 
     texts: Texts
@@ -131,8 +133,9 @@ class CompletionStyle:
 class ChatStyle:
     """The wording of answers of `/v1/chat/completions`.
 
-    role    role of the message
-    calls   the tool calls that the message consists of; None if no tool must be called
+    Attributes:
+        role: role of the message
+        calls: the tool calls that the message consists of; None if no tool must be called
     """
 
     wording: Wording

@@ -12,14 +12,15 @@ from apiserver.messages import About, Add
 class Backend(Protocol):
     """An engine or a twin: it takes requests by their ids in the exchange, and gives their tokens to the exchange.
 
-    about     description of the served model
-    add       take a new request; the exchange's `give` and `end` carry its answer
-    refusal   HTTP status and reason for which a request is refused before it is added; None if it is accepted
-    abort     give up a request because of a stop string (`stop`), or because its client is gone
-    turn      hand out new tokens; return the seconds until the next turn, None if something wakes the poller
-    run_ns    convert a time of the monotonic clock to the run's own time; `monotonic_ns` converts back
-    replicas  the replicas that are alive
-    close     end the run, and hand on the last rows
+    Attributes:
+        about: description of the served model
+        add: take a new request; the exchange's `give` and `end` carry its answer
+        refusal: HTTP status and reason for which a request is refused before it is added; None if it is accepted
+        abort: give up a request because of a stop string (`stop`), or because its client is gone
+        turn: hand out new tokens; return the seconds until the next turn, None if something wakes the poller
+        run_ns: convert a time of the monotonic clock to the run's own time; `monotonic_ns` converts back
+        replicas: the replicas that are alive
+        close: end the run, and hand on the last rows
     """
 
     about: About

@@ -22,9 +22,10 @@ from realengine.detokenizer import Detokenizer
 class Choice:
     """One choice of a request, number `index`: the engine's answer, and the detokenizer that makes text of it.
 
-    ends     tokens that end it; they become text only if `keeps_ends`, and all but `silent` are a `stop_reason`
-    echo     text with which it begins; if `all_of_it`, generated text is dropped
-    prompt   tokens of its prompt, which go with its first piece; None if they are not wanted
+    Attributes:
+        ends: tokens that end it; they become text only if `keeps_ends`, and all but `silent` are a `stop_reason`
+        echo: text with which it begins; if `all_of_it`, generated text is dropped
+        prompt: tokens of its prompt, which go with its first piece; None if they are not wanted
     """
 
     index: int

@@ -13,8 +13,9 @@ from apiserver.refusal import Refusal
 class KvTransferParams(BaseModel):
     """The parameters that a gateway sends to the server that prefills, and then to the server that decodes.
 
-    do_remote_decode   compute the prompt; another server decodes
-    do_remote_prefill  `remote_engine_id` has computed the prompt, and keeps its KV in `remote_block_ids`
+    Attributes:
+        do_remote_decode: compute the prompt; another server decodes
+        do_remote_prefill: `remote_engine_id` has computed the prompt, and keeps its KV in `remote_block_ids`
     """
 
     model_config = ConfigDict(extra="allow")

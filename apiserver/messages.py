@@ -26,11 +26,12 @@ class Hello(Message):
 class About(Message):
     """The served model: its name, the most tokens a request may have, and the tokens that end an answer.
 
-    texts   folder of the tokenizer; empty if the model brings none
-    twin    whether nothing is computed, so that every token is a text of its own
-    run     the columns of `runs` that describe an engine, for a process that records several; else empty
-    role    `serve`, or the part of a request that a gateway sends here: `prefill` or `decode`
-    places  with ports per replica: the replica behind each port, -1 while there is none
+    Attributes:
+        texts: folder of the tokenizer; empty if the model brings none
+        twin: whether nothing is computed, so that every token is a text of its own
+        run: the columns of `runs` that describe an engine, for a process that records several; else empty
+        role: `serve`, or the part of a request that a gateway sends here: `prefill` or `decode`
+        places: with ports per replica: the replica behind each port, -1 while there is none
     """
 
     model: str
@@ -52,16 +53,17 @@ class About(Message):
 class Add(Message):
     """A request. `received_ns` is when HTTP had it; if `seed` is None, its id seeds its draws.
 
-    stop_ids     tokens that end every answer, empty if they must not; `also_stop_ids` end this answer only
-    logprobs     number of alternatives returned with each token of the answer; None if no log-probabilities are wanted
-    place        place in the fleet of the replica whose port it came to; None if a router chooses
-    prefilled_at  server that has the KV of its prompt; empty if the prompt must be computed
-    client_id    the client's name for it, or empty
-    followed     whether its journey is recorded
-    grammar      constraint on its answer, in the form of `realengine.grammar`; empty for any text
-    rules        changes to its logits; None for none
-    operation    OpenTelemetry's name of the operation; `answer_id` is the name of its answer
-    traceparent  the client's span, from its header; `tracestate` holds what vendors add
+    Attributes:
+        stop_ids: tokens that end every answer, empty if they must not; `also_stop_ids` end this answer only
+        logprobs: number of alternatives returned with each token of the answer; None if no log-probabilities are wanted
+        place: place in the fleet of the replica whose port it came to; None if a router chooses
+        prefilled_at: server that has the KV of its prompt; empty if the prompt must be computed
+        client_id: the client's name for it, or empty
+        followed: whether its journey is recorded
+        grammar: constraint on its answer, in the form of `realengine.grammar`; empty for any text
+        rules: changes to its logits; None for none
+        operation: OpenTelemetry's name of the operation; `answer_id` is the name of its answer
+        traceparent: the client's span, from its header; `tracestate` holds what vendors add
     """
 
     id: int
@@ -151,7 +153,8 @@ class Told(Message):
 class Output(msgspec.Struct, array_like=True):
     """Tokens of one request, and how it ended.
 
-    finish  empty while it goes on; `length`, `stop`, `abort`; `cut`, when its connection breaks; or `refused`,
+    Attributes:
+        finish: empty while it goes on; `length`, `stop`, `abort`; `cut`, when its connection breaks; or `refused`,
             `crashed`, with the `reason` and, if it does not follow from that, HTTP's `status`
     """
 
@@ -192,11 +195,12 @@ class Admitted(msgspec.Struct, array_like=True):
 class StepEnd(Message):
     """The end of a step of `replica` at `now_ns` of the run: the state of its scheduler, for the metrics.
 
-    deferred   the waiting requests that wait for KV from elsewhere
-    usage      KV blocks referenced / KV blocks
-    tokens     computed in the step
-    generated  output tokens of the step for the requests `sampled`
-    drafts     for each draft that it verified: its tokens, and how many of them were accepted
+    Attributes:
+        deferred: the waiting requests that wait for KV from elsewhere
+        usage: KV blocks referenced / KV blocks
+        tokens: computed in the step
+        generated: output tokens of the step for the requests `sampled`
+        drafts: for each draft that it verified: its tokens, and how many of them were accepted
     """
 
     replica: int

@@ -27,10 +27,11 @@ _ENGINE_S = 5.0  # time that an HTTP process waits for an engine at the start, b
 class Engine(NamedTuple):
     """The settings of an engine process, and its address on ZeroMQ.
 
-    place      where its recording is written
-    engines    addresses of the engines that it routes to; empty if it is an engine itself
-    number     its own number if it is one of several engines; None if it serves API processes
-    origin_ns  when the run began on the monotonic clock, which all engines share
+    Attributes:
+        place: where its recording is written
+        engines: addresses of the engines that it routes to; empty if it is an engine itself
+        number: its own number if it is one of several engines; None if it serves API processes
+        origin_ns: when the run began on the monotonic clock, which all engines share
     """
 
     settings: ServeSettings

@@ -32,14 +32,15 @@ AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 class PricedScenario:
     """A workload for `replicas` of a deployment behind a router or, if the deployment has a fleet, that fleet.
 
-    pools               the fleet's pools, if `cost` does not price all of them
-    router              a router's name; empty for the fleet's router, or round robin
-    calibration         id of the calibration that times the pools without one of their own
-    gpu                 the GPU of these pools; None for our own engine
-    front_door          the API server through which clients reach the fleet; None if clients meet the router
-    defaults            the settings that pools left to their engine, and their values: a line each
-    usd_per_gpu_hour    price by pool, None for a pool without a price
-    devices             names under which the prices are known
+    Attributes:
+        pools: the fleet's pools, if `cost` does not price all of them
+        router: a router's name; empty for the fleet's router, or round robin
+        calibration: id of the calibration that times the pools without one of their own
+        gpu: the GPU of these pools; None for our own engine
+        front_door: the API server through which clients reach the fleet; None if clients meet the router
+        defaults: the settings that pools left to their engine, and their values: a line each
+        usd_per_gpu_hour: price by pool, None for a pool without a price
+        devices: names under which the prices are known
     """
 
     workload: Workload

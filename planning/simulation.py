@@ -34,9 +34,10 @@ _MANY_STEPS = 100_000
 class SimulatedRun(Answer):
     """A recording and its metrics.
 
-    bands       ends of the 90 % bands by metric and statistic; None if they were not wanted
-    standing    how far its step times can be trusted: the `mark`, and the `reason`
-    defaults    the settings that pools left to their engine, and their values: a line each
+    Attributes:
+        bands: ends of the 90 % bands by metric and statistic; None if they were not wanted
+        standing: how far its step times can be trusted: the `mark`, and the `reason`
+        defaults: the settings that pools left to their engine, and their values: a line each
     """
 
     recording: Recording

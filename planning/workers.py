@@ -62,8 +62,9 @@ class _Worker(NamedTuple):
 class Workers(Generic[Common]):
     """A pool of at most `jobs` processes, which live until the context is left; by default one for each CPU.
 
-    common      the argument of every task
-    marked      a function that receives the amounts that tasks `mark`
+    Attributes:
+        common: the argument of every task
+        marked: a function that receives the amounts that tasks `mark`
     """
 
     def __init__(

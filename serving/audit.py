@@ -35,13 +35,14 @@ Breach = Callable[..., NoReturn]
 class _Account:
     """The account of one request.
 
-    came      the fields of `arrived`, as they were then, among them its lengths
-    start     tokens that were cached or loaded at the last admission
-    computed  tokens with KV by now; for a member of the decode set, at the tick of `joined`
-    most      the largest value that `computed` has had
-    sampled   output tokens that steps were planned for; for a member, at the tick of `joined`
-    admitted  whether it has had a row since it last waited
-    last      number of the last plan that has a row of it; not kept for a member
+    Attributes:
+        came: the fields of `arrived`, as they were then, among them its lengths
+        start: tokens that were cached or loaded at the last admission
+        computed: tokens with KV by now; for a member of the decode set, at the tick of `joined`
+        most: the largest value that `computed` has had
+        sampled: output tokens that steps were planned for; for a member, at the tick of `joined`
+        admitted: whether it has had a row since it last waited
+        last: number of the last plan that has a row of it; not kept for a member
     """
 
     __slots__ = (
@@ -68,8 +69,9 @@ class _Account:
 class Audit:
     """The accounts of the requests of `scheduler`; calls `breach` with a rule, what is wrong and the request.
 
-    external     whether KV may come from outside, so that the audit cannot know how much is cached
-    by_segments  whether equal segments are all that requests share; if not, content is known elsewhere
+    Attributes:
+        external: whether KV may come from outside, so that the audit cannot know how much is cached
+        by_segments: whether equal segments are all that requests share; if not, content is known elsewhere
     """
 
     def __init__(self, scheduler: Scheduler, limits: SchedulerConfig, breach: Breach, by_segments: bool) -> None:

@@ -40,14 +40,15 @@ class Fault(Exception):
 class _Watch:
     """The watch over the calls of one thread.
 
-    calls              calls begun plus calls ended: odd while one is under way
-    calls_at_tick      `calls` at the last tick
-    name, limits       name of the call under way, and how many CALL_LIMIT_S it may take
-    ticks, overtimes   number of ticks and of `Overtime`s during that call
-    ticks_of_overtime  ticks at the last `Overtime`
-    timer              what to close when no more calls are to be watched; None while nothing ticks
-    in_run             whether the timer goes on between calls
-    ends_s, limit_s    when the time of `time_limit` is over, and how long that was
+    Attributes:
+        calls: calls begun plus calls ended: odd while one is under way
+        calls_at_tick: `calls` at the last tick
+        name, limits: name of the call under way, and how many CALL_LIMIT_S it may take
+        ticks, overtimes: number of ticks and of `Overtime`s during that call
+        ticks_of_overtime: ticks at the last `Overtime`
+        timer: what to close when no more calls are to be watched; None while nothing ticks
+        in_run: whether the timer goes on between calls
+        ends_s, limit_s: when the time of `time_limit` is over, and how long that was
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,8 @@ class Breach(UserError):
 class Contract:
     """The calls of a loop to `scheduler`, which must keep to `limits`. Raises `Breach` if it does not.
 
-    step  number of the last plan
+    Attributes:
+        step: number of the last plan
     """
 
     def __init__(self, policy: str, scheduler: Scheduler, limits: SchedulerConfig) -> None:

@@ -26,13 +26,14 @@ class MembershipListener(Protocol):
 class DecodeSet:
     """The requests in steady decode.
 
-    clock      steps planned; every member gets one token at each tick
-    committed  the clock of the last step that has returned
-    lag        steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
-    context    sum of the members' computed tokens
-    squares    sum of the squares of the members' computed tokens, which shows how uneven the members are
-    listener   hears which requests join and leave, if it is set
-    newest     no member was admitted later than this (an upper bound while the set is not empty)
+    Attributes:
+        clock: steps planned; every member gets one token at each tick
+        committed: the clock of the last step that has returned
+        lag: steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
+        context: sum of the members' computed tokens
+        squares: sum of the squares of the members' computed tokens, which shows how uneven the members are
+        listener: hears which requests join and leave, if it is set
+        newest: no member was admitted later than this (an upper bound while the set is not empty)
     """
 
     def __init__(self, block_size: int) -> None:

@@ -75,20 +75,21 @@ class StepPlan:
     A row with one token counts as decode whatever it belongs to, since its cost depends on that. Draft tokens are
     counted apart: a row of one token and its drafts is a decode row, which reads its KV once.
 
-    seq              number of the plan, from 0
-    lag              steps in flight when it was planned
-    listed           rows outside the decode set
-    departed         rows of requests that have left the decode set since
-    preempted        requests preempted while planning, in order
-    admitted         requests admitted, first or again
-    decode_squares   sum of the squares of the tokens computed before, over rows of one token
-    draft_pairs      query-key pairs that the draft tokens add
-    masked_rows      rows of logits that are masked for structured answers: for the next token, and after each draft
-    padding          rows without a request, which the aggregates count
-    routed_tokens    for a data-parallel rank, tokens of the step on average over the ranks that share its experts; -1:
-                     as many as it has itself
-    accepted_tokens  draft tokens that were accepted, once the step is committed
-    verified         (tokens, accepted tokens) of each draft, once the step is committed
+    Attributes:
+        seq: number of the plan, from 0
+        lag: steps in flight when it was planned
+        listed: rows outside the decode set
+        departed: rows of requests that have left the decode set since
+        preempted: requests preempted while planning, in order
+        admitted: requests admitted, first or again
+        decode_squares: sum of the squares of the tokens computed before, over rows of one token
+        draft_pairs: query-key pairs that the draft tokens add
+        masked_rows: rows of logits that are masked for structured answers: for the next token, and after each draft
+        padding: rows without a request, which the aggregates count
+        routed_tokens: for a data-parallel rank, tokens of the step on average over the ranks that share its experts;
+            -1: as many as it has itself
+        accepted_tokens: draft tokens that were accepted, once the step is committed
+        verified: (tokens, accepted tokens) of each draft, once the step is committed
     """
 
     __slots__ = (

@@ -90,11 +90,12 @@ class PromptCells:
 class StepPrices:
     """The steps of an engine, each the sum of its parts.
 
-    tokens_ps, sampled_ps    by tokens and by sampled rows; numbers beyond a table cost as much as its last
-    step_ps, prompt_ps       added by every step, and by every prompt in one
-    only_ps, only_token_ps   added by a step without decode rows, and by each of its tokens
-    cpu_ns, cpu_row_ns       CPU time of every step, and of every request in it
-    rows                     makes the prices of so many decode rows
+    Attributes:
+        tokens_ps, sampled_ps: by tokens and by sampled rows; numbers beyond a table cost as much as its last
+        step_ps, prompt_ps: added by every step, and by every prompt in one
+        only_ps, only_token_ps: added by a step without decode rows, and by each of its tokens
+        cpu_ns, cpu_row_ns: CPU time of every step, and of every request in it
+        rows: makes the prices of so many decode rows
     """
 
     def __init__(

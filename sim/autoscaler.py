@@ -42,7 +42,8 @@ class Autoscalers:
 class Autoscaler:
     """The autoscaler of pool number `pool` of a fleet.
 
-    due_ns  time of its next review
+    Attributes:
+        due_ns: time of its next review
     """
 
     def __init__(self, clock: VirtualClock, log: RunLog, fleet: Fleet, pool: int, config: AutoscalerConfig) -> None:

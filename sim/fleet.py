@@ -32,9 +32,10 @@ from sim.shared_network import SharedNetwork
 class Life:
     """The times when a replica was started, became ready (None: not yet) and ended (None: not yet), and its end.
 
-    place       its place in the fleet, which the successor of a crashed replica takes over
-    slot        its place in its pool, which the successor takes over, too
-    generation  how many replicas had that place before
+    Attributes:
+        place: its place in the fleet, which the successor of a crashed replica takes over
+        slot: its place in its pool, which the successor takes over, too
+        generation: how many replicas had that place before
     """
 
     def __init__(self, replica: Replica, pool: int, place: int, slot: int, generation: int, started_ns: int) -> None:
@@ -57,13 +58,14 @@ class Life:
 class Fleet:
     """The pools of replicas on one clock.
 
-    replicas      all replicas so far, by their index
-    changes       how often one was started, became ready, or ended
-    scaled_pools  pools to which an autoscaler may add
-    on_ready      each called with a replica that takes requests from now on
-    on_gone       each called with a replica that has crashed, or has drained
-    on_end        called with each request that finishes, or that can never fit
-    on_lost       called with the requests of a replica that has crashed
+    Attributes:
+        replicas: all replicas so far, by their index
+        changes: how often one was started, became ready, or ended
+        scaled_pools: pools to which an autoscaler may add
+        on_ready: each called with a replica that takes requests from now on
+        on_gone: each called with a replica that has crashed, or has drained
+        on_end: called with each request that finishes, or that can never fit
+        on_lost: called with the requests of a replica that has crashed
     """
 
     def __init__(

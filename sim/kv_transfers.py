@@ -42,9 +42,10 @@ class _Kept:
 class KvTransfers:
     """The KV that is kept for decode replicas, or is on its way to them.
 
-    on_prefilled          called with each request that has its first token and will be taken over by a decode replica
-    links                 the links that carry it
-    hands_on_first_token  whether decode replicas take the first token over, not only KV
+    Attributes:
+        on_prefilled: called with each request that has its first token and will be taken over by a decode replica
+        links: the links that carry it
+        hands_on_first_token: whether decode replicas take the first token over, not only KV
     """
 
     def __init__(

@@ -44,8 +44,9 @@ class Flow:
 class Links:
     """The links of replicas, by their index.
 
-    nic_bytes_s     what a replica sends at most, and what it receives at most
-    fabric_bytes_s  what all replicas together send at most; None is no limit
+    Attributes:
+        nic_bytes_s: what a replica sends at most, and what it receives at most
+        fabric_bytes_s: what all replicas together send at most; None is no limit
     """
 
     def __init__(

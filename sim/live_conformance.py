@@ -92,8 +92,9 @@ def _installed(python: Path) -> str:
 class FamilyResult:
     """The results of a family's scenarios.
 
-    lacks  settings that this release does not have, one for each scenario that asks for one
-    stuck  reasons of the scenarios that vLLM refused or did not bring to an end
+    Attributes:
+        lacks: settings that this release does not have, one for each scenario that asks for one
+        stuck: reasons of the scenarios that vLLM refused or did not bring to an end
     """
 
     family: str

@@ -40,8 +40,9 @@ def steps_together(deployment: Deployment) -> bool:
 class Lockstep:
     """The `ranks` of one engine.
 
-    until_ns  no step can begin before: until then the first stage is at work, or no more steps may be in flight
-    alarm     begin of the next step, as far as is known; None before any rank has planned it
+    Attributes:
+        until_ns: no step can begin before: until then the first stage is at work, or no more steps may be in flight
+        alarm: begin of the next step, as far as is known; None before any rank has planned it
     """
 
     def __init__(self, clock: VirtualClock, ranks: int, stages: int, overlaps: bool) -> None:

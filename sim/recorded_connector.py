@@ -14,8 +14,9 @@ from sim.replica import Replica
 class Outside:
     """The KV outside: `tokens` of each request, by id; the first load of each id in `failing` fails.
 
-    sync   the step that admits a request loads them; else a load takes `base_ns`, and `per_token_ns` for each token
-    whole  whether all of a prompt can be loaded; else all but its last token
+    Attributes:
+        sync: the step that admits a request loads them; else a load takes `base_ns`, and `per_token_ns` for each token
+        whole: whether all of a prompt can be loaded; else all but its last token
     """
 
     tokens: Mapping[int, int]

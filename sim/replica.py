@@ -42,14 +42,15 @@ class LoadListener(Protocol):
 class Replica:
     """A scheduler, a cost model, and at most `depth` steps in flight over `stages` pipeline stages.
 
-    outstanding_requests  requests it has accepted and not finished, queued and running
-    outstanding_tokens    their prompt tokens, and the most that they may generate
-    listeners             hear of each change of its load
-    on_end                called with each request that finishes, or is rejected because it can never fit
-    hands_on              if given, says of each request that finishes whether another replica goes on with it. Then it
-                          has not ended, and KV blocks that it still holds are kept until `release`
-    on_planned            if given, called with each plan that is launched, and when it ends
-    network               if given, the network that its steps share with KV transfers
+    Attributes:
+        outstanding_requests: requests it has accepted and not finished, queued and running
+        outstanding_tokens: their prompt tokens, and the most that they may generate
+        listeners: hear of each change of its load
+        on_end: called with each request that finishes, or is rejected because it can never fit
+        hands_on: if given, says of each request that finishes whether another replica goes on with it. Then it has not
+            ended, and KV blocks that it still holds are kept until `release`
+        on_planned: if given, called with each plan that is launched, and when it ends
+        network: if given, the network that its steps share with KV transfers
     """
 
     def __init__(

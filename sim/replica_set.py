@@ -20,8 +20,9 @@ Load = Callable[[Replica], Any]
 class ReplicaSet(list[Replica]):
     """The replicas in order of their index. Only `join` and `leave` change the set.
 
-    outstanding_requests  requests queued and running on its members
-    version               grows whenever a member comes or goes
+    Attributes:
+        outstanding_requests: requests queued and running on its members
+        version: grows whenever a member comes or goes
     """
 
     def __init__(self) -> None:

@@ -10,11 +10,12 @@ from sim.replica import LoadListener, Replica
 class RoutedReplica:
     """The loads of a `sim.replica.Replica` for routers, counted outside of its engine process.
 
-    outstanding_requests  requests that were sent to it and have not ended, as far as was heard
-    outstanding_tokens    their prompt and output tokens
-    known_tokens          their prompt tokens and the tokens they have got, as far as was heard
-    queued_requests       number of them that have no token yet
-    kv_tokens             tokens that fit into its KV blocks
+    Attributes:
+        outstanding_requests: requests that were sent to it and have not ended, as far as was heard
+        outstanding_tokens: their prompt and output tokens
+        known_tokens: their prompt tokens and the tokens they have got, as far as was heard
+        queued_requests: number of them that have no token yet
+        kv_tokens: tokens that fit into its KV blocks
     """
 
     def __init__(self, index: int, kv_tokens: int) -> None:

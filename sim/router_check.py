@@ -44,8 +44,9 @@ Settings = dict[str, int | float | str | bool]
 class RouterCheck:
     """The findings about `router`: how each rule was broken, empty if it holds.
 
-    spread  how requests were spread over four replicas
-    grows   by how much a choice costs more in a large fleet; None if it does not
+    Attributes:
+        spread: how requests were spread over four replicas
+        grows: by how much a choice costs more in a large fleet; None if it does not
     """
 
     router: str

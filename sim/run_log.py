@@ -111,15 +111,16 @@ _TOKEN_TIMES = _REQUEST_COLUMNS.index("token_times_ns")
 class RunLog:
     """The log of one simulated run.
 
-    steps      also write a row for every step that ended
-    tokens     also write when each output token came, and with `steps` each step's rows
-    queued     requests that wait for a place in a step, on all replicas
-    block      rows handed to the sink at once
-    observers  called as each request ends
-    counted_from_ns  requests that arrive earlier get no row, because the run was still warming up
-    on_tokens  if given, called as each step ends; needs `steps`
-    leaps      whether decodes may be leapt over though steps are kept, without `on_tokens`. The cost model must then
-               price a run as it prices its steps, whatever it was asked before
+    Attributes:
+        steps: also write a row for every step that ended
+        tokens: also write when each output token came, and with `steps` each step's rows
+        queued: requests that wait for a place in a step, on all replicas
+        block: rows handed to the sink at once
+        observers: called as each request ends
+        counted_from_ns: requests that arrive earlier get no row, because the run was still warming up
+        on_tokens: if given, called as each step ends; needs `steps`
+        leaps: whether decodes may be leapt over though steps are kept, without `on_tokens`. The cost model must then
+            price a run as it prices its steps, whatever it was asked before
     """
 
     def __init__(

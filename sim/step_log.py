@@ -23,8 +23,9 @@ _END_NS = COLUMNS.index("end_ns")
 class StepLog:
     """A log that gives rows to `add`, `block` at once.
 
-    lists  whether the requests of each step are kept
-    leaps  whether any replica may leap; if not, each row is a tuple of Python's own until it is given
+    Attributes:
+        lists: whether the requests of each step are kept
+        leaps: whether any replica may leap; if not, each row is a tuple of Python's own until it is given
     """
 
     def __init__(

@@ -64,12 +64,13 @@ def mostly_ones(count: int, others: Sequence[int]) -> Numbers:
 class Records:
     """Several records: their numbers, one behind the other, and their parts that differ in length.
 
-    turns      when the first step was planned, and when each was taken in and the next was planned
-    ends       when each step ended, in records that list ends; in others that is when it was taken in
-    crossings  for a leap, members that cross into a new block at each tick, over the size of a block
-    ids        requests in each step, if they are kept
-    tokens     how many tokens of each request, if they are kept
-    preempted  requests preempted, if they are kept
+    Attributes:
+        turns: when the first step was planned, and when each was taken in and the next was planned
+        ends: when each step ended, in records that list ends; in others that is when it was taken in
+        crossings: for a leap, members that cross into a new block at each tick, over the size of a block
+        ids: requests in each step, if they are kept
+        tokens: how many tokens of each request, if they are kept
+        preempted: requests preempted, if they are kept
     """
 
     numbers: Sequence[int] | Numbers
@@ -84,8 +85,9 @@ class Records:
 class StepRows:
     """The rows given to `add`, `block` at once, in the order in which steps were taken in, and of replicas.
 
-    listed   whether the requests of each step are kept
-    pending  rows not given yet
+    Attributes:
+        listed: whether the requests of each step are kept
+        pending: rows not given yet
     """
 
     def __init__(self, add: Callable[[Mapping[str, Any]], None], block: int, listed: bool) -> None:

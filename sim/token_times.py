@@ -25,7 +25,8 @@ class Sampled(NamedTuple):
 class TokenTimes:
     """The ends of all steps, eight bytes each.
 
-    pieces  by replica, when its next steps end, in the form that `sim.step_rows.listed` takes
+    Attributes:
+        pieces: by replica, when its next steps end, in the form that `sim.step_rows.listed` takes
     """
 
     def __init__(self) -> None:

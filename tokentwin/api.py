@@ -74,13 +74,14 @@ def simulate(
 ) -> SimulatedRun:
     """Simulate `deployment` on `workload` and record the run.
 
-    workload    the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`)
-    deployment  by default one replica of vLLM's defaults; see `Deployment`
-    out         directory to write the recording to; by default a temporary one that stays after Python ends
-    band        also simulate both ends of the 90 % interval of step times
-    details     keep steps and token times
-    scenario    more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
-                (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
+    Args:
+        workload: the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`)
+        deployment: by default one replica of vLLM's defaults; see `Deployment`
+        out: directory to write the recording to; by default a temporary one that stays after Python ends
+        band: also simulate both ends of the 90 % interval of step times
+        details: keep steps and token times
+        scenario: more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
+            (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
 
     Raises UserError for what cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
@@ -100,11 +101,12 @@ def simulate(
 def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **request: Any) -> PlanDocument:
     """Find the cheapest fleet that meets every SLO on `traffic`.
 
-    traffic     like `workload` in `simulate`
-    slos        such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
-    jobs        number of simulations at once; by default one for each CPU
-    request     more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
-                `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
+    Args:
+        traffic: like `workload` in `simulate`
+        slos: such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
+        jobs: number of simulations at once; by default one for each CPU
+        request: more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
+            `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
 
     Raises UserError for requests that cannot be planned. If no fleet meets the SLOs, the answer's `feasible` is False.
     """
@@ -123,12 +125,13 @@ def compare(
 ) -> ComparisonDocument:
     """Compare B with A, request by request, with confidence intervals.
 
-    a, b        how the sides differ: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`,
-                `router`, `gpu`, `calibration`; or, without `traffic`, directories of recordings
-    traffic     the requests that both sides serve; like `workload` in `simulate`
-    request     `gpu` or `calibration`, which time the steps of both sides; `model` and `tensor_parallel_size` of
-                both sides, if `deployment` does not state them; and more fields of
-                `planning.compare.request.CompareRequest`: `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+    Args:
+        a, b: how the sides differ: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`, `router`, `gpu`,
+            `calibration`; or, without `traffic`, directories of recordings
+        traffic: the requests that both sides serve; like `workload` in `simulate`
+        request: `gpu` or `calibration`, which time the steps of both sides; `model` and `tensor_parallel_size` of both
+            sides, if `deployment` does not state them; and more fields of `planning.compare.request.CompareRequest`:
+            `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
     """
@@ -166,10 +169,11 @@ def sweep(
 ) -> SweepResults:
     """Simulate every run of `settings`, write the Parquet dataset `out`, and read it.
 
-    settings    the YAML file of a sweep, or its contents as a mapping
-    executor    `process` or `ray`
-    jobs        number of runs at once; by default one for each CPU
-    resume      continue the sweep in `out`
+    Args:
+        settings: the YAML file of a sweep, or its contents as a mapping
+        executor: `process` or `ray`
+        jobs: number of runs at once; by default one for each CPU
+        resume: continue the sweep in `out`
 
     Raises UserError if the settings describe no run, and if all runs failed. A run that fails is a row with its
     `error`.
@@ -194,8 +198,9 @@ def sweep(
 def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and what would help.
 
-    request     fields of `planning.diagnose.request.DiagnoseRequest`: with `gpu` or `calibration` the run is simulated
-                with each constraint lifted; `metric` is the latency to explain, `bounds` say from where it is high (ms)
+    Args:
+        request: fields of `planning.diagnose.request.DiagnoseRequest`: with `gpu` or `calibration` the run is simulated
+            with each constraint lifted; `metric` is the latency to explain, `bounds` say from where it is high (ms)
 
     Raises UserError if the run cannot be read or simulated.
     """
@@ -249,10 +254,11 @@ def calibrate(
 ) -> Calibration | ExternalCalibration | FrontDoor:
     """Measure the real engine on this machine, or read measurements of an engine, and fit what a step costs.
 
-    deployment  the deployment to measure, or the one that wrote the `iterations`
-    out         directory of the calibration and the recordings; by default a temporary one, kept until Python ends
-    request     more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
-                `iterations` with `gpu`, or `case` with `data`, or `served` with `client`, which are read instead
+    Args:
+        deployment: the deployment to measure, or the one that wrote the `iterations`
+        out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
+        request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
+            `iterations` with `gpu`, or `case` with `data`, or `served` with `client`, which are read instead
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements that teach nothing, and
     if `out` holds a calibration and `overwrite` is not set.

@@ -24,9 +24,10 @@ _LOG = logging.getLogger("tokentwin")
 class MeasuredTraceReader:
     """A reader of the requests in one format of measured runs.
 
-    name   the name of the format
-    marks  names of fields that a report has within its first 64 KiB
-    runs   a function that reads the runs in a report
+    Attributes:
+        name: the name of the format
+        marks: names of fields that a report has within its first 64 KiB
+        runs: a function that reads the runs in a report
     """
 
     def __init__(self, name: str, marks: Sequence[str], runs: Callable[[Path], list[MeasuredRun]]) -> None:

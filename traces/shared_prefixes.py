@@ -23,8 +23,9 @@ class SharedPrefixes:
     A key stands for all tokens up to the end of its block, and `ahead` more: equal keys mean equal beginnings. Tokens
     without keys share nothing. Of all blocks seen, the last `most_blocks` are remembered.
 
-    ambiguous  blocks of answers that were seen before the answer ended: another answer says the same, or a prompt that
-               came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
+    Attributes:
+        ambiguous: blocks of answers that were seen before the answer ended: another answer says the same, or a prompt
+            that came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
     """
 
     def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS, ahead: int = 0) -> None:

@@ -37,7 +37,8 @@ _OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # names of the real engine for models 
 class StepWork:
     """The work of the steps of one engine, and the peak of all its GPUs together.
 
-    flop_per_s, bytes_per_s     datasheet peaks, of dense GEMMs in the type of the weights and of memory
+    Attributes:
+        flop_per_s, bytes_per_s: datasheet peaks, of dense GEMMs in the type of the weights and of memory
     """
 
     def __init__(self, model: ModelSpec, deployment: Deployment, gpu: GpuSpec) -> None:

@@ -23,13 +23,14 @@ _MINUTE_NS = 60_000_000_000
 class WorkloadSummary:
     """A workload in numbers. A rate or ratio is None if it has no meaning (one request, no span).
 
-    prompt, output         tokens of a request
-    interarrival_cv        standard deviation of the gaps between arrivals over their mean; 1 is Poisson
-    peak_minute_ratio      requests of the busiest minute over the requests of a mean minute
-    tied_share             share of gaps that are zero, a sign of quantised timestamps
-    prefix_hit_rate        prompt tokens that an infinite cache would hold, over all prompt tokens
-    prefix_block_hit_rate  blocks of `block_size` that it would hold in full, over all blocks (a prompt's partial last
-                           block counts as held with its last token)
+    Attributes:
+        prompt, output: tokens of a request
+        interarrival_cv: standard deviation of the gaps between arrivals over their mean; 1 is Poisson
+        peak_minute_ratio: requests of the busiest minute over the requests of a mean minute
+        tied_share: share of gaps that are zero, a sign of quantised timestamps
+        prefix_hit_rate: prompt tokens that an infinite cache would hold, over all prompt tokens
+        prefix_block_hit_rate: blocks of `block_size` that it would hold in full, over all blocks (a prompt's partial
+            last block counts as held with its last token)
     """
 
     name: str

@@ -20,9 +20,10 @@ Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, an
 class FleetOverTime(NamedTuple):
     """A fleet over a run.
 
-    live         number of replicas that take requests or still have some
-    blocks       KV blocks of each replica; NaN if the recording does not say
-    outstanding  number of requests that have come and not left; None for a single replica, whose steps say it
+    Attributes:
+        live: number of replicas that take requests or still have some
+        blocks: KV blocks of each replica; NaN if the recording does not say
+        outstanding: number of requests that have come and not left; None for a single replica, whose steps say it
     """
 
     live: Series

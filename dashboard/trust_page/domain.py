@@ -53,9 +53,10 @@ _PROMPTS = ("prompt tokens", "decode rows beside them")
 class Map(NamedTuple):
     """A panel: cells between the edges `x` and `y`, and the steps of the run as points.
 
-    known       `[len(y) - 1, len(x) - 1]`: steps measured in the cell, or percent to which it is known; NaN outside
-    outside     the same shape: times beyond the nearest measured step, or percent; NaN where known
-    points      `[steps, 2]`, and which of them are `out`
+    Attributes:
+        known: `[len(y) - 1, len(x) - 1]`: steps measured in the cell, or percent to which it is known; NaN outside
+        outside: the same shape: times beyond the nearest measured step, or percent; NaN where known
+        points: `[steps, 2]`, and which of them are `out`
     """
 
     x_title: str
@@ -71,9 +72,10 @@ class Map(NamedTuple):
 class Domain(NamedTuple):
     """The maps of decode steps and of steps with prompts, and the share of the run that lies outside.
 
-    counted     whether maps count measured steps; otherwise they are percent
-    steps, of   number of judged steps, and of all steps
-    beyond      share of the judged steps that lie outside
+    Attributes:
+        counted: whether maps count measured steps; otherwise they are percent
+        steps, of: number of judged steps, and of all steps
+        beyond: share of the judged steps that lie outside
     """
 
     about: str

@@ -26,11 +26,12 @@ class Events:
 class Answered:
     """An answer as it comes. Its times are when the chunks with its tokens came, in ns.
 
-    ended           True if the server said that nothing more comes
-    tokens          the answer's token ids, if the server gives them
-    error           the server's error message, if it did not go on
-    counted         True if each chunk gave its number of tokens; otherwise a chunk with text counts as one token
-    prompt_tokens, output_tokens, cached_tokens    the numbers that the server gives; None if it gives none
+    Attributes:
+        ended: True if the server said that nothing more comes
+        tokens: the answer's token ids, if the server gives them
+        error: the server's error message, if it did not go on
+        counted: True if each chunk gave its number of tokens; otherwise a chunk with text counts as one token
+        prompt_tokens, output_tokens, cached_tokens: the numbers that the server gives; None if it gives none
     """
 
     def __init__(self) -> None:

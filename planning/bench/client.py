@@ -110,8 +110,9 @@ async def _send(
 class _Sender:
     """A sender of requests whose ids begin with `prefix`; `rows` are rows of a recording's `requests`.
 
-    counted     True if every chunk gave its number of tokens
-    unsent      True if the sender was stopped before all requests were answered
+    Attributes:
+        counted: True if every chunk gave its number of tokens
+        unsent: True if the sender was stopped before all requests were answered
     """
 
     def __init__(

@@ -118,7 +118,8 @@ def _held_against(
 
     The runs are also simulated in the weather of each recording, if it is known.
 
-    scenarios   the scenarios as which the recordings of each side were simulated
+    Args:
+        scenarios: the scenarios as which the recordings of each side were simulated
     """
     same = in_weather(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None

@@ -168,11 +168,12 @@ class ComparisonDocument(Compared, Document):
     def table(self, name: str) -> pa.Table:
         """Return one of the tables.
 
-        rows        every number of both sides with its difference
-        tallies     winners and losers, by group
-        simulated   like `rows`, for the simulated runs beside real ones
-        errors      every simulated number beside the real one, by side
-        outcomes    whether the engine confirms what the simulator claims
+        Args:
+            rows: every number of both sides with its difference
+            tallies: winners and losers, by group
+            simulated: like `rows`, for the simulated runs beside real ones
+            errors: every simulated number beside the real one, by side
+            outcomes: whether the engine confirms what the simulator claims
         """
         match name:
             case "tallies":

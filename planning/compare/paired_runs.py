@@ -26,10 +26,11 @@ _FEWEST_IN_BLOCK = 10
 class SideRequests:
     """The requests of one side, in the order of the pairing.
 
-    tables      dataset `requests` of each of its runs
-    labels      a label of each request, by column (`tenant`, `slo_class`)
-    finished    mask of the requests that finished
-    served      prompt and output tokens of the requests that finished before the last arrival of their run
+    Attributes:
+        tables: dataset `requests` of each of its runs
+        labels: a label of each request, by column (`tenant`, `slo_class`)
+        finished: mask of the requests that finished
+        served: prompt and output tokens of the requests that finished before the last arrival of their run
     """
 
     def __init__(self, tables: Sequence[pa.Table], slo: Mapping[str, float]) -> None:
@@ -51,10 +52,11 @@ class SideRequests:
 class PairedRuns:
     """The sides `a` and `b`, and the units that their requests belong to.
 
-    unit        the unit of each request
-    units       the number of units
-    unit_is     `runs` or `blocks`
-    bounds      metrics that have a bound, which requests can meet
+    Attributes:
+        unit: the unit of each request
+        units: the number of units
+        unit_is: `runs` or `blocks`
+        bounds: metrics that have a bound, which requests can meet
 
     Raises UserError when the sides did not serve the same requests. If arrivals depend on answers (a closed loop, think
     times), `closed` lets them differ.

@@ -72,7 +72,8 @@ class CompareRequest(Offered, _Judged):
 class CompareRecordingsRequest(_Judged):
     """Two recordings, or two directories of them; `timing` has the same runs simulated for comparison.
 
-    stamps      time when each was last written: a later recording in the same place is another question
+    Attributes:
+        stamps: time when each was last written: a later recording in the same place is another question
     """
 
     a: Path

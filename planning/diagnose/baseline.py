@@ -45,10 +45,11 @@ class Bought(NamedTuple):
 class Baseline:
     """A simulated `scenario`.
 
-    requests    the dataset of its recording
-    p99         in ms, for the latencies that have a value
-    finished    the share of all requests that finish
-    sheds       True if lost requests are to be explained; `p99` is then over the requests that finish
+    Attributes:
+        requests: the dataset of its recording
+        p99: in ms, for the latencies that have a value
+        finished: the share of all requests that finish
+        sheds: True if lost requests are to be explained; `p99` is then over the requests that finish
     """
 
     def __init__(self, scenario: PricedScenario, latencies: Sequence[str]) -> None:

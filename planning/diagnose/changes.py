@@ -42,9 +42,10 @@ def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
 class _Case:
     """A run and the cause of its slowness. Empty settings change nothing and are left out.
 
-    memory        the share of a GPU's memory that gives as many KV blocks as now; empty if it is not known
-    more_memory   the share that engines take by default, if this run takes less
-    narrow_kv     KV of one byte, if it has two and the blocks follow from the memory
+    Attributes:
+        memory: the share of a GPU's memory that gives as many KV blocks as now; empty if it is not known
+        more_memory: the share that engines take by default, if this run takes less
+        narrow_kv: KV of one byte, if it has two and the blocks follow from the memory
     """
 
     def __init__(self, scenario: PricedScenario, cause: str) -> None:

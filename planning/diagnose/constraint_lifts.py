@@ -71,9 +71,10 @@ NO_PARTS = "the cost model does not say what of a step that is"
 class Lift:
     """A constraint and how to lift it.
 
-    name        what is lifted, as in "with ..."
-    apply       returns the scenario without the constraint, or the reason why it does not apply
-    usually     the kind of problem, if that does not depend on the scenario
+    Attributes:
+        name: what is lifted, as in "with ..."
+        apply: returns the scenario without the constraint, or the reason why it does not apply
+        usually: the kind of problem, if that does not depend on the scenario
 
     The other fields are those of `lifts.toml`.
     """

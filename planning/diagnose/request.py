@@ -15,7 +15,8 @@ Latency = Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"]
 class DiagnoseRequest(Request):
     """A recording of the real engine or the simulator; without a calibration or a GPU there is only evidence.
 
-    stamp   time when it was last written: a later recording at the same place is another question
+    Attributes:
+        stamp: time when it was last written: a later recording at the same place is another question
     """
 
     run: str

@@ -52,8 +52,9 @@ class Status:
 class Job:
     """The job of a task and its settings; every process at any time finds the same job.
 
-    task      `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
-    settings  plain JSON; with the task and the version of tokentwin they decide the result
+    Attributes:
+        task: `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
+        settings: plain JSON; with the task and the version of tokentwin they decide the result
     """
 
     def __init__(self, root: Path, task: str, settings: Mapping[str, Any]) -> None:

@@ -52,7 +52,9 @@ class EngineProcess(Protocol):
 class EngineFleet:
     """The engines of `deployment.fleet`, loaded.
 
-    start   starts a process with one engine, given its number, the deployment without its fleet, and its GPUs, if any
+    Attributes:
+        start: starts a process with one engine, given its number, the deployment without its fleet, and its GPUs, if
+            any
 
     Raises UserError for a fleet that only the simulator has, and for settings that an engine does not support.
     """

@@ -36,7 +36,8 @@ LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
 class Row:
     """One statistic: as clients saw it, and as simulated without and with the front door.
 
-    in_weather  simulated with it and in the weather of the runs; None if the weather is not known
+    Attributes:
+        in_weather: simulated with it and in the weather of the runs; None if the weather is not known
     """
 
     metric: str

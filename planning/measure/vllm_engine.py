@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class VllmEngine:
     """A loaded vLLM, in a separate process.
 
-    deployment     as vLLM has resolved it, with the KV blocks that it has
-    memory_report  empty: vLLM logs how it uses memory
+    Attributes:
+        deployment: as vLLM has resolved it, with the KV blocks that it has
+        memory_report: empty: vLLM logs how it uses memory
 
     Raises UserError for what vLLM cannot serve here; the last line of its log is the remedy.
     """

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 class Bisection:
     """A search for the least number above `low` and at most `most` for which the property holds.
 
-    low     the property holds neither here nor below
-    high    the least number for which it is known to hold; None if there is none yet
-    start   tried first; from there the distance is doubled until it holds
+    Attributes:
+        low: the property holds neither here nor below
+        high: the least number for which it is known to hold; None if there is none yet
+        start: tried first; from there the distance is doubled until it holds
     """
 
     low: int

@@ -47,7 +47,8 @@ class Between(NamedTuple):
 class FirstAnswer(NamedTuple):
     """The fewest and the most GPUs, and dollars an hour, of all fleets that may be the answer, spares included.
 
-    engines  engines that may be the answer, by name, the cheapest first
+    Attributes:
+        engines: engines that may be the answer, by name, the cheapest first
     """
 
     gpus: tuple[int, int]

@@ -45,13 +45,14 @@ class Offer:
 class Recommendation:
     """The offer of most worth and the evidence for it.
 
-    held        how probably it meets all objectives
-    fewer       one replica fewer, run to the end; None if there would be none left
-    fast, slow  the fewest replicas at the ends of the cost model's 90 % interval, and
-    likely      as predicted
-    knee        how much more traffic it takes
-    headroom    the same from slow steps to fast ones, in percent (`headroom_band`)
-    choices     by replicas: this fleet, the likely one and the slow one, and how probably each holds
+    Attributes:
+        held: how probably it meets all objectives
+        fewer: one replica fewer, run to the end; None if there would be none left
+        fast, slow: the fewest replicas at the ends of the cost model's 90 % interval, and
+        likely: as predicted
+        knee: how much more traffic it takes
+        headroom: the same from slow steps to fast ones, in percent (`headroom_band`)
+        choices: by replicas: this fleet, the likely one and the slow one, and how probably each holds
     """
 
     offer: Offer
@@ -69,13 +70,14 @@ class Recommendation:
 class Plan:
     """The answer. Without a recommendation it is infeasible, and the first of `failures` came closest.
 
-    runners_up  the next cheapest offers, of other engines
-    dearer      engines that were given up, the cheapest first
-    failures    engines for which no number of replicas is enough, the closest first; then engines that fit on no GPU
-    frontier    the simulated fleets that none beats in tokens/s of a user and of a GPU, and
-    by_price    in tokens/s of a user and tokens for a dollar
-    points      all fleets simulated to the end, by engine and replicas
-    trials      number of fleets simulated in the search
+    Attributes:
+        runners_up: the next cheapest offers, of other engines
+        dearer: engines that were given up, the cheapest first
+        failures: engines for which no number of replicas is enough, the closest first; then engines that fit on no GPU
+        frontier: the simulated fleets that none beats in tokens/s of a user and of a GPU, and
+        by_price: in tokens/s of a user and tokens for a dollar
+        points: all fleets simulated to the end, by engine and replicas
+        trials: number of fleets simulated in the search
     """
 
     question: Question

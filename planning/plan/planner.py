@@ -41,9 +41,10 @@ def plan(
 ) -> PlanDocument:
     """Return the cheapest fleet that meets the objectives of `request`. Raises UserError for impossible requests.
 
-    jobs          simulations at once; by default one for each CPU
-    surroundings  also simulate more and fewer replicas, and more and less traffic, for the document
-    say           gets a line about the search, and within seconds a first answer, a range (`first_answer`)
+    Args:
+        jobs: simulations at once; by default one for each CPU
+        surroundings: also simulate more and fewer replicas, and more and less traffic, for the document
+        say: gets a line about the search, and within seconds a first answer, a range (`first_answer`)
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)

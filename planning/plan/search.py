@@ -34,11 +34,12 @@ def silent(left: float) -> None:
 class Searched:
     """The state of the search for one engine.
 
-    bisection   over replicas
-    trials      of fleets, in the order tried
-    alone       every request with a replica to itself, once that is in doubt (None: not tried); if it breaks an
-                objective, no number of replicas will do
-    pruned      it was given up because it costs more than others, at `least` replicas already
+    Attributes:
+        bisection: over replicas
+        trials: of fleets, in the order tried
+        alone: every request with a replica to itself, once that is in doubt (None: not tried); if it breaks an
+            objective, no number of replicas will do
+        pruned: it was given up because it costs more than others, at `least` replicas already
     """
 
     engine: Engine

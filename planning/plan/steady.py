@@ -24,8 +24,9 @@ _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt
 class Steady:
     """Tokens per second in steady operation, and whether the fleet keeps up: under a tenth of what arrives piles up.
 
-    piling_up_per_s  growth of the number of requests that wait for their first step, per second; 0 unless the 95 %
-                     interval of the growth lies above zero
+    Attributes:
+        piling_up_per_s: growth of the number of requests that wait for their first step, per second; 0 unless the 95 %
+            interval of the growth lies above zero
     """
 
     output_throughput: float

@@ -22,7 +22,8 @@ OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"
 class RunResult:
     """The result of a run: values by column (`status` among them), and its requests as a Parquet file if kept.
 
-    refused     the error of a run that cannot be made
+    Attributes:
+        refused: the error of a run that cannot be made
     """
 
     point: Point
@@ -40,9 +41,10 @@ def failed(point: Point, error: str, refused: UserError | None = None) -> RunRes
 class Measure:
     """A callable that simulates points.
 
-    full        also keep steps and tokens for the metrics
-    requests    keep the requests for the reader
-    bands       simulate twice more, at the ends of the cost model's interval
+    Attributes:
+        full: also keep steps and tokens for the metrics
+        requests: keep the requests for the reader
+        bands: simulate twice more, at the ends of the cost model's interval
     """
 
     full: bool = False

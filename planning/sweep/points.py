@@ -26,10 +26,11 @@ SEED = "seed"
 class Point:
     """A run to be made.
 
-    config      the `Scenario` as JSON values, with all defaults; only the given part when `error` is set
-    parameters  value of each path that the sweep varies, and `seed` if it has seeds
-    error       the reason why this cannot run at all, or empty
-    defaults    the settings that it leaves to its engines, and their values: a line each
+    Attributes:
+        config: the `Scenario` as JSON values, with all defaults; only the given part when `error` is set
+        parameters: value of each path that the sweep varies, and `seed` if it has seeds
+        error: the reason why this cannot run at all, or empty
+        defaults: the settings that it leaves to its engines, and their values: a line each
     """
 
     config: dict[str, Any]

@@ -26,11 +26,12 @@ _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "b
 class SweepResults(Answer):
     """The results of a sweep.
 
-    runs        one row a run, failed ones included
-    parameters  columns that were varied, in the order of the sweep
-    paths       the setting behind each parameter
-    metrics     columns of numbers that came out and that some run has, with the title of their axis
-    base        the settings that all runs began from
+    Attributes:
+        runs: one row a run, failed ones included
+        parameters: columns that were varied, in the order of the sweep
+        paths: the setting behind each parameter
+        metrics: columns of numbers that came out and that some run has, with the title of their axis
+        base: the settings that all runs began from
     """
 
     runs: pa.Table

@@ -41,9 +41,10 @@ def kept_layers(
 ) -> Kept:
     """Return the layers (from 0) that keep each projection, by its name in a step, in 16 bits.
 
-    dense   the dense ones of the `layers`; all, if there are no `experts`
-    shared  whether a mixture has an expert for all tokens
-    linear  layers that have attention with a constant state
+    Args:
+        dense: the dense ones of the `layers`; all, if there are no `experts`
+        shared: whether a mixture has an expert for all tokens
+        linear: layers that have attention with a constant state
 
     Projections that no layer keeps are left out. Raises UserError if a checkpoint keeps only some of the weights that
     must be stored alike, and for a name of unknown weights. `name` is the model's.
@@ -72,8 +73,9 @@ def kept_layers(
 class _Pattern:
     """A name in the list of a checkpoint.
 
-    layer  the only layer that it may stand for; None: any
-    used   whether it has stood for a module
+    Attributes:
+        layer: the only layer that it may stand for; None: any
+        used: whether it has stood for a module
     """
 
     def __init__(self, said: str, field: str) -> None:

@@ -36,15 +36,16 @@ _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of experts in mxfp4
 class KvCapacity(NamedTuple):
     """The memory of the fullest device of a deployment, in bytes.
 
-    total         memory of the device
-    utilization   the share of it that may be used
-    weights       with the table of rotary embeddings
-    forward       activations of the largest step: `max_num_batched_tokens` through a layer
-    sampler       sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
-    non_torch     libraries, workspaces, communication
-    graphs        memory set aside for CUDA graphs
-    block         one KV block, over the layers that share it
-    pages         blocks that the scheduler counts as one: 1, unless groups of layers are kept as one
+    Attributes:
+        total: memory of the device
+        utilization: the share of it that may be used
+        weights: with the table of rotary embeddings
+        forward: activations of the largest step: `max_num_batched_tokens` through a layer
+        sampler: sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
+        non_torch: libraries, workspaces, communication
+        graphs: memory set aside for CUDA graphs
+        block: one KV block, over the layers that share it
+        pages: blocks that the scheduler counts as one: 1, unless groups of layers are kept as one
     """
 
     total: int

@@ -17,7 +17,8 @@ _SCALE_BYTES = 2.0
 class Stored(NamedTuple):
     """A projection of so many `layers`: `width` bytes a weight, its share of scales included, for GEMMs in `dtype`.
 
-    suffix  added to the names of its operations, if other layers store it otherwise
+    Attributes:
+        suffix: added to the names of its operations, if other layers store it otherwise
     """
 
     layers: int

@@ -24,11 +24,12 @@ _NO_END = 1 << 62
 class Node:
     """A sequence from the token at which it parts from its `parent`: `spans`, the last of which has no end.
 
-    group     the number of the group of layers whose blocks these are
-    children  nodes that part from this one
-    lost      whether it has been forgotten, since no block was found here or further on
-    runs      blocks that are found here, by their first
-    spares    runs with the same content as `runs`, which were registered later, in order of registration
+    Attributes:
+        group: the number of the group of layers whose blocks these are
+        children: nodes that part from this one
+        lost: whether it has been forgotten, since no block was found here or further on
+        runs: blocks that are found here, by their first
+        spares: runs with the same content as `runs`, which were registered later, in order of registration
     """
 
     __slots__ = ("branch", "children", "group", "lost", "parent", "runs", "spans", "spares")
@@ -64,11 +65,12 @@ class Node:
 class Run:
     """Blocks `first` up to but not including `last` of the sequences through `node`, which are held all together.
 
-    ids            their physical ids, empty if blocks have none
-    node           None if the run cannot be found
-    references     requests that hold it
-    rest           the run that was last split off its end; requests that held this run then hold that one, too
-    before, after  its neighbours in the queue; None while it is not there
+    Attributes:
+        ids: their physical ids, empty if blocks have none
+        node: None if the run cannot be found
+        references: requests that hold it
+        rest: the run that was last split off its end; requests that held this run then hold that one, too
+        before, after: its neighbours in the queue; None while it is not there
     """
 
     __slots__ = ("after", "before", "first", "ids", "last", "node", "references", "rest")
@@ -108,9 +110,10 @@ class Run:
 class BlockTable:
     """The blocks that a request holds in one group of layers.
 
-    blocks      their physical ids, if the pool keeps identities; 0 before a sliding window
-    registered  how many of `blocks` the pool has registered, or given back, from the first on
-    runs        runs that it has registered, and the parts that were split off them since
+    Attributes:
+        blocks: their physical ids, if the pool keeps identities; 0 before a sliding window
+        registered: how many of `blocks` the pool has registered, or given back, from the first on
+        runs: runs that it has registered, and the parts that were split off them since
     """
 
     __slots__ = ("blocks", "registered", "runs")

@@ -21,10 +21,11 @@ NO_HIT = Hit(0, 0)
 class KvBlocks(Protocol):
     """The KV memory of one engine, without the null block.
 
-    counts_only  nothing is shared: the order in which requests take blocks within a step cannot matter
-    defers       blocks that decodes fill are registered when a prefix is looked for, so steady steps need not do it
-    total, free  number of all blocks, and of blocks that no request references (cached ones included)
-    version      grows whenever a request that did not fit might fit now
+    Attributes:
+        counts_only: nothing is shared: the order in which requests take blocks within a step cannot matter
+        defers: blocks that decodes fill are registered when a prefix is looked for, so steady steps need not do it
+        total, free: number of all blocks, and of blocks that no request references (cached ones included)
+        version: grows whenever a request that did not fit might fit now
     """
 
     counts_only: bool

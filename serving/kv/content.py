@@ -19,7 +19,8 @@ ROOT = b""
 class Spans(Protocol):
     """A source of the names of tokens.
 
-    ahead  tokens after a block that its content takes in, beside the tokens in the names of spans
+    Attributes:
+        ahead: tokens after a block that its content takes in, beside the tokens in the names of spans
     """
 
     @property

@@ -31,7 +31,8 @@ Found = list[tuple[Run, int]]  # runs, and up to which block each counts
 class GroupedPool(BlockPool):
     """A pool for the groups in `config.kv_groups`. A request's `held` and `hashed` count entries of each table.
 
-    groups  number of groups
+    Attributes:
+        groups: number of groups
     """
 
     def __init__(self, config: SchedulerConfig, content: Content) -> None:

@@ -20,8 +20,9 @@ from serving.workload import Name, Span
 class PrefixTree:
     """The runs of blocks of one `group` of layers, by their content; the pool knows which are referenced.
 
-    open      requests that may have more full blocks than registered ones, by the name of their output
-    observer  hears which blocks can be found, if it is set
+    Attributes:
+        open: requests that may have more full blocks than registered ones, by the name of their output
+        observer: hears which blocks can be found, if it is set
     """
 
     def __init__(self, block_size: int, content: Spans, group: int = 0) -> None:

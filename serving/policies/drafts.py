@@ -17,9 +17,10 @@ from serving.step_plan import StepPlan
 class Drafts:
     """The drafts of one scheduler.
 
-    tokens      draft tokens of one request in a step, at most
-    lookahead   tokens after the tokens of its step that a request holds KV blocks for
-    acceptance  says how many drafts are accepted; coins, until another is put in its place
+    Attributes:
+        tokens: draft tokens of one request in a step, at most
+        lookahead: tokens after the tokens of its step that a request holds KV blocks for
+        acceptance: says how many drafts are accepted; coins, until another is put in its place
     """
 
     def __init__(self, config: SpeculativeConfig, max_model_len: int, overlaps: bool) -> None:

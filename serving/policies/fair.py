@@ -20,7 +20,8 @@ from serving.waiting import WaitingQueue
 class FairScheduler(VllmScheduler):
     """A scheduler that admits for the tenant served least so far and preempts the tenant served most; else as `vllm`.
 
-    counters  service of each tenant so far
+    Attributes:
+        counters: service of each tenant so far
     """
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:

@@ -20,9 +20,10 @@ from serving.waiting import WaitingQueue
 class KvLoading:
     """The loads of one scheduler.
 
-    holding      waiting requests that hold KV blocks, or did until their load failed, in order of admission
-    step_blocks  blocks that the drafts of a step take
-    leaving      requests that have ended, whose blocks a step in flight may still write to, and its number
+    Attributes:
+        holding: waiting requests that hold KV blocks, or did until their load failed, in order of admission
+        step_blocks: blocks that the drafts of a step take
+        leaving: requests that have ended, whose blocks a step in flight may still write to, and its number
     """
 
     def __init__(self, external: ExternalKv, pool: KvBlocks, config: SchedulerConfig, holding: WaitingQueue) -> None:

@@ -28,8 +28,9 @@ from serving.workload import WorkloadRequest
 class Residents:
     """The requests that have not ended, running and waiting.
 
-    drafts      the drafts of a speculative configuration; None without one
-    kv_loading  KV from outside; None if there is none
+    Attributes:
+        drafts: the drafts of a speculative configuration; None without one
+        kv_loading: KV from outside; None if there is none
     """
 
     def __init__(

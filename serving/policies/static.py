@@ -22,7 +22,8 @@ _MS = 1_000_000
 class StaticScheduler(PrefillFirstScheduler):
     """A scheduler of batches of at most `max_num_seqs`: all their prompts, then their outputs, padded.
 
-    hold_ns  how long a batch that is not full waits for others to come; 0 if none waits
+    Attributes:
+        hold_ns: how long a batch that is not full waits for others to come; 0 if none waits
     """
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:

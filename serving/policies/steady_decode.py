@@ -47,8 +47,9 @@ class Rules(Protocol):
 class SteadyDecode:
     """The decode set of one scheduler, and its plans, which hold rows of that set by reference.
 
-    in_flight  plans that are not committed, the oldest first
-    planned    how many plans were made that run
+    Attributes:
+        in_flight: plans that are not committed, the oldest first
+        planned: how many plans were made that run
     """
 
     def __init__(self, rules: Rules, config: SchedulerConfig, *, budget_varies: bool) -> None:

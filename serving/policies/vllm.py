@@ -39,10 +39,11 @@ _LIVELOCK_PREEMPTIONS = 1000
 class VllmScheduler(Residents):
     """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
 
-    decodes_first  whether decoding requests get their tokens before unfinished prompts; else all by admission
-    unsteady       running requests outside the decode set
-    draft_slots    tokens of the budget that a row takes beside its own
-    service        hears what requests are given, if it is set
+    Attributes:
+        decodes_first: whether decoding requests get their tokens before unfinished prompts; else all by admission
+        unsteady: running requests outside the decode set
+        draft_slots: tokens of the budget that a row takes beside its own
+        service: hears what requests are given, if it is set
 
     `schedule` raises UserError when requests keep preempting one another and none of them gets on.
     """

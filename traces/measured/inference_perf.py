@@ -25,9 +25,10 @@ _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 class InferencePerf(Settings):
     """The stages in one folder, and how its client was set up.
 
-    max_in_flight   most requests the client has outstanding: workers x concurrency of a worker
-    shared_prefixes, users, shared_prefix_tokens   the `shared_prefix` data: that many system prompts of that
-                    many tokens, each asked by that many users in turn; the rest of a prompt is its user's own
+    Attributes:
+        max_in_flight: most requests the client has outstanding: workers x concurrency of a worker
+        shared_prefixes, users, shared_prefix_tokens: the `shared_prefix` data: that many system prompts of that many
+            tokens, each asked by that many users in turn; the rest of a prompt is its user's own
     """
 
     format: Literal["inference-perf"] = "inference-perf"

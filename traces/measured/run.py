@@ -29,20 +29,22 @@ KEEPS_UP = 0.95  # share of the offered rate below which a run is saturated
 class MeasuredRun:
     """A workload and what an engine made of it.
 
-    figures     what was observed, by the names that `figures` gives a simulated run
-    settings    fields of the deployment that the measurement itself states; they override the case's
-    gpu         the GPU that the measurement itself states, likewise
-    group       what to report it under, when a file holds many runs: the model, the concurrency, ...
-    floor_pct   how far repeats of the very same run are apart, in percent, by figure; where there are repeats
-    caution     what a reader should know before blaming the prediction; empty when nothing
-    engine           what served it, and its version, where the measurement says so: vllm, sglang, trtllm
-    client           what sent the requests, where the measurement says so
-    skipped          why it cannot be simulated; empty when it can
-    most_workers     where prefill and decode are apart on workers that nobody counts: how many of a kind to try; else 0
-    by_client        the latencies are a client's: HTTP, tokenising and the client itself are in them
-    or_workload      what the client may have sent instead, where nobody says: its TTFT then says little of the engine
-    offered_per_s    requests per second the client meant to send, where it had a rate
-    lengths          nominal prompt and output tokens, where all requests have about the same
+    Attributes:
+        figures: what was observed, by the names that `figures` gives a simulated run
+        settings: fields of the deployment that the measurement itself states; they override the case's
+        gpu: the GPU that the measurement itself states, likewise
+        group: what to report it under, when a file holds many runs: the model, the concurrency, ...
+        floor_pct: how far repeats of the very same run are apart, in percent, by figure; where there are repeats
+        caution: what a reader should know before blaming the prediction; empty when nothing
+        engine: what served it, and its version, where the measurement says so: vllm, sglang, trtllm
+        client: what sent the requests, where the measurement says so
+        skipped: why it cannot be simulated; empty when it can
+        most_workers: where prefill and decode are apart on workers that nobody counts: how many of a kind to try; else
+            0
+        by_client: the latencies are a client's: HTTP, tokenising and the client itself are in them
+        or_workload: what the client may have sent instead, where nobody says: its TTFT then says little of the engine
+        offered_per_s: requests per second the client meant to send, where it had a rate
+        lengths: nominal prompt and output tokens, where all requests have about the same
     """
 
     name: str
