@@ -1,8 +1,8 @@
 """What clients of vLLM's API server see, against a simulation behind a front door that was fitted to it.
 
 `python -m lab.benchmarks.vllm_front_door OUT CALIBRATION [RATE]` needs `make vllm`, and a CALIBRATION of vLLM, such as
-`lab/benchmarks/vllm_changes.py` makes. It starts vLLM's API server with our recorder in it, sends it 150 requests to
-learn from, RATE (5) a second, and 150 others twice. `tokentwin calibrate` fits a front door to the first run, and
+`tokentwin demo --engine vllm` makes. It starts vLLM's API server with our recorder in it, sends it 60 requests to
+learn from, RATE (0.6) a second, and 60 others twice. `tokentwin calibrate` fits a front door to the first run, and
 `tokentwin validate front-door` says how far it predicts the others.
 """
 
@@ -20,7 +20,7 @@ from planning.measure.vllm_process import vllm_words
 from tests.vllm.served_vllm import vllm_serving
 from tokentwin.cli import cli
 
-REQUESTS = 150
+REQUESTS = 60
 
 
 def traffic(path: Path, seed: int, rate: float) -> Path:
@@ -63,4 +63,4 @@ def main(out: Path, calibration: str, rate: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if sys.argv[3:] else 5.0)
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if sys.argv[3:] else 0.6)
