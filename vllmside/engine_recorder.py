@@ -193,7 +193,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         raise UserError("runner_type", config.model_config.runner_type, "cannot be recorded; only generate can")
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
-    run, found = _run_columns(scheduler, path.name, settings.workload, version)
+    run, found = _run_columns(scheduler, path.name, settings.workload, version, settings.model)
     writer = RecordingWriter(path, run)
     _write_deployment(path, found, config)
     recorded = _recorded_run(scheduler, LiveRecording(writer, run))
@@ -205,13 +205,17 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     return EngineRecorder(events, thread, recorded, run)
 
 
-def _run_columns(scheduler: Any, name: str, workload: str, version: str) -> tuple[dict[str, Any], VllmDeployment]:
+def _run_columns(
+    scheduler: Any, name: str, workload: str, version: str, model: str = ""
+) -> tuple[dict[str, Any], VllmDeployment]:
     """Return the columns of `runs` that are known at the start, and the deployment in them."""
     config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
     found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
     if (policy := getattr(scheduler, "policy_name", None)) is not None:  # of ours, with settings of its own
         decided = {"policy": policy, "scheduler": scheduler.settings}
         found = replace(found, deployment=found.deployment.model_copy(update=decided))
+    if model:
+        found = replace(found, deployment=found.deployment.model_copy(update={"model": model}))
     notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
     if config.parallel_config.data_parallel_size > 1:
         notes["data_parallel_rank"] = config.parallel_config.data_parallel_rank

@@ -23,6 +23,7 @@ class RecordSettings(Settings):
     """Where the recording of a vLLM server goes, and how much memory it may take."""
 
     record: str = Field(min_length=1, description="directory of the recording")
+    model: str = Field("", description="name of the model in the recording, by default its folder or its name at a hub")
     workload: str = Field("served", description="name of the traffic")
     numbered: bool = Field(False, description="names of requests begin with their number in the traffic")
     speed: bool = Field(False, description="also record how fast the CPU is, which takes 2 % of the engine's time")

@@ -10,9 +10,15 @@ from typing import NamedTuple
 
 
 class Begin(NamedTuple):
-    """Set up an engine; `words` are the options of a `vllm serve` command."""
+    """Set up an engine.
+
+    Attributes:
+        words: the options of a `vllm serve` command
+        model: what recordings call the model
+    """
 
     words: list[str]
+    model: str
 
 
 class Ended(NamedTuple):

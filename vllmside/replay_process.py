@@ -50,7 +50,8 @@ _CANARY_REPEATS = 5
 class VllmReplayer:
     """An engine of vLLM's in this process, set up by the `words` of its own command line."""
 
-    def __init__(self, pipe: Connection, inbox: Inbox, words: list[str]) -> None:
+    def __init__(self, pipe: Connection, inbox: Inbox, words: list[str], model: str) -> None:
+        self._model = model
         self._pipe = pipe
         self._inbox = inbox
         self._chance = Random(0)
@@ -114,7 +115,7 @@ class VllmReplayer:
         workload = read_workload(path)
         before = self.canary()
         self.reset()
-        self._scheduler.record(RecordSettings(record=out, workload=workload.name, numbered=True))
+        self._scheduler.record(RecordSettings(record=out, model=self._model, workload=workload.name, numbered=True))
         recorder = self._scheduler.recorder
         recorder.watch_speed(self._probe)
         replay = _Replay(self._engine, workload, self._vocab_size, recorder)
@@ -322,7 +323,7 @@ def main() -> None:
             asked = inbox.next()
             try:
                 if isinstance(asked, Begin):
-                    replayer = VllmReplayer(pipe, inbox, asked.words)
+                    replayer = VllmReplayer(pipe, inbox, asked.words, asked.model)
                     pipe.send(replayer.about())
                 else:
                     name, arguments = asked

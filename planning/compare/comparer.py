@@ -56,7 +56,8 @@ def compare_recordings(request: CompareRecordingsRequest, tell: Tell = quiet) ->
         return _document(request, *_recorded(request, sides))
     scenarios = _again(sides, request.timing)
     tell("simulating the same runs", 0.4)
-    repeated = all(one.workload.requests == scenarios[0][0].workload.requests for one in scenarios[0])
+    offered = [list(one.workload.requests) for one in scenarios[0]]
+    repeated = all(requests == offered[0] for requests in offered)
     simulated = _simulated(request, [side[:1] for side in scenarios] if repeated else scenarios, quiet)
     return _held_against(request, sides, scenarios, simulated)
 

@@ -66,7 +66,7 @@ class VllmProcess:
                 start_new_session=True,  # only this process notices Ctrl-C
             )
         self.pipe = Connection(ours.detach())
-        self.send(Begin(words))
+        self.send(Begin(words, deployment.model))
 
     def begin(self, call: str, *arguments: object) -> None:
         """Begin a call of `VllmReplayer`; `heard` gives the answer."""
