@@ -29,7 +29,7 @@ from traces.synth import parse_spec, synthesise
 
 REPEATS = 2
 CALIBRATION_S = 90.0
-ENGINES = {"vLLM": "vllm", "ours": "tokentwin"}
+ENGINES: dict[str, dict[str, Any]] = {"vLLM": {"engine": "vllm"}, "ours": {}}
 SCHEDULER = {
     "max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 150, "block_size": 32,
     "async_scheduling": False,
@@ -61,8 +61,8 @@ def measured(out: Path, seconds: float) -> None:
     """Calibrate both engines and run them in turns; recordings go to `out`."""
     rate = 0.0
     for number in range(REPEATS):
-        for name, engine_name in ENGINES.items():
-            stated = {"model": "smollm2", "engine": engine_name, "scheduler": SCHEDULER}
+        for name, own in ENGINES.items():
+            stated = {"model": "smollm2", "scheduler": SCHEDULER, **own}
             with closing(load_engines(parse(Deployment, stated, where="benchmark"), say)) as engine:
                 if number == 0:
                     place = out / name / "calibration"
