@@ -98,7 +98,8 @@ def test_memory_reaches_a_plateau_while_every_prompt_is_new(tmp_path):
             await asyncio.gather(*pending)
 
         asyncio.run(run())
-        if long == UNIQUE_S:
-            middle, end = memory[len(memory) // 2], memory[-1]
-            assert all(end[kind] < 1.02 * middle[kind] + 2 for kind in end), memory
+        if long == UNIQUE_S:  # a table that grows is copied, so that memory goes up and down on its plateau
+            most = {kind: [one[kind] for one in memory] for kind in memory[-1]}
+            third = len(memory) // 3
+            assert all(max(mb[-third:]) < 1.02 * max(mb[third:-third]) + 2 for mb in most.values()), memory
         assert "Traceback" not in server.said

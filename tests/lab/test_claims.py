@@ -235,6 +235,7 @@ def test_every_bundled_claim_has_an_experiment_on_the_engine_or_says_why_not() -
     assert "- real engine: not tried, because it follows from shapes" in as_markdown(answer)
 
 
+@pytest.mark.deep
 @pytest.mark.engine
 def test_a_claim_is_tried_on_the_real_engine(tmp_path) -> None:
     """With what was found, how much it differs from pair to pair, the machine and the day."""

@@ -69,6 +69,7 @@ def run(script: str, cache: Path) -> list:  # type: ignore[type-arg]
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.deep
 def test_what_is_compiled_ahead_is_what_a_launch_looks_for(tmp_path: Path) -> None:
     filled = run(FILL, tmp_path)
     assert [row["cached"] for row in filled] == [False] * 7  # argmax and attention are two each
