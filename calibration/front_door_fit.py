@@ -56,7 +56,7 @@ def fit_front_door(server: Recording, client: Recording, calibration: Calibratio
     finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))
     served, sent = served.filter(finished), sent.filter(finished)
     if not server.filled("requests", ["received_ns"]):
-        served = seen_from_outside(served, sent)
+        served = seen_from_outside(served, sent, server.steps)
     if served.num_rows < _FEWEST:
         remedy = f"has {served.num_rows} requests that finished at {client.path}, too; at least {_FEWEST} are needed"
         raise UserError("served", str(server.path), remedy)
@@ -77,7 +77,7 @@ def _explaining(served: pa.Table, **known: Any) -> FrontDoor:
 
 
 class _Served:
-    """What the API process had to do, and three times of each request that tell when it was done."""
+    """What the API process had to do, and three times of each request that tell when it was done, NaN if not known."""
 
     def __init__(self, requests: pa.Table) -> None:
         self.received_ns = _column(requests, "received_ns")
@@ -89,7 +89,9 @@ class _Served:
         self._last = ends - 1
         self._first = np.concatenate(([0], ends[:-1]))
         # Tokens of one step are in the order of its rows, which is that of arrivals.
-        whose = np.concatenate([self.received_ns, np.repeat(_column(requests, "arrival_ns"), counts)])
+        arrival_ns = _column(requests, "arrival_ns")
+        known_ns = np.where(np.isnan(arrival_ns), self.received_ns, arrival_ns)
+        whose = np.concatenate([self.received_ns, np.repeat(known_ns, counts)])
         self._line = np.lexsort((whose, np.concatenate([self.received_ns, self.tokens_ns])))
         names = ("arrival_ns", "first_text_ns", "last_text_ns")
         self.measured_ns = np.concatenate([_column(requests, name) for name in names])
@@ -116,7 +118,7 @@ def _work(served: _Served) -> list[float]:
     scale = np.array(_SCALE_NS)
 
     def off(prices: Floats) -> Floats:
-        return (served.predicted_ns(prices * scale) - served.measured_ns) / _USUAL_NS
+        return np.nan_to_num((served.predicted_ns(prices * scale) - served.measured_ns) / _USUAL_NS)
 
     start = np.full(len(scale), 0.5)
     found = least_squares(off, start, bounds=(0, np.inf), loss="soft_l1", diff_step=np.full(len(scale), 1e-3))

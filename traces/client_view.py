@@ -5,6 +5,7 @@ Only durations are taken from the client's recording, so the two recordings need
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,19 +27,24 @@ def as_clients_saw(requests: pa.Table) -> pa.Table:
     return requests
 
 
-def seen_from_outside(served: pa.Table, sent: pa.Table) -> pa.Table:
+def seen_from_outside(served: pa.Table, sent: pa.Table, steps: pa.Table) -> pa.Table:
     """Return `served`, which vLLM's scheduler recorded, with the times of its API server as far as clients know them.
 
-    `sent` has the clients' rows of the same requests. The API server has a request at vLLM's `arrival_ns`, and the
-    engine at `queued_ns`. A token counts as text when its client has it. To relate the two clocks, the quickest first
-    token is taken to have reached its client at once.
+    `sent` has the clients' rows of the same requests, and `steps` the engine's. The API server has a request at vLLM's
+    `arrival_ns`. The engine looks for requests between steps, so that `queued_ns` says when it had one only if no step
+    ran meanwhile; else `arrival_ns` is null. A token counts as text when its client has it. To relate the two clocks,
+    the quickest first token is taken to have reached its client at once.
     """
     received_ns = served.column("arrival_ns")
+    ends_ns, plans_ns = (steps.column(name).to_numpy() for name in ("end_ns", "plan_ns"))
+    next_end = np.searchsorted(ends_ns, received_ns.to_numpy(), side="right")
+    next_plan_ns = np.append(plans_ns, np.iinfo(np.int64).max)[next_end]
+    at_once = pa.array(next_plan_ns >= served.column("queued_ns").to_numpy())
     begin_ns = pc.max(pc.subtract(served.column("first_token_ns"), sent.column("first_token_ns"))).as_py()
     first_ns, last_ns = (pc.add(sent.column(name), begin_ns) for name in ("first_token_ns", "finish_ns"))
     known = {
         "received_ns": received_ns,
-        "arrival_ns": served.column("queued_ns"),
+        "arrival_ns": pc.if_else(at_once, served.column("queued_ns"), None),
         **dict.fromkeys(("first_text_ns", "first_sent_ns"), first_ns),
         **dict.fromkeys(("last_text_ns", "last_sent_ns"), last_ns),
     }

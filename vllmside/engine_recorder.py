@@ -17,7 +17,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import yaml
 
-from realengine.speed import SpeedProbe, piece_of_work
 from serving.errors import UserError, raised
 from traces.live_recording import LiveRecording
 from traces.recording import RecordingWriter
@@ -199,8 +198,6 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
     recorded = _recorded_run(scheduler, LiveRecording(writer, run))
     thread = WriterThread(recorded, settings.most_waiting_rows)
     events = _events(scheduler, thread.put, time.perf_counter_ns(), settings.numbered)
-    if settings.speed:
-        events.watch_speed(SpeedProbe(piece_of_work()))
     _LOG.info("tokentwin: this engine is recorded in %s", path)
     return EngineRecorder(events, thread, recorded, run)
 

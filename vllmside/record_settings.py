@@ -26,7 +26,6 @@ class RecordSettings(Settings):
     model: str = Field("", description="name of the model in the recording, by default its folder or its name at a hub")
     workload: str = Field("served", description="name of the traffic")
     numbered: bool = Field(False, description="names of requests begin with their number in the traffic")
-    speed: bool = Field(False, description="also record how fast the CPU is, which takes 2 % of the engine's time")
     most_waiting_rows: int = Field(
         1_000_000,
         ge=1,

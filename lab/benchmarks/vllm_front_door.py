@@ -50,7 +50,7 @@ def main(out: Path, calibration: str, rate: float) -> None:
     out.mkdir(parents=True, exist_ok=True)
     learning, other = (traffic(out / f"{name}.yaml", seed, rate) for name, seed in (("learning", 1), ("other", 2)))
     model, *options = vllm_words(base_deployment(calibration))[1:]
-    recording = json.dumps({"tokentwin": {"record": str(out.resolve() / "served"), "speed": True}})
+    recording = json.dumps({"tokentwin": {"record": str(out.resolve() / "served")}})
     recorder = ("--scheduler-cls", "vllmside.recording_scheduler.RecordingScheduler", "--additional-config", recording)
     with vllm_serving(out, Path(model), *options, *recorder, "--shutdown-timeout", "10") as (host, port):
         url = ("--url", f"http://{host}:{port}", "--model", "m", "--force")
@@ -58,8 +58,7 @@ def main(out: Path, calibration: str, rate: float) -> None:
             run("bench", trace, *url, "-o", out / name)
     served, door = out / "served", out / "front-door"
     run("calibrate", "--from-served", served, "--client", out / "learnt-from", "--engine", calibration, "-o", door)
-    weather = ("--served", served, "--served", served)
-    run("validate", "front-door", out / "other-1", out / "other-2", "-c", calibration, "--front-door", door, *weather)
+    run("validate", "front-door", out / "other-1", out / "other-2", "-c", calibration, "--front-door", door)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from serving.errors import UserError
 from serving.front_door import FrontDoor
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.client_view import matched, seen_from_outside
+from traces.client_view import matched
 from traces.measured.recorded_client import RecordedClient, sent, spread_pct
 from traces.measured.run import RATES, STATISTICS
 from traces.recording import Recording
@@ -123,8 +123,6 @@ def _in_their_weather(
                 "served", str(server.path), "does not tell the machine's weather, or its calibration does not"
             )
         served, told = matched(server, client)
-        if not server.filled("requests", ["received_ns"]):
-            served = seen_from_outside(served, told)
         begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), told.column("send_ns")), 0.5)[0].as_py()
         failures = slowed_fleet(server, weather, begin_ns / 1e9).failures
         fleet = priced.fleet.model_copy(update={"failures": failures})
