@@ -82,6 +82,8 @@ def _neutral(*values: Any) -> Any:
 
 
 class StreamOptions(BaseModel):
+    """The field `stream_options` of a request."""
+
     model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's option, which GuideLLM sets: usage so far in each chunk

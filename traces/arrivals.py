@@ -45,6 +45,8 @@ class _Renewal(_Arrivals):
 
 
 class Poisson(_Renewal):
+    """Independent arrivals: exponential gaps."""
+
     kind: Literal["poisson"]
     rate: Rate
 

@@ -15,6 +15,8 @@ _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class AzureReader:
+    """Reads the public traces of Azure: CSV with a timestamp and two numbers of tokens."""
+
     name = "azure"
 
     def matches(self, head: bytes) -> bool:

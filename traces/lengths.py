@@ -41,6 +41,8 @@ class _Lengths(Settings, allow_inf_nan=False):
 
 
 class Fixed(_Lengths):
+    """One length for all."""
+
     kind: Literal["fixed"] = "fixed"
     tokens: int = Field(ge=1, le=LONGEST)
 

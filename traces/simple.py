@@ -26,6 +26,8 @@ _REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_clas
 
 
 class SimpleCsvReader:
+    """Reads CSV with a header that names the fields of a request."""
+
     name = "simple CSV"
 
     def matches(self, head: bytes) -> bool:
@@ -37,6 +39,8 @@ class SimpleCsvReader:
 
 
 class SimpleJsonReader:
+    """Reads a JSON object a line, with the fields of a request."""
+
     name = "simple JSON lines"
 
     def matches(self, head: bytes) -> bool:

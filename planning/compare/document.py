@@ -59,22 +59,30 @@ class Tally(Part):
 
 
 class Curve(Part):
+    """A distribution of latencies."""
+
     x: tuple[float, ...] = fact("values", "ms")
     y: tuple[float, ...] = fact("of the requests within them", "%")
 
 
 class Curves(Part):
+    """The distributions of one side, by metric."""
+
     ttft_ms: Curve = fact("TTFT")
     tpot_ms: Curve = fact("TPOT")
     e2e_ms: Curve = fact("E2E")
 
 
 class Cdfs(Part):
+    """The distributions of both sides."""
+
     a: Curves = fact("side A")
     b: Curves = fact("side B")
 
 
 class Tenant(Part):
+    """A tenant's shares of the requests and of the served tokens."""
+
     tenant: str = fact("its name")
     requests: float = fact("of all requests", "%")
     a: float = fact("of the tokens served on side A before the last arrival", "%")

@@ -271,7 +271,6 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
 
 def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
     """Return `scenario` with other settings of the scheduler, on every engine."""
-
     return _remade(scenario, lambda deployment: deployment.rescheduled(**changes))
 
 

@@ -37,7 +37,7 @@ def carriers(point: Fleet, spares: int = 0) -> str:
 
 
 def risk(found: Choices | None) -> str:
-    """Return `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them.`"""
+    """Say `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them`."""
     holds = None if found is None else found.recommended.holds
     if found is None or holds is None:
         return "How probably the SLOs hold is unknown."
@@ -51,7 +51,7 @@ def risk(found: Choices | None) -> str:
 
 
 def choices(found: Choices) -> str:
-    """Return what less and more caution would take: `12 GPUs do if steps are as predicted. 20 do for the whole ...`"""
+    """Return what less and more caution would take: `12 GPUs do if steps are as predicted`."""
     likely, chosen, whole = found.as_predicted, found.recommended, found.whole_interval
     told = f"{gpus(likely.gpus) if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
     if whole and whole.gpus > chosen.gpus:

@@ -57,7 +57,7 @@ class AiPerf(Settings):
 
 
 def _flat(row: Row) -> Row:
-    """The row with the fields of its metadata, and the values of its metrics, by their names."""
+    """Return the row with the fields of its metadata, and the values of its metrics, by their names."""
     objects: list[dict[str, Any]] = []
     for name in ("metadata", "metrics"):
         value = row.fields.get(name)
@@ -81,7 +81,7 @@ def _observed(id_: int, row: Row, start_ns: int) -> Observed:
 
 
 def _load(report: JsonFile) -> tuple[int | None, float | None]:
-    """The slots of a closed loop, or the rate of one that sends by the clock; neither for a schedule of times."""
+    """Return the slots of a closed loop, or the rate of a client that sends by the clock; neither for a schedule."""
     phases = report.get("input_config.phases")
     for at, phase in enumerate(phases if isinstance(phases, list) else []):
         path = f"input_config.phases.{at}"

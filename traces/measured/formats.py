@@ -22,7 +22,7 @@ FORMATS = {
 
 
 def measured_format(settings: Mapping[str, Any], where: str) -> MeasuredFormat:
-    """The format that `settings` names, with the rest of them as its fields; `module:Class` is a user's own.
+    """Return the format that `settings` names, with the rest of them as its fields; `module:Class` is a user's own.
 
     Raises UserError, which begins with `where`, for an unknown name or field.
     """

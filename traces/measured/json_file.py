@@ -28,7 +28,7 @@ class JsonFile:
         self.data: dict[str, Any] = data
 
     def get(self, path: str) -> Any:
-        """What stands at a dotted path; None where there is nothing."""
+        """Return the value at a dotted path; None if there is none."""
         value: Any = self.data
         for key in path.split("."):
             if isinstance(value, list) and key.isdigit() and int(key) < len(value):
@@ -38,11 +38,11 @@ class JsonFile:
         return value
 
     def number(self, path: str, least: float = 0.0, most: float = MOST) -> float:
-        """A number from `least` to `most` at a dotted path."""
+        """Return a number from `least` to `most` at a dotted path."""
         return self._checked(path, self.get(path), least, most)
 
     def numbers(self, path: str, least: float = 0.0, most: float = MOST) -> list[float]:
-        """An array of such numbers."""
+        """Return an array of such numbers."""
         values = self.get(path)
         if not isinstance(values, list):
             raise self.error(path, values, "must be an array")

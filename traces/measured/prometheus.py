@@ -62,7 +62,7 @@ class Prometheus(Settings):
 
 
 def _first(window: Window, names: tuple[str, ...]) -> Histogram:
-    """The first of several names, newest first, that the engine exports."""
+    """Return the first of several names, newest first, that the engine exports."""
     return window.histogram(next((name for name in names if window.has(f"{name}_bucket")), names[0]))
 
 

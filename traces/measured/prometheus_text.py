@@ -55,7 +55,7 @@ class Window:
         return name in self._after
 
     def histogram(self, name: str) -> Histogram:
-        """What a histogram gathered."""
+        """Return the values of a histogram."""
         bucket = f"{name}_bucket"
         bounds = sorted(bound for bound in self._after.get(bucket, {}) if bound is not None)
         if not bounds or not math.isinf(bounds[-1]):

@@ -32,7 +32,7 @@ class RecordedClient(Settings):
 
 
 def sent(run: MeasuredRun) -> list[tuple[int, int]]:
-    """What the client sent, and when: repeats have it in common."""
+    """Return the requests that the client sent, and when: repeats share them."""
     return [(request.id, request.arrival_ns) for request in run.workload.requests]
 
 
@@ -63,7 +63,7 @@ def _columns(recording: Recording) -> pa.Table:
 
 
 def _as_served(request: WorkloadRequest, row: Mapping[str, Any]) -> WorkloadRequest | None:
-    """The request with the lengths that it had; None if it never got to an engine."""
+    """Return the request with its real lengths; None if it never got to an engine."""
     prompt = _cut(request.prompt, row["prompt_tokens"])
     if row["status"] == "finished":
         return replace(request, prompt=prompt, output_len=row["output_tokens"])
@@ -73,7 +73,7 @@ def _as_served(request: WorkloadRequest, row: Mapping[str, Any]) -> WorkloadRequ
 
 
 def _cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
-    """A prompt as long as the server counted it: cut at its end, or with tokens there that nobody shares."""
+    """Return a prompt as long as the server counted it: cut, or with private tokens at its end."""
     kept, left = [], tokens
     for name, count in prompt:
         if left > 0:
@@ -83,7 +83,7 @@ def _cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
 
 
 def _offered_per_s(workload: Workload) -> float | None:
-    """Requests per second that the client meant to send, where that did not follow the answers."""
+    """Return the requests per second that the client meant to send; None if it waited for answers."""
     arrivals = [request.arrival_ns for request in workload.requests]
     waits = workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
     if waits or len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:

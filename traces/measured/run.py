@@ -69,7 +69,7 @@ class MeasuredFormat(Protocol):
     """A format of measured runs; its fields, a pydantic model's, are what a case file says about the files."""
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """The runs in the files, which lie under `data`. Raises UserError that names the file and the field."""
+        """Return the runs in the files, which lie under `data`. Raises UserError that names the file and the field."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Observed:
 def run_of_requests(
     name: str, observed: Sequence[Observed], slots: int | None, shared_prefix_tokens: int = 0, **told: Any
 ) -> MeasuredRun:
-    """A run measured request by request, whose prompts begin with as many tokens that they share.
+    """Return a run measured request by request, whose prompts begin with as many tokens that they share.
 
     `slots` is the size of a closed loop: it sends when an answer is there, so that its times are not replayed. None is
     a client that sends by the clock. `told` are further fields of `MeasuredRun`.
@@ -105,7 +105,7 @@ def run_of_requests(
 
 
 def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | None = None) -> dict[str, float]:
-    """The figures of a run measured request by request."""
+    """Return the figures of a run measured request by request."""
     rows = [{**vars(request), "request_id": request.id, "status": "finished"} for request in requests]
     table = pa.Table.from_pylist(rows, schema=arrow_schema("requests"))
     return figures(RunMetrics(table), offered_per_s)
