@@ -45,7 +45,7 @@ MODULES = (
 
 
 def missing() -> str:
-    """Return what this machine lacks to compile with; None if it lacks nothing."""
+    """Return what this machine lacks to compile with, empty if nothing."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return "pure Python: no C compiler"
