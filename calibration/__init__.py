@@ -1,4 +1,4 @@
-"""Measurements to cost models, and simulated runs held against real ones.
+"""Fits of cost models to measurements, and comparisons of simulated runs with real ones.
 
-Never imports torch or the real engine: it reads recordings, whichever clock wrote them.
+This package never imports torch or the real engine. It reads recordings, whichever clock wrote them.
 """

@@ -1,4 +1,4 @@
-"""What a recording of the real engine says about its drafts: each acceptance, to replay it; how often, to simulate."""
+"""The drafts in a recording of the real engine: single acceptances for a replay, and rates for a simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Numbers = NDArray[np.float64]
 
 
 class RecordedAcceptance:
-    """Every draft is proposed and accepted as it was in a recorded run. `steps` are its rows, in order."""
+    """The drafts of a recorded run, proposed and accepted as they were recorded.
+
+    `steps` are the rows of the run in order.
+    """
 
     def __init__(self, steps: list[dict[str, Any]]) -> None:
         self._accepted, self._proposed = (
@@ -43,12 +46,14 @@ def _at(steps: list[dict[int, int | None]], step: int, id: int) -> int:
 
 
 def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> SpeculativeConfig:
-    """`config` with the proposals and acceptances of `runs`, for the simulator, in place of its own.
+    """Return `config` with the proposal and acceptance rates of `runs`, for the simulator.
 
-    Every place of a draft then yields as many tokens as it did, on average: its share of acceptances is that of the
-    drafts that were long enough. A text that repeats itself goes on doing so, and some never do, and so the rates are
-    also counted apart before the first accepted draft, and after steps that accepted no, some and all of them. Raises
-    UserError where nothing was drafted.
+    The rates replace the ones in `config`. Each place of a draft then yields as many tokens on average as in the runs:
+    its acceptance rate counts only drafts that were long enough. A text that repeats itself goes on doing so, and some
+    texts never do. So the rates are also counted separately: before the first accepted draft, and after steps that
+    accepted none, some or all tokens of their draft.
+
+    Raises UserError if the runs have no drafts.
     """
     drafted = _Drafted(*np.concatenate([_Drafted.of(run) for run in runs], axis=1))
     places = config.num_speculative_tokens
@@ -66,9 +71,9 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
 
 
 def with_drafts(workload: Workload, run: Recording) -> Workload:
-    """`workload` with what became of the drafts of its requests in `run`: it follows from texts, as output lengths do.
+    """Return `workload` with the outcome of each request's drafts in `run`.
 
-    Unchanged where the run drafted nothing.
+    Drafts follow from texts, as output lengths do. The workload is unchanged if the run has no drafts.
     """
     drafted = _Drafted.of(run)
     if not drafted.proposed.any():
@@ -82,22 +87,22 @@ def with_drafts(workload: Workload, run: Recording) -> Workload:
 
 
 def as_accepted(deployment: Deployment, runs: Sequence[Recording]) -> Deployment:
-    """`deployment` for the simulator: with the proposals and acceptances of `runs`, if it drafts."""
+    """Return `deployment` for the simulator: if it drafts, with the proposal and acceptance rates of `runs`."""
     speculative = deployment.scheduler.speculative
     return deployment.rescheduled(speculative=with_acceptance(speculative, runs)) if speculative else deployment
 
 
 class _Drafted(NamedTuple):
-    """Drafts, one for each step that sampled for a request that went on.
+    """Drafts, one for each step that sampled a token for a request that went on.
 
-    The overlapped loop computes one step more of a request that has ended; it verifies nothing.
+    The overlapped loop computes one more step for a request that has ended; that step verifies nothing.
 
-    request   whose
-    place     output tokens it then had
-    proposed  tokens of the draft; 0 where there was none
-    verified  of those, how many its next step verified, as far as the output went
-    accepted  of those, how many were accepted
-    before    tokens of the draft before that were accepted; -1 while none of any draft was
+    request   id of the request
+    place     output tokens that the request had at that moment
+    proposed  tokens of the draft; 0 if there was no draft
+    verified  proposed tokens that the request's next step verified, as far as the output went
+    accepted  verified tokens that were accepted
+    before    accepted tokens of the request's draft before; -1 as long as no draft had an accepted token
     """
 
     request: Numbers
@@ -111,7 +116,7 @@ class _Drafted(NamedTuple):
     def of(cls, run: Recording) -> _Drafted:
         steps = run.table("steps", ("row_ids", "row_tokens", *DRAFT_COLUMNS))
         rows = np.array([_flat(steps, name) for name in ("row_ids", "row_tokens", *DRAFT_COLUMNS)])
-        rows = rows[:, ~np.isnan(rows[2:]).all(axis=0)]  # those that sample
+        rows = rows[:, ~np.isnan(rows[2:]).all(axis=0)]  # rows that sample
         ids, tokens, accepted, proposed = np.nan_to_num(rows[:, np.argsort(rows[0], kind="stable")])
         outputs = np.cumsum(accepted + 1)
         first = np.searchsorted(ids, ids)
@@ -129,7 +134,11 @@ class _Drafted(NamedTuple):
         return _Drafted(*(column[rows] for column in self))
 
     def rates(self, places: int) -> dict[str, tuple[float, ...]]:
-        """For each place: of steps, how many propose up to there; of drafts verified up to there, how many hold."""
+        """Return two rates for each place of a draft.
+
+        The first is the share of steps whose draft reaches the place, the second the share of accepted drafts among the
+        ones that were verified up to the place.
+        """
         reached = np.arange(1, places + 1)[:, None]
         found = (self.proposed >= reached).mean(axis=1)
         kept = (self.accepted >= reached).sum(axis=1) / np.maximum((self.verified >= reached).sum(axis=1), 1)
@@ -140,14 +149,17 @@ class _Drafted(NamedTuple):
 
 
 def _output_tokens(run: Recording, ids: Numbers) -> Numbers:
-    """Length of the output of each of `ids`, the requests."""
+    """Return the output length of each request in `ids`."""
     requests = run.table("requests", ("request_id", "output_tokens")).sort_by("request_id")
     places = np.searchsorted(requests["request_id"].to_numpy(), ids)
     return requests["output_tokens"].to_numpy()[places]
 
 
 def _flat(steps: pa.Table, name: str) -> Numbers:
-    """A column of lists as one array; NaN for a null in a list. A list that is null is as many nulls as rows."""
+    """Return a column of lists as one array, with NaN for a null.
+
+    A null list counts as one null for each row of its step.
+    """
     rows = pc.list_value_length(steps["row_ids"]).to_pylist()
     lists = [given or [None] * (count or 0) for given, count in zip(steps[name].to_pylist(), rows, strict=True)]
     return np.array([number for one in lists for number in one], dtype=np.float64)

@@ -1,10 +1,10 @@
-"""Which of several predicted configurations to take, where predictions are off by more than nothing.
+"""A choice among predicted configurations that allows for the errors of predictions.
 
-An option is worth what it yields if it keeps its bounds, and nothing if it breaks them. Of the options that keep them
-with enough probability the one of greatest expected worth is taken. What is enough is told by the surest option: where
-nothing is sure, the surest gives much away and is hardly surer than others. Everything is counted over draws from the
-predictive band: a draw says of every option at once how far off its prediction is, because some of that is common to
-the options of one family (a model on a GPU), which are off together.
+An option that keeps its bounds is worth its yield; an option that breaks them is worth nothing. The choice is the
+option of greatest expected worth among the options that are likely enough to keep their bounds. The surest option sets
+what is likely enough: where nothing is sure, the surest option gives much away and is hardly surer than others.
+Everything is counted over draws from the predictive band. A draw gives the error of every option at once, because the
+options of one family (a model on a GPU) share a part of their errors.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from calibration.steps.interval import REACH
 Floats = NDArray[np.float64]
 
 DRAWS = 2000
-COMMON = 0.2  # share of an error's variance that is common to a family; lab/results/decisions.md has what was measured
-RISK = 0.1  # of breaking a bound that is taken unless it is said otherwise
+COMMON = 0.2  # share of an error's variance that a family shares; lab/results/decisions.md has the measurement
+RISK = 0.1  # probability of breaking a bound that is accepted by default
 
 
 class Band(NamedTuple):
-    """A figure of some options `[options]`, as predicted and at both ends of its 90 % interval."""
+    """A figure of some options `[options]`: the prediction and both ends of its 90 % interval."""
 
     low: Floats
     centre: Floats
     high: Floats
 
     def at(self, errors: Floats) -> Floats:
-        """The figure `[options, draws]`, so many standard deviations off: lognormal, with a side for either sign."""
+        """Return the figure `[options, draws]` that lies `errors` standard deviations off.
+
+        The distribution is lognormal with a separate width for each sign.
+        """
         below, above = np.log(self.low / self.centre), np.log(self.high / self.centre)
         reach = np.where(errors < 0, -below[:, None], above[:, None])
         drawn: Floats = self.centre[:, None] * np.exp(errors / REACH * reach)
@@ -40,7 +43,7 @@ class Band(NamedTuple):
 
 
 def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """How many standard deviations each option is off, `[options, draws]`, correlated by `common` within a family."""
+    """Draw each option's error in standard deviations, `[options, draws]`, correlated by `common` within a family."""
     rng = np.random.Generator(np.random.PCG64(seed))
     shared = {family: rng.standard_normal(draws) for family in dict.fromkeys(families)}
     own = rng.standard_normal((len(families), draws))
@@ -49,9 +52,10 @@ def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, 
 
 
 def share_of_best(kept: NDArray[np.bool_], yields: Floats) -> Floats:
-    """Of each option what it is expected to yield of the best there is, `[options]`, from both `[options, draws]`.
+    """Return the share of the best yield that each option is expected to reach, `[options]`.
 
-    That is, of the most that any option yields in the same draw and is `kept`; 0 in draws in which it breaks a bound.
+    Both inputs are `[options, draws]`. The best is the greatest yield in the same draw among options that keep their
+    bounds (`kept`). An option has 0 in draws in which it breaks a bound.
     """
     worth = np.where(kept, yields, 0.0)
     best = worth.max(axis=0)
@@ -60,11 +64,11 @@ def share_of_best(kept: NDArray[np.bool_], yields: Floats) -> Floats:
 
 
 def choose(holds: Floats, worth: Floats, risk: float = RISK) -> int | None:
-    """One of the options that keep their bounds with probability `holds` and are expected to be worth `worth`.
+    """Return the index of the option to take, or None if no option ever keeps its bounds.
 
-    Both are `[options]`. Taken is the greatest expected worth among those that hold with at least 1 - `risk` of the
-    probability of the surest; None if none ever does. More risk never lowers what the chosen option is worth where it
-    keeps its bounds.
+    `holds` is each option's probability of keeping its bounds and `worth` its expected worth, both `[options]`. The
+    choice is the option of greatest worth among the ones whose probability is at least 1 - `risk` times the probability
+    of the surest. More risk never lowers what the chosen option is worth where it keeps its bounds.
     """
     if not holds.any():
         return None

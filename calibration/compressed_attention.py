@@ -1,8 +1,8 @@
 """DeepSeek-V4's attention and residual streams as operations, the way vLLM runs them (`vllm/models/deepseek_v4`).
 
-Every query attends over latent vectors, which are key and value at once: those of its window, and entries that stand
-for 4 or 128 tokens each. FlashMLA pads the heads of a device to 64 or 128. What compressors and the indexer read and
-make is counted by bytes: no kernel table that a fit has seen holds them, so their times are extrapolated.
+Every query attends over latent vectors, which are key and value at once: the vectors of its window, and entries that
+stand for 4 or 128 tokens each. FlashMLA pads the heads of a device to 64 or 128. The work of compressors and of the
+indexer is counted by bytes: no kernel table with a fit has it, so its times are extrapolated.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import stored
 from traces.step_work import attended_pairs
 
-_PADDED_HEADS = 64  # FlashMLA's, or twice as many
+_PADDED_HEADS = 64  # FlashMLA pads to this number or to twice as many
 
 
 def compressed_projections(
     model: ModelSpec, latent: CompressedAttention, heads: int, tokens: Amount, deployment: Deployment
 ) -> list[Operation]:
-    """Of one device with `heads`, and with as many of the groups that their outputs are projected down by."""
+    """Return the projections of one device with `heads` heads.
+
+    The device has the same share of the groups through which the outputs are projected down.
+    """
     hidden, layers = model.hidden_size, model.num_layers
     groups = -(-latent.o_groups * heads // model.num_heads)
     sparse = latent.compress_ratios.count(SPARSE)
@@ -61,7 +64,7 @@ def compressed_projections(
 
 
 def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSizes, kv_dtype: str) -> list[Operation]:
-    """Of one device with `heads`. The indexer is on every device, whole."""
+    """Return the attention operations of one device with `heads` heads. Every device computes the whole indexer."""
     padded = _PADDED_HEADS * (1 if heads <= _PADDED_HEADS else 2)
     rows, tokens, past = sizes.decode_rows, sizes.prefill_tokens, sizes.prefill_context
     queries = rows + sizes.draft_tokens
@@ -97,20 +100,20 @@ def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSiz
 def compressed_elementwise(
     latent: CompressedAttention, heads: int, hidden_size: int, streams: int, tokens: Amount, layers: int
 ) -> list[Operation]:
-    """Norms and rotation of queries, keys and outputs; compressors' states; the mixing of residual streams.
+    """Return the elementwise operations: norms, rotations, states of compressors, and the mixing of residual streams.
 
-    Before attention and before the MLP all streams are read twice, for the weights that mix them and to be summed up,
-    and after it read once more and written.
+    Before attention and before the MLP all streams are read twice: once for the weights that mix them, and once to add
+    them up. Afterwards they are read once more and written.
     """
     own = 4.0 * (latent.q_lora_rank + latent.kv_dim)
     rotated = 4.0 * (heads * latent.qk_head_dim + latent.kv_dim)
-    turned_back = 3.0 * heads * latent.v_head_dim  # and quantised
+    turned_back = 3.0 * heads * latent.v_head_dim  # rotated back and quantised
     found: list[Operation] = [
         Elementwise("latent norms", tokens * own, count=layers),
         Elementwise("rotary, KV write", tokens * (rotated + turned_back), launches=2, count=layers),
     ]
     for ratio, count in _kinds(latent):
-        if ratio:  # in float32: what a token gives is written, and read again for its entry
+        if ratio:  # a token's part is written in float32 and read again for its entry
             moved, launches = 8.0 * latent.compressor_width(ratio), 2
             if ratio == SPARSE:
                 moved, launches = moved + 3.0 * latent.index_n_heads * latent.index_head_dim, 5
@@ -122,5 +125,5 @@ def compressed_elementwise(
 
 
 def _kinds(latent: CompressedAttention) -> list[tuple[int, int]]:
-    """Ratios, and how many layers have each."""
+    """Return each compression ratio with the number of layers that have it."""
     return sorted(Counter(latent.compress_ratios).items())

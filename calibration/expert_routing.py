@@ -1,8 +1,8 @@
-"""How a mixture's tokens fall on its experts, and how unevenly on the devices that share them.
+"""The distribution of a mixture's tokens over its experts, and its imbalance between devices that share them.
 
-A step waits for the device whose experts got the most tokens. Trained routers are more uneven than chance, by how
-much is a property of model and traffic; chance is what remains when every token chooses evenly and independently, and
-it fades as steps grow.
+A step waits for the device whose experts got the most tokens. Trained routers are more uneven than chance; the extent
+is a property of model and traffic. Chance is the imbalance that remains if every token chooses evenly and
+independently. It fades as steps grow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.deployments.model_spec import ModelSpec
 
 
 def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> Any:
-    """Load of the busiest device over the mean of all, in a step of `tokens` that reach the experts (or many steps)."""
+    """Return the load of the busiest device over the mean load, in steps of `tokens` tokens that reach the experts."""
     if deployment.expert_imbalance == "random":
         groups = model.expert_groups or 1, model.groups_per_token or 1
         devices = deployment.expert_parallel_size
@@ -27,18 +27,20 @@ def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> 
 
 
 def experts_touched(experts: int, topk: int, tokens: Any) -> Any:
-    """Experts of a layer that get any of `tokens`, on average, when each chooses `topk` evenly and independently."""
+    """Return the mean number of a layer's experts that get a token if tokens choose `topk` evenly and independently."""
     return experts * (1.0 - (1.0 - topk / experts) ** np.asarray(tokens, dtype=np.float64))
 
 
 def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups: tuple[int, int] = (1, 1)) -> Any:
-    """Expected maximum over mean of the rows on each of `devices` when tokens choose `topk` of `experts` at random.
+    """Return the expected maximum over mean of the rows on each device if tokens choose `topk` of `experts` at random.
 
-    groups    how many groups of experts there are, and of how many a token first chooses (DeepSeek-V3, section 2.1.2)
+    groups    how many groups of experts there are, and how many of them a token chooses first (DeepSeek-V3, section
+              2.1.2)
 
-    What one token sends to a device is hypergeometric, among the experts of its groups; over many tokens loads are
-    normal, and as their sum is fixed each pair correlates by -1 / (devices - 1). Their expected maximum is then that of
-    independent normals times sqrt(devices / (devices - 1)). Bounded by what a single token and a single device allow.
+    The number of rows that one token sends to a device is hypergeometric among the experts of its groups. Over many
+    tokens, loads are normal. Their sum is fixed, so each pair correlates by -1 / (devices - 1), and their expected
+    maximum is that of independent normals times sqrt(devices / (devices - 1)). The result is bounded by what a single
+    token and a single device allow.
     """
     tokens = np.maximum(np.asarray(tokens, dtype=np.float64), 1.0)
     own = experts / devices
@@ -50,13 +52,13 @@ def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups:
 
 
 def _rows_variance(experts: int, topk: int, devices: int, groups: int, chosen: int) -> float:
-    """Of the rows that one token sends to a device, which has whole groups or a part of one."""
-    own, within = experts / devices, experts * chosen / groups  # experts of a device, and those a token may choose
+    """Return the variance of the rows that one token sends to a device with several whole groups or a part of one."""
+    own, within = experts / devices, experts * chosen / groups  # experts of a device, and a token's possible ones
     held = max(groups / devices, 1.0)  # groups of which a device has experts
     share = chosen / groups
-    spread = held * share * (1.0 - share) * (groups - held) / max(groups - 1, 1)  # of how many of them are chosen
+    spread = held * share * (1.0 - share) * (groups - held) / max(groups - 1, 1)  # variance of chosen groups
     each = own / held
-    first, second = own * share, each**2 * (spread + (held * share) ** 2)  # moments of its experts that may be chosen
+    first, second = own * share, each**2 * (spread + (held * share) ** 2)  # moments of the device's eligible experts
     scale = topk / within
     drawn = scale * (first - second / within) * (within - topk) / max(within - 1.0, 1.0)
     return drawn + scale**2 * (second - first**2)
@@ -64,7 +66,10 @@ def _rows_variance(experts: int, topk: int, devices: int, groups: int, chosen: i
 
 @cache
 def expected_maximum(count: int) -> float:
-    """Of `count` independent standard normals: the integral of 1 - F^n - (1 - F)^n over the positive half-line."""
+    """Return the expected maximum of `count` independent standard normals.
+
+    It is the integral of 1 - F^n - (1 - F)^n over the positive half-line.
+    """
     x = np.linspace(0.0, 12.0, 24_001)
     below = np.array([0.5 + 0.5 * erf(value / sqrt(2.0)) for value in x.tolist()])
     return float(np.trapezoid(1.0 - below**count - (1.0 - below) ** count, x))

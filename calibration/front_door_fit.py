@@ -1,8 +1,8 @@
-"""Fitting what an API server and a client add, from a run that the server and its client both recorded.
+"""A fit of the time that an API server and a client add, from a run that the server and its client both recorded.
 
-The API process does one thing after another, so what was measured is work and waiting for other work. The fit knows
-when every request came and when every token was there: it looks for the work that, done in that order, explains the
-times.
+The API process does one thing after another, so the measured times are work and waiting for other work. The fit knows
+when every request came and when every token was there. It searches for the prices of work that explain the times if the
+work is done in that order.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from traces.recording_notes import notes_of
 Floats = NDArray[np.float64]
 _FEWEST = 10  # requests
 _WORK = ("request_ns", "prompt_token_ns", "outputs_ns", "chunk_ns")
-_SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # of these prices, for the search
-_USUAL_NS = 1e6  # of an error; those beyond count less and less, being the machine's
+_SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # units of these prices for the search
+_USUAL_NS = 1e6  # a usual error; larger errors count less and less, because they come from the machine
 
 
 def front_door_of(server: Recording) -> FrontDoor | None:
-    """The front door of a run: as noted, if it was simulated, or else the one that explains its recording best.
+    """Return the front door of a run: the noted one of a simulated run, else the one that best explains the recording.
 
-    None of a run without one, and of too few requests. What its client adds is not known of a real one.
+    The result is None for a run without a front door and for too few requests. The client's part of a real front door
+    is not known.
     """
     noted = notes_of(server.run).get("front_door")
     if noted is not None:
@@ -46,11 +47,12 @@ def front_door_of(server: Recording) -> FrontDoor | None:
 
 
 def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
-    """The front door that explains both recordings best, by least squares without negative times.
+    """Return the front door that best explains both recordings, by least squares without negative times.
 
-    Of vLLM's API server only its scheduler and its clients tell. What the engine lost to the API process beside it is
-    known by its `calibration`; nothing is said of that without one. Raises UserError for recordings of different runs,
-    and of too few requests.
+    vLLM's API server records nothing; its scheduler and its clients give the times. With a `calibration` of the engine,
+    the result also has what the engine lost to the API process beside it.
+
+    Raises UserError for recordings of different runs and for too few requests.
     """
     served, sent = matched(server, client)
     finished = pc.and_(pc.equal(served.column("status"), "finished"), pc.equal(sent.column("status"), "finished"))
@@ -71,13 +73,13 @@ def fit_front_door(server: Recording, client: Recording, calibration: Calibratio
 
 
 def _explaining(served: pa.Table, **known: Any) -> FrontDoor:
-    """What explains the times of the API process best, with what is `known` besides."""
+    """Return the front door that best explains the times of the API process, with the `known` numbers besides."""
     last_ns = float(np.mean(_column(served, "last_sent_ns") - _column(served, "last_text_ns")))
     return FrontDoor(**dict(zip(_WORK, _work(_Served(served)), strict=True)), last_ns=last_ns, **known)
 
 
 class _Served:
-    """What the API process had to do, and three times of each request that tell when it was done, NaN if not known."""
+    """The work of the API process, and three times of each request at which a part of it was done; NaN if not known."""
 
     def __init__(self, requests: pa.Table) -> None:
         self.received_ns = _column(requests, "received_ns")
@@ -88,7 +90,7 @@ class _Served:
         ends = np.cumsum(counts)
         self._last = ends - 1
         self._first = np.concatenate(([0], ends[:-1]))
-        # Tokens of one step are in the order of its rows, which is that of arrivals.
+        # The tokens of one step are in the order of its rows, which is the order of arrivals.
         arrival_ns = _column(requests, "arrival_ns")
         known_ns = np.where(np.isnan(arrival_ns), self.received_ns, arrival_ns)
         whose = np.concatenate([self.received_ns, np.repeat(known_ns, counts)])
@@ -97,7 +99,7 @@ class _Served:
         self.measured_ns = np.concatenate([_column(requests, name) for name in names])
 
     def predicted_ns(self, prices: Floats) -> Floats:
-        """Those times, if work had these prices (Lindley 1952); in line as `sim.api_server` has it."""
+        """Return the times of `measured_ns` at these prices of work (Lindley 1952), queued as in `sim.api_server`."""
         request_ns, prompt_token_ns, outputs_ns, chunk_ns = prices
         came = np.concatenate([self.received_ns, self.tokens_ns + outputs_ns])
         work = np.concatenate(
@@ -112,7 +114,7 @@ class _Served:
 
 
 def _work(served: _Served) -> list[float]:
-    """The prices of work, none below 0."""
+    """Return the fitted prices of work, none below 0."""
     from scipy.optimize import least_squares
 
     scale = np.array(_SCALE_NS)
@@ -126,11 +128,11 @@ def _work(served: _Served) -> list[float]:
 
 
 def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
-    """What the engine of `server` lost to the API process beside it, at the speed of the calibration's machine.
+    """Return what the engine of `server` lost to the API process beside it, at the speed of the calibrated machine.
 
-    Of its steps it is the time on the wall that others had, beyond what they had while it was calibrated; of the host's
-    work between them, all that is longer than the calibration says in the weather of the run. Where a recording tells
-    no weather, as a twin's does not, it is what steps took longer, too.
+    For steps, this is the wall time that other processes had, beyond what they had during the calibration. For the
+    host's work between steps, it is all time beyond the calibration's prediction in the weather of the run. A twin's
+    recording has no weather; there it is the time by which steps took longer than predicted.
     """
     measured = MeasuredSteps([server.steps])
     host_ns = measured.cpu @ np.array([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES])
@@ -147,7 +149,7 @@ def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
 
 
 def _prices(times_ns: Floats, amounts: Floats) -> tuple[float, float]:
-    """A constant and a price per amount, neither below 0, that explain the times."""
+    """Return a constant and a price per amount, neither below 0, that explain the times."""
     from scipy.optimize import nnls
 
     scale = max(float(amounts.max()), 1.0)

@@ -1,7 +1,7 @@
-"""How fast KV goes to host memory and back, learnt from the copies that the real engine recorded.
+"""The speed of KV copies to host memory and back, learnt from the copies that the real engine recorded.
 
-A copy takes a latency plus its bytes over the bandwidth of its direction: non-negative least squares on relative
-errors, both directions at once, since the latency is theirs together.
+A copy takes a latency plus its bytes over the bandwidth of its direction. The fit is non-negative least squares on
+relative errors, for both directions at once, because they share the latency.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from scipy.optimize import nnls
 from serving.deployments.config import Deployment
 from traces.recording import Recording
 
-_FASTEST_GB_S = 1e6  # of a direction whose copies take no longer for more bytes
+_FASTEST_GB_S = 1e6  # the rate of a direction whose copies take no longer for more bytes
 
 
 def as_linked(deployment: Deployment, runs: Sequence[Recording]) -> Deployment:
-    """`deployment` for the simulator: its KV tier with the latency and the bandwidths of the copies in `runs`.
+    """Return `deployment` for the simulator: its KV tier with the latency and the bandwidths of the copies in `runs`.
 
-    A direction without copies keeps the bandwidth that is stated.
+    A direction without copies keeps its configured bandwidth.
     """
     tiers = deployment.kv_tiers
     if tiers is None:

@@ -1,8 +1,9 @@
 """Multi-head latent attention as operations, the way vLLM runs it (`MLACommonImpl`).
 
-Prompts expand latent vectors into keys and values of every head, those of their past again with every chunk, and attend
-as other models do. Decode rows multiply the expansion into their queries and outputs instead, head by head, and attend
-over the latent vectors, which are key and value at once and the same for all heads: every device reads all of them.
+Prompts expand latent vectors into keys and values of every head, and expand the vectors of their past again with every
+chunk. Then they attend as other models do. Decode rows multiply the expansion into their queries and outputs instead,
+head by head, and attend over the latent vectors. Latent vectors are key and value at once and the same for all heads,
+so every device reads all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from serving.deployments.weight_types import stored
 
 @dataclass(frozen=True)
 class HeadGemm(Gemm):
-    """`[m, k] x [k, n]` for each of `heads`: a batched GEMM."""
+    """A batched GEMM: `[m, k] x [k, n]` for each of `heads`."""
 
     heads: int = 1
 
@@ -44,7 +45,7 @@ class HeadGemm(Gemm):
 
 @dataclass(frozen=True)
 class LatentPrefill(PrefillAttention):
-    """Over expanded keys of `head_dim` and values of `value_dim`, in 16 bits whatever the cache is kept in."""
+    """Prompt attention over expanded keys of `head_dim` and values of `value_dim`, in 16 bits for every cache type."""
 
     value_dim: int = 0
 
@@ -59,7 +60,7 @@ class LatentPrefill(PrefillAttention):
 
 @dataclass(frozen=True)
 class LatentDecode(DecodeAttention):
-    """Over latent vectors and rotated keys, of `head_dim` together, whose first `value_dim` are the values."""
+    """Decode attention over latent vectors and rotated keys, `head_dim` in all, of which `value_dim` are the values."""
 
     value_dim: int = 0
 
@@ -75,9 +76,9 @@ class LatentDecode(DecodeAttention):
 
 @dataclass(frozen=True)
 class SparsePrefill(LatentDecode):
-    """Of prompts' tokens, as many as `rows`, over the latent vectors that an indexer chose for each, `context` in all.
+    """Attention of `rows` prompt tokens over the latent vectors that an indexer chose for each, `context` in all.
 
-    At the least `seen` latent vectors are read.
+    At least `seen` latent vectors are read.
     """
 
     seen: Amount = 0
@@ -90,7 +91,7 @@ class SparsePrefill(LatentDecode):
 
 @dataclass(frozen=True)
 class IndexScores:
-    """An indexer's scores of `pairs` of queries and keys, of which `seen` are read, and the choice of the highest."""
+    """An indexer's scores of `pairs` of queries and keys (of which it reads `seen`), and the choice of the highest."""
 
     name: str
     tokens: Amount
@@ -112,19 +113,22 @@ class IndexScores:
 
     @property
     def bytes(self) -> Amount:
-        """Keys and queries; scores in float32, written and read again."""
+        """Bytes of keys and queries, and of scores in float32, which are written and read again."""
         return self.key_bytes * self.seen + self.tokens * (self.heads * self.head_dim) + 8.0 * self.pairs
 
 
 @dataclass(frozen=True)
 class DecodeIndexScores(IndexScores):
-    """Those of decode rows."""
+    """An indexer's scores of decode rows."""
 
 
 def latent_projections(
     model: ModelSpec, latent: LatentAttention, heads: int, sizes: StepSizes, deployment: Deployment
 ) -> list[Operation]:
-    """Of one device with `heads`. What decode rows multiply is in the deployment's `dtype`, whatever the rest is."""
+    """Return the projections of one device with `heads` heads.
+
+    The factors of decode rows are in the deployment's `dtype`, whatever the type of the other weights.
+    """
     layers, hidden, tokens = model.num_layers, model.hidden_size, sizes.tokens
     rank, kept = latent.q_lora_rank, latent.kv_dim
     queries = heads * latent.qk_head_dim
@@ -162,9 +166,10 @@ def latent_projections(
 def latent_attention(
     latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int
 ) -> list[Operation]:
-    """Of one device with `heads`: prompts over keys and values, decode rows over the latent vectors.
+    """Return the attention of one device with `heads` heads.
 
-    With an indexer, which every device has whole, prompts attend over latent vectors, too, as in vLLM.
+    Prompts attend over keys and values, decode rows over the latent vectors. With an indexer, which every device has
+    whole, prompts also attend over latent vectors, as in vLLM.
     """
     if latent.index_topk:
         return _sparse_attention(latent, heads, sizes, kv_dtype, layers)
@@ -206,7 +211,7 @@ def _sparse_attention(
 
 
 def latent_elementwise(latent: LatentAttention, heads: int, tokens: Amount, layers: int) -> list[Operation]:
-    """Norms of what was projected down; rotation of a part of each query and of the one key, and the KV write."""
+    """Return the elementwise operations: norms of down-projections, rotation of queries and key, and KV write."""
     down = latent.q_lora_rank + latent.kv_lora_rank
     rotated = heads * latent.qk_rope_head_dim + latent.kv_dim
     rotated += (latent.index_n_heads + 1) * latent.index_head_dim

@@ -15,12 +15,12 @@ from calibration.operations import Amount, Operation, StepSizes
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.linear_attention import LinearAttention
 
-_CHUNK = 64  # tokens: of the kernels that vLLM takes
+_CHUNK = 64  # tokens, as in the kernels that vLLM takes
 
 
 @dataclass(frozen=True)
 class LinearPrefill:
-    """Of `tokens` in `rows` prompts, with so many key and value heads on one device."""
+    """Linear attention of `tokens` in `rows` prompts, with the key and value heads of one device."""
 
     name: str
     rows: Amount
@@ -42,26 +42,28 @@ class LinearPrefill:
 
     @property
     def channels(self) -> int:
-        """Of the convolution."""
+        """The channels of the convolution."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def flops(self) -> Amount:
-        """Three products with the state, and within a chunk three of keys and two of values; see `_CHUNK`."""
+        """FLOPs: three products with the state, and within a chunk three of keys and two of values; see `_CHUNK`."""
         state = 6.0 * self.key_dim * self.value_dim
         chunk = 2.0 * _CHUNK * (3 * self.key_dim + 2 * self.value_dim)
         return self.tokens * (self.value_heads * (state + chunk) + 2.0 * self.kernel * self.channels)
 
     @property
     def state_bytes(self) -> float:
-        """What one request keeps of one layer."""
+        """Bytes of one request's state in one layer."""
         state = DTYPE_BYTES[self.state_dtype] * self.value_heads * self.key_dim * self.value_dim
         return state + 2.0 * (self.kernel - 1) * self.channels
 
     @property
     def bytes(self) -> Amount:
-        """Inputs and outputs of the convolution and of the delta rule, the states in and out, and what the kernels of
-        the chunked form leave for one another: decayed keys and values, a state for each chunk, a row of the chunk."""
+        """Bytes of inputs, outputs and states, and of what the kernels of the chunked form pass to one another.
+
+        These are decayed keys and values, a state for each chunk, and a row of the chunk.
+        """
         moved = 2.0 * (3 * self.channels + self.value_heads * self.value_dim)
         between = self.key_dim + self.value_dim + self.key_dim * self.value_dim / _CHUNK + _CHUNK
         moved += 4.0 * self.value_heads * between
@@ -70,8 +72,10 @@ class LinearPrefill:
 
 @dataclass(frozen=True)
 class LinearDecode(LinearPrefill):
-    """Of `rows` with `tokens` in all: each row's states are read once, and written for every token of it, because its
-    drafts may be rejected."""
+    """Linear attention of decode rows, `tokens` in all.
+
+    Each row's states are read once. They are written for every token of the row, because its drafts may be rejected.
+    """
 
     launches: ClassVar[int] = 2
 
@@ -87,7 +91,7 @@ class LinearDecode(LinearPrefill):
 
 
 def linear_attention(linear: LinearAttention, tp: int, sizes: StepSizes, layers: int, dtype: str) -> list[Operation]:
-    """Of one device; activations are of `dtype`."""
+    """Return the linear attention of one device; activations are of `dtype`."""
     heads = linear.linear_num_key_heads // tp, linear.linear_num_value_heads // tp
     shape = (*heads, linear.linear_key_head_dim, linear.linear_value_head_dim, linear.linear_conv_kernel_dim)
     kept = linear.mamba_ssm_dtype or dtype

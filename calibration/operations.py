@@ -1,7 +1,7 @@
-"""What a step is made of: kinds of kernels, how many FLOPs and bytes each takes at the least, and a step's sizes.
+"""The operations of a step: kinds of kernels, the least FLOPs and bytes of each, and a step's sizes.
 
-Every size may be a number or a numpy array of the same shape, so that the same lines price one step and tabulate ten
-thousand. `count` says how often an operation occurs in a step: once a layer, for most. FLOPs and bytes are of one
+Every size may be a number or a numpy array of the same shape, so the same code prices one step or tabulates ten
+thousand. `count` says how often an operation occurs in a step: for most, once a layer. FLOPs and bytes are those of one
 occurrence.
 """
 
@@ -23,10 +23,10 @@ Amount = Any  # float | int | NDArray: one step, or many at once
 class Operation(Protocol):
     """One kind of kernel in a step.
 
-    name    which one, unique in a step: `qkv`, `decode attention`, ...
+    name    its name, unique in a step: `qkv`, `decode attention`, ...
     count   occurrences in a step
-    size    what flows through it (tokens, rows, elements, ...): where it is 0, the operation does not occur
-    flops, bytes    of one occurrence, on one device
+    size    amount that flows through it (tokens, rows, elements, ...): where it is 0, the operation does not occur
+    flops, bytes    amounts of one occurrence, on one device
     """
 
     @property
@@ -43,11 +43,11 @@ class Operation(Protocol):
 
 @dataclass(frozen=True)
 class Gemm:
-    """`[m, k] x [k, n]`: activations by weights, both of `dtype`; accumulated and written in 16 bits.
+    """A GEMM `[m, k] x [k, n]` of activations by weights, both of `dtype`; it accumulates and writes in 16 bits.
 
     Weights in int4 and int8 meet activations in 16 bits.
 
-    width   bytes of a weight with its share of scales; 0: what `dtype` takes
+    width   bytes of a weight with its share of scales; 0: the bytes of `dtype`
     """
 
     name: str
@@ -109,7 +109,10 @@ class PrefillAttention:
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """One query token for each of `rows`, or `queries`, over `context` KV tokens in all (its own included)."""
+    """Attention of one query token, or `queries`, for each of `rows`, over `context` KV tokens in all.
+
+    `context` includes the query token's own KV.
+    """
 
     name: str
     rows: Amount
@@ -150,7 +153,7 @@ class Experts:
     ep: int = 1
     dtype: str = "bfloat16"
     count: int = 1
-    width: float = 0.0  # as of a `Gemm`
+    width: float = 0.0  # bytes of a weight, as in `Gemm`
 
     @property
     def size(self) -> Amount:
@@ -175,7 +178,7 @@ class Experts:
 class Elementwise:
     """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels.
 
-    after   the all-reduce just before it, with which one kernel may do both
+    after   the all-reduce just before it; one kernel may do both
     """
 
     name: str
@@ -199,7 +202,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Scores(Elementwise):
-    """Scores of an attention that are written to memory and read back; `masked` FLOPs are for those that are masked."""
+    """Scores of an attention that are written to memory and read back; `masked` FLOPs compute masked scores."""
 
     masked: Amount = 0.0
     of_prompts: bool = True
@@ -215,7 +218,7 @@ class Collective:
 
     kind    all_reduce, all_gather, reduce_scatter, all_to_all; p2p: from one device to another
     fusible whether one kernel may do an all-reduce with the norm behind it
-    nodes   on which the devices are, in equal numbers, and the `link` that one of them has to the others
+    nodes   nodes that have equal shares of the devices; `link` is one device's link to the other nodes
     """
 
     name: str
@@ -243,7 +246,7 @@ class Collective:
 
     @property
     def sent_between_nodes(self) -> Amount:
-        """Bytes of those that a device sends to other nodes, where each first shares the work with those of its own."""
+        """Bytes that a device sends to other nodes, if the devices of a node first share the work."""
         if self.kind == "p2p":
             return 2.0 * self.elements * (self.nodes > 1)
         own = 1.0 if self.kind == "all_to_all" else self.nodes / self.gpus
@@ -255,8 +258,8 @@ class Collective:
 class Exchange(Collective):
     """Tokens on the way to their experts (kind `dispatch`) and back (`combine`), by DeepEP's kernels.
 
-    `elements` is what a device has of its own tokens, of `hidden` elements each. In the mode low_latency a copy goes to
-    each of a token's `topk` experts; in the mode high_throughput one goes to each other node, and there one to each
+    `elements` is the size of a device's own tokens, of `hidden` elements each. In the mode low_latency a copy goes to
+    each of a token's `topk` experts. In the mode high_throughput one goes to each other node, and there one to each
     device. A token's experts are on devices as even and independent choices bring them there.
 
     fp8     whether elements are sent in 8 bits, with a scale for each 128
@@ -269,12 +272,12 @@ class Exchange(Collective):
 
     @property
     def form(self) -> str:
-        """Which of DeepEP's kernels it is."""
+        """The name of DeepEP's kernel: its mode and direction."""
         return f"{self.mode}/{self.kind}"
 
     @property
     def backend(self) -> str:
-        """As vLLM calls it."""
+        """vLLM's name of the mode."""
         return f"deepep_{self.mode}"
 
     @property
@@ -283,7 +286,7 @@ class Exchange(Collective):
 
     @property
     def sent_within_node(self) -> Amount:
-        """Bytes over the links of a node: in two hops, all that is not for the device itself."""
+        """Bytes over the links of a node; with two hops, all bytes that are not for the device itself."""
         if self.mode == "low_latency":
             return self._sent * self.topk * (self.gpus / self.nodes - 1) / self.gpus
         return self._sent * self._met(self.gpus) * (self.gpus - 1) / self.gpus
@@ -298,13 +301,13 @@ class Exchange(Collective):
         return self.elements * (1.0 + 4.0 / 128.0 if self.fp8 else 2.0)
 
     def _met(self, places: int) -> float:
-        """Of so many places, those that a token's experts are in."""
+        """Return the expected number of `places` that have an expert of a token."""
         return places * (1.0 - (1.0 - 1.0 / places) ** self.topk)
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """What a step holds, as `StepPlan` counts it; every field a number or an array.
+    """The sizes of a step, as `StepPlan` counts them; every field is a number or an array.
 
     decode_spread   standard deviation of the decode rows' contexts
     draft_tokens    draft tokens that decode rows verify beside their own
@@ -327,9 +330,9 @@ class StepSizes:
 
 
 def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int, drafts: int = 0) -> StepSizes:
-    """`rows` decode rows after `context` tokens each, and `prompts` chunks of `chunk` tokens over `past` each.
+    """Return a step of `rows` decode rows after `context` tokens each and `prompts` chunks of `chunk` tokens.
 
-    Every decode row has `drafts` draft tokens to verify.
+    Every chunk has `past` tokens before it. Every decode row has `drafts` draft tokens to verify.
     """
     return StepSizes(
         prefill_rows=prompts,
@@ -344,9 +347,9 @@ def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int, d
 
 
 def own_pairs(rows: Amount, tokens: Amount, past: Amount, pairs: Amount) -> Amount:
-    """Of the query-key pairs of some prompts, those within their own chunks.
+    """Return the query-key pairs of some prompts that lie within their own chunks.
 
-    Pasts are taken to be alike; whatever the prompts are, pairs lie between those of equal chunks and of a single one.
+    Pasts are taken to be alike. Whatever the prompts are, pairs lie between those of equal chunks and of a single one.
     """
     least = tokens * (tokens / np.maximum(rows, 1) + 1) / 2
     return np.clip(pairs - tokens * (past / np.maximum(rows, 1)), least, tokens * (tokens + 1) / 2)

@@ -1,8 +1,8 @@
-"""How far a figure can be trusted: a mark and the reason for it, of what the figure is drawn from.
+"""The trust in a figure: a mark and its reason.
 
-Marks are those of `calibration.kernels.times.Coverage` in small letters, as documents and recordings spell them. Where
-nothing is noted the mark is `unknown`; what was neither measured nor predicted, but is an input, is `assumed`; what was
-recorded on the real engine is `measured`.
+Marks are the names of `calibration.kernels.times.Coverage` in small letters, as documents and recordings spell them. A
+figure without a note has the mark `unknown`. An input that was neither measured nor predicted is `assumed`, and a
+figure recorded on the real engine is `measured`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ class Provenance(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """0 for the best; what is unknown is worst."""
+        """The place of the mark in the order: 0 is the best, and unknown the worst."""
         return _FROM_BEST.index(self.mark) if self.mark in _FROM_BEST else len(_FROM_BEST)
 
 
 def noted(document: Any, otherwise: str) -> Provenance:
-    """What a document says as `mark` and `reason`; unknown because of `otherwise` where it does not."""
+    """Return the `mark` and `reason` of a document, or unknown because of `otherwise` if it has none."""
     if not isinstance(document, Mapping) or document.get("mark") not in _FROM_BEST:
         return Provenance(UNKNOWN, otherwise)
     return Provenance(str(document["mark"]), str(document.get("reason") or "no reason is recorded"))
 
 
 def of_run(run: Mapping[str, Any]) -> Provenance:
-    """Of a recording, by its row of `runs`: what ran on the real engine is measured; a simulation notes its own."""
+    """Return the provenance of a recording from its row of `runs`.
+
+    A run of the real engine is measured; a simulation notes its own provenance.
+    """
     if run["clock"] == "wall":
         return Provenance(MEASURED, "recorded on the real engine")
     if run["clock"] != "virtual":
@@ -53,7 +56,7 @@ def of_run(run: Mapping[str, Any]) -> Provenance:
 
 
 def weakest(provenances: Iterable[Provenance], things: str) -> Provenance:
-    """Of a figure of several `things` (a plural): that of the least certain, and how many have which mark."""
+    """Return the provenance of a figure of several `things` (a plural): the least certain one, with counts."""
     found = list(provenances)
     if not found:
         return Provenance(UNKNOWN, f"there are no {things}")

@@ -1,6 +1,6 @@
-"""A step as a list of operations, derived from the model, the deployment and the sizes of a step.
+"""A step as a list of operations, derived from the model, the deployment and the sizes of the step.
 
-They are those of *one* device of a tensor-parallel group, for a step's whole way through the layers.
+The operations are those of *one* device of a tensor-parallel group, for a step's whole way through the layers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from serving.errors import UserError
 
 
 def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
-    """The operations of one step on one device, or on one of each pipeline stage: a step's way through all layers.
+    """Return the operations of one step on one device, or on one device of each pipeline stage, through all layers.
 
     `decode_context` counts tokens before the step, as a plan does.
     """
@@ -62,10 +62,10 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
 
 
 def stage_transfer(model: ModelSpec, deployment: Deployment, tokens: Amount, across: bool) -> list[Collective]:
-    """What brings a step's activations to the next pipeline stage, `across` nodes or not: hidden states and residuals,
-    or all residual streams.
+    """Return the transfer of a step's activations to the next pipeline stage, `across` nodes or not.
 
-    As in vLLM, each device of a tensor-parallel group sends its share to its counterpart, and the receivers gather.
+    Activations are hidden states and residuals, or all residual streams. As in vLLM, each device of a tensor-parallel
+    group sends its share to its counterpart, and the receivers gather.
     """
     group, carried = tensor_group(deployment), max(model.residual_streams, 2.0)
     elements = tokens * (carried * model.hidden_size)
@@ -77,7 +77,7 @@ def stage_transfer(model: ModelSpec, deployment: Deployment, tokens: Amount, acr
 
 
 def _stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """Those of all stages."""
+    """Return the transfers between all stages."""
     hops, transfers = hops_between_nodes(deployment), dict[str, Operation]()
     for across in hops:
         for one in stage_transfer(model, deployment, tokens, across):
@@ -93,12 +93,12 @@ def _collective(name: str, kind: str, group: Group, elements: Amount, count: int
 
 
 def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
-    """Query and KV heads of one device; KV heads are repeated when there are fewer than devices."""
+    """Return the query and KV heads of one device; KV heads are repeated when there are fewer than devices."""
     return -(-model.num_heads // tp), max(model.num_kv_heads // tp, 1)
 
 
 def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
-    """Those of attention, and of dense layers' MLPs."""
+    """Return the projections of attention and of dense layers' MLPs."""
     tp, tokens = deployment.tensor_parallel_size, sizes.tokens
     layers, hidden = model.kv_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
@@ -139,7 +139,7 @@ def _mlp(
 def _linear(
     name: str, tokens: Amount, n: int, k: int, model: ModelSpec, deployment: Deployment, layers: int
 ) -> list[Operation]:
-    """The GEMM of a projection; two, where a checkpoint leaves some layers in 16 bits."""
+    """Return the GEMM of a projection, or two GEMMs if a checkpoint leaves some layers in 16 bits."""
     return [
         Gemm(name + part.suffix, tokens, n, k, part.dtype, part.layers, part.width)
         for part in stored(model, deployment, name, layers)
@@ -185,11 +185,11 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
 
 
 def scores_in_memory(attention: Operation) -> Scores:
-    """What an attention adds that keeps its scores in GPU memory: two GEMMs and a softmax write and read them in turn.
+    """Return the extra operation of an attention that keeps its scores in GPU memory.
 
-    Scores and probabilities are written and read once each, in 16 bits (Dao et al., "FlashAttention", NeurIPS 2022,
-    algorithm 0). Of prompts they are full rectangles, of which causal attention needs about half. Prompts of a step are
-    taken as equally long.
+    Two GEMMs and a softmax write and read the scores in turn. Scores and probabilities are written and read once each,
+    in 16 bits (Dao et al., "FlashAttention", NeurIPS 2022, algorithm 0). The scores of prompts are full rectangles, of
+    which causal attention needs about half. Prompts of a step are taken as equally long.
     """
     assert isinstance(attention, PrefillAttention | DecodeAttention)
     heads, dim = attention.heads, attention.head_dim
@@ -206,7 +206,7 @@ def scores_in_memory(attention: Operation) -> Scores:
 
 
 def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
-    """Past KV tokens and query-key pairs of the prompts, when a query sees at most `window` tokens (0: all)."""
+    """Return past KV tokens and query-key pairs of the prompts, when a query sees at most `window` tokens (0: all)."""
     if not window:
         return sizes.prefill_context, sizes.prefill_pairs
     past = np.minimum(sizes.prefill_context, sizes.prefill_rows * window)
@@ -224,7 +224,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
         return []
     tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
     routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
-    busiest = routed * busiest_over_mean(model, deployment, routed)  # which the others wait for
+    busiest = routed * busiest_over_mean(model, deployment, routed)  # the other devices wait for the busiest
     shape = (hidden, model.moe_intermediate_size, model.experts_per_token, model.num_experts)
     split = (1, tp * ranks) if deployment.enable_expert_parallel else (tp * ranks, 1)
     operations: list[Operation] = [
@@ -240,22 +240,25 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
 
 
 def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Collective | None:
-    """Of attention and of the MLP of every layer. vLLM fuses it with the norm for tensor parallelism alone."""
+    """Return the all-reduce of attention and of the MLP of every layer, or None without tensor parallelism.
+
+    vLLM fuses it with the norm only if tensor parallelism is the only parallelism.
+    """
     tp = deployment.tensor_parallel_size
     if tp == 1:
         return None
     alone = deployment.data_parallel_size == deployment.pipeline_parallel_size == 1
     elements = tokens * float(model.hidden_size)
     exchanged = model.moe_layers if deployment.all2all_backend.startswith("deepep") else 0
-    count = 2 * model.num_layers - exchanged  # what comes back from experts is whole
+    count = 2 * model.num_layers - exchanged  # the experts' results need no all-reduce
     return _collective("all-reduce", "all_reduce", tensor_group(deployment), elements, count, alone)
 
 
 def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """Norms, rotary embedding with the KV write, and the activation: bytes of 16-bit activations.
+    """Return norms, rotary embedding with the KV write, and activation, as bytes of 16-bit activations.
 
-    Without fusion they are the operations of PyTorch that transformers' `LlamaDecoderLayer`, `LlamaRMSNorm`,
-    `apply_rotary_pos_emb` and `LlamaMLP` write down; each reads and writes its tensors in memory. A norm is the
+    Without fusion they are the operations of PyTorch in transformers' `LlamaDecoderLayer`, `LlamaRMSNorm`,
+    `apply_rotary_pos_emb` and `LlamaMLP`; each reads and writes its tensors in memory. The operations of a norm are:
     sum with the residual, to float32, square, mean, a small constant, root, product, to 16 bits, weight.
     """
     tp, fused = deployment.tensor_parallel_size, deployment.fusion
@@ -274,7 +277,7 @@ def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     elif model.latent is not None:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:
-        of_keys = rotated if fused else rotated + written  # a fused kernel writes them where it has them
+        of_keys = rotated if fused else rotated + written  # a fused kernel writes keys without reading them again
         moved = tokens * ((rotated * heads + (of_keys + written) * kv_heads) * model.head_dim)
         operations.append(Elementwise("rotary, KV write", moved, rotary_launches, model.kv_layers))
     if model.attention_gate:
@@ -314,7 +317,10 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
 
 
 def _exchanges(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """DeepEP's. As in vLLM, tensor-parallel devices send a part of their tokens each, and gather what comes back."""
+    """Return DeepEP's exchanges.
+
+    As in vLLM, each tensor-parallel device sends a part of its tokens, and the devices gather the results.
+    """
     tensor, (gpus, nodes, link) = tensor_group(deployment), expert_group(deployment)
     mode = deployment.all2all_backend.removeprefix("deepep_")
     suffix = " between nodes" if nodes > 1 else ""

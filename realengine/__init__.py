@@ -1,5 +1,5 @@
 """The wall clock: a real LLM engine on torch, driven by the shared scheduler.
 
-Paged KV cache, continuous batching, chunked prefill, prefix reuse and preemption as the scheduler decides.
-Never imports simpy or the simulator.
+It has a paged KV cache, continuous batching, chunked prefill, prefix reuse and preemption, as the scheduler decides. It
+never imports simpy or the simulator.
 """

@@ -17,35 +17,49 @@ from serving.deployments.model_spec import ModelSpec
 
 
 class Attention(Protocol):
-    """A backend, made as `Backend(spec, deployment, device)`, where `spec` is a rank's share of the model.
+    """An attention backend, made as `Backend(spec, deployment, device)`, where `spec` is a rank's share of the model.
 
-    name        as in the deployment and in recordings
-    capturable  which steps' `plan` and `attend` may be captured in a CUDA graph
+    name        name in the deployment and in recordings
+    capturable  steps whose `plan` and `attend` may be captured in a CUDA graph
 
-    A constructor raises UserError, or any other exception, for what the backend cannot do.
+    A constructor raises UserError, or any other exception, for a model or deployment that the backend cannot run.
     """
 
     name: str
     capturable: Literal["never", "decode", "always"]
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
-        """`tile_row` and `tile_first` of `Batch` for prefill rows `(row, query tokens, context)`; on the host."""
+        """Return `tile_row` and `tile_first` of `Batch`, on the host, for prefill rows.
+
+        `rows` are `(row, query tokens, context)`.
+        """
 
     def prepare(self, batch: Batch, captured: bool) -> None:
-        """Called for every step before its model runs, outside of what a graph captures; `batch.host` has the step's
-        content. If it runs as a graph (`captured`), what `attend` then reads must lie where it lay at the capture."""
+        """Prepare a step before its model runs, outside of what a graph captures.
+
+        It is called for every step; `batch.host` has the step's content. If the step runs as a graph (`captured`), all
+        that `attend` then reads must lie where it lay at the capture.
+        """
 
     def plan(self, batch: Batch, window: int = 0) -> Any:
-        """What is the same for all layers of a group in a step. In a graph, captured with the layers; `batch.host` is
-        None. A query sees `window` tokens, its own the last; 0 is all."""
+        """Return what all layers of a group share in a step.
+
+        In a graph, it is captured with the layers, and `batch.host` is None. A query sees `window` tokens, its own the
+        last; 0 means all tokens.
+        """
 
     def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
-        """Causal attention of `queries` `[T, heads, head_dim]` over each row's own context; same shape out. This
-        step's keys and values of the layer are in `kv` by then. Tokens of no row must come out finite."""
+        """Return causal attention of `queries` `[T, heads, head_dim]` over each row's own context, in the same shape.
+
+        This step's keys and values of the layer are already in `kv`. Tokens that belong to no row must come out finite.
+        """
 
 
 class Span(NamedTuple):
-    """The tokens of one row, and the KV they attend to: `seen` tokens in `blocks`, after the first `skipped` there."""
+    """The tokens of one row, and the KV that they attend to:
+
+    `seen` tokens in `blocks`, after the first `skipped` there.
+    """
 
     first: int
     tokens: int
@@ -56,15 +70,15 @@ class Span(NamedTuple):
 
 
 class TorchAttention:
-    """The reference: row by row, on any device torch knows.
+    """The reference: attention row by row, on any device that torch knows.
 
-    The query heads of a KV head are folded into query rows (GQA packing), so keys and values are never
-    repeated. A row costs a constant plus its context; padding to the longest context would make a step's
-    time depend on imbalance, which no cost model could see.
+    The query heads of a KV head are folded into query rows (GQA packing), so keys and values are never repeated. A row
+    costs a constant plus its context. Padding to the longest context would make a step's time depend on imbalance,
+    which no cost model could see.
     """
 
     name = "torch"
-    capturable: Literal["never", "decode", "always"] = "never"  # it looks at lengths on the host
+    capturable: Literal["never", "decode", "always"] = "never"  # the backend reads lengths on the host
 
     def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
         self._block_size = deployment.scheduler.block_size
@@ -97,7 +111,7 @@ class TorchAttention:
         heads, dim = queries.shape[1:]
         kv_heads = kv.keys.shape[1]
         group = heads // kv_heads
-        out = torch.zeros_like(queries)  # for tokens of no row
+        out = torch.zeros_like(queries)  # zeros for tokens of no row
         for first, count, skipped, seen, blocks, mask in plan:
             keys, values = read(kv, blocks, skipped, seen, queries.dtype)
             rows = queries[first : first + count].view(count, kv_heads, group, dim)
@@ -110,15 +124,17 @@ class TorchAttention:
     def _product(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention of `queries` `[1, kv_heads, Q, head_dim]` over `[1, kv_heads, seen, head_dim]`, tile by tile: no
-        score is ever in memory. `mask` is `[Q, seen]`."""
+        """Return attention of `queries` `[1, kv_heads, Q, head_dim]` over `[1, kv_heads, seen, head_dim]`.
+
+        It goes tile by tile, so scores are never in memory. `mask` is `[Q, seen]`.
+        """
         return scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
 
 class UnfusedAttention(TorchAttention):
-    """The same with all scores in memory: two matrix products with a softmax between them, as before FlashAttention.
+    """Attention with all scores in memory: two matrix products and a softmax between them, as before FlashAttention.
 
-    A row of n tokens over a context of c takes n c scores for each head, twice: 16 bits each where the model has 16.
+    A row of n tokens over a context of c takes n c scores for each head, twice: 16 bits each if the model has 16.
     """
 
     name = "unfused"

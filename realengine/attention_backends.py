@@ -1,4 +1,4 @@
-"""Finding an attention backend: ours by name, a library's or one's own by `module:Class` or by its entry point."""
+"""The search for an attention backend: ours by name, other ones by `module:Class` or by their entry point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAPTURABLE = ("never", "decode", "always")
 
 
 class OwnAttention:
-    """A backend that is not ours: what it raises is told in one line."""
+    """A backend that is not ours; its exceptions become errors of one line."""
 
     def __init__(self, name: str, backend: Attention) -> None:
         self.name, self._backend = name, backend
@@ -30,7 +30,7 @@ class OwnAttention:
             raise UserError("attention", name, f"capturable must be {', '.join(_CAPTURABLE)}, not {self.capturable!r}")
 
     def plan(self, batch: Batch, window: int = 0) -> Any:
-        return self._called("plan", batch)  # no such backend is found for a model with windows
+        return self._called("plan", batch)  # models with windows never get such a backend
 
     def __getattr__(self, call: str) -> Any:
         return partial(self._called, call)
@@ -45,7 +45,7 @@ class OwnAttention:
 
 
 def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
-    """The backend a deployment names, for the heads of `spec` (one rank's). Raises UserError."""
+    """Return the backend that a deployment names, for the heads of `spec` (one rank's); raise UserError without one."""
     name = deployment.attention
     if name == "auto":
         name = "triton" if deployment.device == "cuda" else "torch"

@@ -1,4 +1,7 @@
-"""Attention backends by name: where each is. It loads nothing, so that a name can be checked without torch."""
+"""Attention backends by name, with their places.
+
+This module loads nothing, so that a name can be checked without torch.
+"""
 
 ATTENTION = {
     "auto": "",  # triton on CUDA, torch on the CPU

@@ -1,4 +1,4 @@
-"""Logits as requests' rules change them: see `realengine.logit_rules`. Nothing waits for the device."""
+"""Logits changed by requests' rules: see `realengine.logit_rules`. Nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from realengine.logit_rules import StepChanges
 
 
 def changed_logits(logits: torch.Tensor, changes: StepChanges, last_tokens: torch.Tensor) -> torch.Tensor:
-    """`logits` `[S, vocab]` in float32, changed as `changes` say. `last_tokens` `[S]` are the last that were sampled
-    for each sample's request. Where every token would be forbidden, none is."""
+    """Return `logits` `[S, vocab]` in float32 with `changes`.
+
+    `last_tokens` `[S]` are the last sampled tokens of each sample's request. If every token would be forbidden, none
+    is.
+    """
     on_device = [torch.from_numpy(part).to(logits.device) for part in changes]
     samples, numbers, unseen, limited, prompt, outputs, bias, biases, banned, allowed = on_device
     samples = samples.long()

@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group say to one another."""
+"""The communication between the ranks of a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Collective(Protocol):
     size: int
 
     def sum(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
-        """`x` summed over the ranks, the same to the bit on each of them."""
+        """Return `x` summed over the ranks, the same to the bit on each of them."""
 
     def join(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
-        """The ranks' `x` `[n, m]` side by side, `[n, size * m]`."""
+        """Return the ranks' `x` `[n, m]` side by side, `[n, size * m]`."""
 
 
 class Alone:

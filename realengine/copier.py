@@ -15,16 +15,16 @@ from serving.errors import UserError
 
 
 class Copy(Protocol):
-    """A copy on its way."""
+    """A copy that is under way."""
 
     def done(self) -> bool: ...
 
     def times_ns(self) -> tuple[int, int]:
-        """When it began and ended on `perf_counter_ns`; waits for its end."""
+        """Return when it began and ended on `perf_counter_ns`; waits for its end."""
 
 
 class Copies(list[Copy]):
-    """Several as one, from when the first began to when the last ended."""
+    """Several copies as one, from the first begin to the last end."""
 
     def done(self) -> bool:
         return all(copy.done() for copy in self)
@@ -35,7 +35,10 @@ class Copies(list[Copy]):
 
 
 class Copier(Protocol):
-    """Runs copies in the order in which they are submitted. `pinned`: whether host memory is to be page-locked."""
+    """A worker that runs copies in the order of submission.
+
+    pinned  whether host memory is to be page-locked
+    """
 
     pinned: bool
 
@@ -49,7 +52,7 @@ class _ThreadCopy:
 
 
 class ThreadCopier:
-    """On a thread of its own: the CPU's."""
+    """The CPU's copier, on its own thread."""
 
     pinned = False
 
@@ -81,14 +84,17 @@ class _StreamCopy:
         return self._seen_ns is not None
 
     def times_ns(self) -> tuple[int, int]:
-        """It ended when it was seen to have, which is between two steps."""
+        """Return begin and end.
+
+        The end is the time at which the host saw it, which is between two steps.
+        """
         self._ended.synchronize()
         self._seen_ns = self._seen_ns or perf_counter_ns()
         return self._seen_ns - round(self._began.elapsed_time(self._ended) * 1e6), self._seen_ns
 
 
 class StreamCopier:
-    """On a CUDA stream of its own, from and to pinned memory."""
+    """A copier on its own CUDA stream, from and to pinned memory."""
 
     pinned = True
 
@@ -108,8 +114,10 @@ class StreamCopier:
 
 
 class HostMemory:
-    """A rank's KV blocks in host memory: `slots` beside those of `kv`, in one tensor. Raises UserError if there is no
-    room for it."""
+    """A rank's KV blocks in host memory: `slots` beside the blocks of `kv`, in one tensor.
+
+    Raises UserError if there is no room for it.
+    """
 
     def __init__(self, slots: int, kv: KvCache, device: torch.device) -> None:
         self._kv = kv
@@ -123,7 +131,7 @@ class HostMemory:
             raise UserError("kv_tiers.tiers.0.capacity_gib", f"{gigabytes:,.1f} GB a rank", remedy) from None
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Blocks and slots: from the slots into the blocks, or the other way."""
+        """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""
         return self.copier.submit(partial(self._copy, list(pairs), reads))
 
     def _copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> None:

@@ -52,7 +52,7 @@ class _Queued:
 
 
 class CpuDevice:
-    """`threaded` runs work on a thread of its own, in order, while the caller goes on."""
+    """The CPU; if `threaded`, it runs work on its own thread, in order, while the caller goes on."""
 
     def __init__(self, threaded: bool) -> None:
         self.torch_device = torch.device("cpu")
@@ -73,7 +73,7 @@ class CpuDevice:
         return _Done()
 
     def wait_for(self, future: Future[None]) -> None:
-        """Until it is done, well or not."""
+        """Wait until the work is done, whether it failed or not."""
         began = perf_counter_ns()
         while not wait([future], None if self.watch is None else LOOK_EVERY_S).done:
             if self.watch is not None:
@@ -86,7 +86,7 @@ class CpuDevice:
         return SpeedProbe(work)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return work  # running it again reads the same memory, as replaying a graph would
+        return work  # a second run reads the same memory, as the replay of a graph would
 
     def release_graphs(self) -> None:
         pass
@@ -95,7 +95,7 @@ class CpuDevice:
         return torch.zeros(size, dtype=torch.int32)
 
     def memory(self) -> Memory:
-        """As /proc/meminfo has it; free is what could be had without swapping."""
+        """Return memory as /proc/meminfo has it; free is the memory that is available without swapping."""
         kib = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         return Memory(*(int(kib[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal")))
 
@@ -105,7 +105,7 @@ class CpuDevice:
     def peak_bytes(self, work: Callable[[], Any]) -> int:
         before = _resident("VmRSS")
         try:
-            _RESET_PEAK.write_text("5", encoding="ascii")  # Linux: start the high-water mark anew
+            _RESET_PEAK.write_text("5", encoding="ascii")  # the file restarts the high-water mark on Linux
         except OSError:
             work()
             return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, 0)

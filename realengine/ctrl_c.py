@@ -11,9 +11,9 @@ from typing import Any
 
 @contextmanager
 def ctrl_c_heard() -> Iterator[Callable[[], bool]]:
-    """Instead of a KeyboardInterrupt wherever the code is: a function that says whether Ctrl-C was pressed.
+    """Yield a function that says whether Ctrl-C was pressed, instead of a KeyboardInterrupt at any place.
 
-    Pressed again it is obeyed at once. Outside of the main thread, which alone hears it, the function says no.
+    A second Ctrl-C is obeyed at once. Outside of the main thread, which alone gets the signal, the function says no.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -1,7 +1,7 @@
 """A CUDA GPU as a device: work is enqueued on one stream, graphs are CUDA graphs, marks are events.
 
-Which stream is current is torch's state of a thread, so the stream is named wherever it matters: work may be submitted
-from any thread. Times of events are put on the host's clock, so that one step log shows CPU and GPU side by side.
+The current stream is torch's state of a thread, so the stream is named wherever it matters: work may be submitted from
+any thread. Times of events are put on the host's clock, so that one step log shows CPU and GPU side by side.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class EventClock:
     """Event times as `perf_counter_ns`.
 
     Times count from an anchor event whose host time is known. The two clocks drift apart, so the anchor is moved on
-    every second, by what waiting showed: the host never sees an event before it happened, and the shortest delay
-    at which it saw one, having really waited for it, is taken as none.
+    every second. Waits show by how much: the host never sees an event before it happened, and the shortest delay at
+    which it saw one after a real wait counts as no delay.
     """
 
     def __init__(self, anchor: Any, anchor_ns: int) -> None:
@@ -35,13 +35,13 @@ class EventClock:
         self._least_delay: int | None = None
 
     def ns(self, event: Any) -> int:
-        """When `event`, which has happened since the last one seen, did."""
+        """Return when `event` happened, which is after the last one seen."""
         return self._anchor_ns + round(self._anchor.elapsed_time(event) * 1e6)
 
     def seen(self, event: Any, host_ns: int, waited: bool) -> None:
-        """`event` was known to have happened at `host_ns`; `waited` if the host was blocked until then.
+        """Note that `event` was known to have happened at `host_ns`; `waited` if the host was blocked until then.
 
-        To be called once for each step, in order: the anchor moves to the step before.
+        It is called once for each step, in order: the anchor moves to the step before.
         """
         if self._anchor.elapsed_time(self._last) > _REANCHOR_MS:
             self._anchor_ns = self.ns(self._last) + (self._least_delay or 0)
@@ -107,12 +107,12 @@ class CudaDevice:
         return _Enqueued(self._event(), self._clock, self)
 
     def wait_for(self, event: Any) -> None:
-        """Until `event` has happened."""
+        """Wait until `event` has happened."""
         if self.watch is None:
             event.synchronize()
             return
         began = looked = perf_counter_ns()
-        while not event.query():  # it spins, as `synchronize` does
+        while not event.query():  # the loop spins, as `synchronize` does
             now = perf_counter_ns()
             if now - looked > LOOK_EVERY_S * 1e9:
                 looked = now
@@ -130,7 +130,7 @@ class CudaDevice:
                 work()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        sharing = next(iter(self._graphs), None)  # any: all share one pool of memory, which lives as long as one does
+        sharing = next(iter(self._graphs), None)  # any graph: all share a pool of memory, which lives as long as one
         with torch.cuda.graph(graph, pool=sharing.pool() if sharing else None, stream=self._stream):
             out = work()
         self._graphs.add(graph)

@@ -1,4 +1,4 @@
-"""What the real engine does of what a `Deployment` can ask for: nothing asked for is left out in silence."""
+"""The part of a `Deployment` that the real engine can do: a setting is never ignored in silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIMULATED = (
 
 
 def check_deployment(deployment: Deployment, files: ModelFiles) -> Deployment:
-    """`deployment` with the block tables of the model in `files`.
+    """Return `deployment` with the block tables of the model in `files`.
 
     Raises UserError, naming the first setting that the engine cannot do for that model.
     """

@@ -8,12 +8,12 @@ _INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
-    """Takes tokens one by one and gives text as soon as it is certain.
+    """A decoder that takes tokens one by one and gives text as soon as it is certain.
 
-    Text that may end in half a character, or may be the beginning of a stop string, is held back. When a stop string
-    is complete, `stopped_by` names it and the text ends before it or, if it is to be kept, after it; of several, the
-    first to be complete counts, however the text was cut into tokens. The first `min_tokens` tokens complete none. All
-    pieces together are the decoded whole without half a character at its end.
+    Text that may end in half a character, or may be the beginning of a stop string, is held back. When a stop string is
+    complete, `stopped_by` names it and the text ends before it or, if it is to be kept, after it. Of several stop
+    strings the first complete one counts, however the text was cut into tokens. The first `min_tokens` tokens complete
+    none. All pieces together are the decoded whole without half a character at its end.
     """
 
     def __init__(
@@ -27,26 +27,26 @@ class Detokenizer:
         self._decode = decode
         self._stop = [text for text in stop if text]
         self._keeps_stop = keeps_stop
-        self._unstoppable = min_tokens  # tokens to come
+        self._unstoppable = min_tokens  # tokens that cannot complete a stop string
         self._context: list[int] = []  # tokens up to a character boundary: decoding may depend on the neighbour
-        self._pending: list[int] = []  # tokens since
-        self._given = 0  # characters of the pending tokens that were given already
+        self._pending: list[int] = []  # tokens after the boundary
+        self._given = 0  # characters of the pending tokens that were already given
         self._held = ""  # text that may be the beginning of a stop string
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string is complete."""
+        """True if a stop string is complete."""
         return self.stopped_by is not None
 
     def push(self, token: int) -> str:
-        """The text that has become certain with `token`."""
+        """Return the text that has become certain with `token`."""
         if self.stopped:
             return ""
         self._unstoppable -= 1
         self._pending.append(token)
         text = self._decode_pending()
-        # One unfinished character can turn its finished neighbours into U+FFFD too (byte-fallback vocabularies), so
-        # nothing from the first U+FFFD on is certain while there is one at the end.
+        # One unfinished character can turn its finished neighbours into U+FFFD too (byte-fallback vocabularies). So
+        # while there is one at the end, nothing from the first U+FFFD on is certain.
         whole = text[: text.index(_INCOMPLETE)] if text.endswith(_INCOMPLETE) else text
         certain, self._given = whole[self._given :], len(whole)
         if whole == text:
@@ -55,7 +55,7 @@ class Detokenizer:
         return self._release(certain)
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come. Half a character is dropped."""
+        """Return the text that was held back, when no more tokens come. Half a character is dropped."""
         if self.stopped:
             return ""
         text = self._release(self._decode_pending().rstrip(_INCOMPLETE)[self._given :]) + self._held
@@ -78,5 +78,5 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` begins with."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,8 +1,8 @@
-"""Where steps run, and when: the one seam between the engine and a kind of hardware.
+"""The interface between the engine and a kind of hardware: it decides where and when steps run.
 
-A step is *submitted* as a piece of work. On CUDA it is enqueued and the call returns; on the CPU it runs at once, or,
-for the overlapped loop, on a thread that takes steps in order as a CUDA stream does. Everything else of the
-engine is the same code on both, so that the first run on a GPU is not the first run.
+A step is *submitted* as a piece of work. On CUDA it is enqueued and the call returns. On the CPU it runs at once, or,
+for the overlapped loop, on a thread that takes steps in order as a CUDA stream does. All other code of the engine is
+the same on both, so the first run on a GPU is not the first run of that code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from realengine.speed import Speed
 
-LOOK_EVERY_S = 0.05  # how often a device that is waited for lets `watch` look round
+LOOK_EVERY_S = 0.05  # interval at which a device that is waited for calls `watch`
 
 
 class Memory(NamedTuple):
@@ -28,33 +28,36 @@ class Memory(NamedTuple):
 class Mark(Protocol):
     """A point in the device's work.
 
-    thread_ns  CPU time until then of the thread that does the work; None where the CPU does not do it
+    thread_ns  CPU time, until this point, of the thread that does the work; None if the CPU does not do it
     """
 
     thread_ns: int | None
 
     def ns(self) -> int:
-        """When the device passed it, on `perf_counter_ns`. Only after the work it belongs to was waited for."""
+        """Return when the device passed it, on `perf_counter_ns`.
+
+        It may be called only after a wait for the work that it belongs to.
+        """
 
 
 class Pending(Protocol):
     """Submitted work."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the work has ended, failed or not."""
 
     def wait(self) -> None:
-        """Block until it is done; raises what the work raised, or what the device's `watch` raises meanwhile."""
+        """Block until the work is done; raise what it raised, or what the device's `watch` raises meanwhile."""
 
 
 class Device(Protocol):
-    """One place to run steps. Work runs in the order in which it is submitted, whatever thread submits it.
+    """A place to run steps. Work runs in the order in which it is submitted, whatever thread submits it.
 
-    torch_device     where tensors live
+    torch_device     device of tensors
     asynchronous     whether `submit` returns before the work is done
     multiprocessors  independent units that a kernel should fill
     watch            called now and then while the host waits for the device, with the seconds that it has waited so
-                     far; what it raises ends the wait
+                     far; an exception from it ends the wait
     """
 
     torch_device: torch.device
@@ -63,38 +66,44 @@ class Device(Protocol):
     watch: Callable[[float], None] | None
 
     def current(self) -> AbstractContextManager[object]:
-        """Within it, what this thread makes and computes is in order with what is submitted."""
+        """Return a context in which this thread's tensors and computations are in order with submitted work."""
 
     def submit(self, work: Callable[[], None]) -> Pending: ...
 
     def mark(self) -> Mark:
-        """A mark at this point of the work; called from within it."""
+        """Return a mark at this point of the work; it is called from within the work."""
 
     def speed(self, work: Callable[[], object]) -> Speed:
-        """How fast the device is; `work`, a fixed piece of what steps do, may be run to find out."""
+        """Return a probe of the device's speed; it may run `work`, a fixed piece of what steps do."""
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """`work` as a graph: calling it runs the same kernels on the same memory, with what is there by then.
+        """Return `work` as a graph, whose call runs the same kernels on the same memory with its current content.
 
         Both this and the graph are called from within submitted work.
         """
 
     def release_graphs(self) -> None:
-        """Give back every graph at once, whoever still holds it; none may be called afterwards. Waits for nothing."""
+        """Release every graph at once, whoever still has it; none may be called afterwards. It waits for nothing."""
 
     def host_buffer(self, size: int) -> torch.Tensor:
-        """int32 host memory `[size]` that can be copied to and from the device without waiting."""
+        """Return int32 host memory `[size]` that can be copied to and from the device without waiting."""
 
     def memory(self) -> Memory: ...
 
     def held_bytes(self) -> int:
-        """Memory that is taken, without what can be given back. Where others share it, this process's alone."""
+        """Return the bytes in use, without memory that can be released.
+
+        On a shared device they are this process's own.
+        """
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """The most memory that `work` needed at once, beyond what was in use before it."""
+        """Return the most memory that `work` needed at once, beyond what was in use before it."""
 
     def synchronize(self) -> None:
         """Wait for everything submitted."""
 
     def close(self) -> None:
-        """Give back threads and graphs; nothing may be submitted afterwards. Waits for nothing; may be called again."""
+        """Release threads and graphs; nothing may be submitted afterwards.
+
+        It waits for nothing, and may be called again.
+        """

@@ -1,4 +1,4 @@
-"""The devices of this machine, by what a deployment asks for."""
+"""The devices of this machine, by the request of a deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving.errors import UserError
 
 
 def require_devices(deployment: Deployment) -> None:
-    """Raise UserError unless every rank of `deployment` has a device of its own."""
+    """Raise UserError unless every rank of `deployment` has its own device."""
     if deployment.device == "cpu":
         return
     here, wanted = torch.cuda.device_count(), deployment.tensor_parallel_size
@@ -21,7 +21,7 @@ def require_devices(deployment: Deployment) -> None:
 
 
 def find_device(deployment: Deployment, rank: int = 0) -> Device:
-    """The device of `rank`. Raises UserError when it is not there."""
+    """Return the device of `rank`; raise UserError if it does not exist."""
     require_devices(deployment)
     if deployment.device == "cuda":
         from realengine.cuda_device import CudaDevice

@@ -1,8 +1,8 @@
-"""A continuous-batching engine: the shared scheduler decides, a runner computes what it decided.
+"""A continuous-batching engine: the shared scheduler decides, and a runner computes its decisions.
 
 In the plain loop one step is in flight. In the overlapped loop there are two: while the device runs step N, the host
-hands out the tokens of step N-1 and plans step N+1. Every phase is timed, because these times are what calibration
-fits and the simulator is held against.
+hands out the tokens of step N-1 and plans step N+1. Every phase is timed, because calibration fits these times and the
+simulator is compared with them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ _CLOSED = "was closed; make another"
 
 
 class Engine:
-    """A model, its KV cache and the shared scheduler. `reset` makes it as new, keeping the weights.
+    """A model, its KV cache and the shared scheduler.
+
+    `deployment` is the deployment that runs, within the buffers that the engine was made with. With
+    `gpu_memory_utilization` set, its `num_blocks` is the number that fits, and `memory_report` explains it. `draft` is
+    the files of the draft model, if there is one. Raises UserError when the deployment asks for something that the
+    model or the machine cannot do.
 
     An error in `launch` or `finish` leaves a plan that was made and not run, so the requests are lost: from then on
-    both raise UserError until `reset`. Where ranks were lost too, only `close` is left.
-
-    `deployment` is what runs, within the buffers that it was made with. With `gpu_memory_utilization` set, its
-    `num_blocks` is what was found to fit, and `memory_report` says how. Raises UserError when the deployment asks for
-    something the model or the machine cannot do. `draft` is the draft model, where it has one.
+    both raise UserError until `reset`. If ranks were lost, too, only `close` is possible.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
@@ -65,7 +66,7 @@ class Engine:
         self.folder = files.folder
         parallel = deployment.tensor_parallel_size > 1
         self.runner: ModelRunner | Ranks = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
-        self._runners = [self.runner]  # and a draft model's
+        self._runners = [self.runner]  # the engine's runner and a draft model's
         self._compiler = GrammarCompiler()
         self.memory_report = ""
         self._drafter: Drafter | None = None
@@ -83,7 +84,7 @@ class Engine:
             self.close()
             raise
         self._depth = 2 if self._config.async_scheduling else 1
-        self._unusable = ""  # why no step may run
+        self._unusable = ""  # reason why no step may run
         self.sequences: dict[int, TokenSequence] = {}
         self.scheduler: Scheduler
         self.reset()
@@ -99,7 +100,7 @@ class Engine:
         return sized.model_copy(update={"gpu_memory_utilization": None})
 
     def _make_tier(self) -> None:
-        """The host memory of `kv_tiers`, and in the deployment what a token takes there, on all ranks together."""
+        """Make the host memory of `kv_tiers`, and set in the deployment the bytes of a token there, over all ranks."""
         config = self.deployment.kv_tiers
         if config is None:
             return
@@ -113,12 +114,12 @@ class Engine:
 
     @property
     def tier_name(self) -> str | None:
-        """Of its KV tier, if it has one."""
+        """The name of its KV tier, if it has one."""
         return None if self.deployment.kv_tiers is None else self.deployment.kv_tiers.tiers[0].name
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What a recording notes of the engine beside its deployment; see `traces.recording_notes`."""
+        """The notes of a recording about the engine beside its deployment; see `traces.recording_notes`."""
         attention = self.runner.attention.name
         notes: dict[str, Any] = {"attention": attention, "model": self.source, "memory": self.memory_report}
         if self.spec.num_experts:
@@ -126,9 +127,9 @@ class Engine:
         return notes
 
     def reset(self) -> None:
-        """Forget every request and every cached prefix. Steps in flight are waited for and dropped, errors and all.
+        """Forget every request and every cached prefix, and keep the weights.
 
-        Raises UserError once the engine was closed.
+        Steps in flight are waited for and dropped, errors and all. Raises UserError once the engine was closed.
         """
         if self._unusable == _CLOSED:
             raise UserError("engine", "closed", _CLOSED)
@@ -161,7 +162,7 @@ class Engine:
             judge_drafts(self.scheduler, self._verified)
 
     def limit(self, **scheduler: int | bool) -> None:
-        """Change settings of the scheduler within what this engine has buffers for, and `reset`.
+        """Change settings of the scheduler within the limits of this engine's buffers, and `reset`.
 
         Raises UserError for a setting that would need more, or another engine.
         """
@@ -175,9 +176,9 @@ class Engine:
         self.reset()
 
     def close(self) -> None:
-        """End what runs beside this process's own thread, after an error too. May be called again.
+        """End everything that runs beside this process's own thread, after an error too.
 
-        The engine cannot be used afterwards.
+        It may be called again. The engine cannot be used afterwards.
         """
         self._unusable = _CLOSED
         self._in_flight.clear()
@@ -186,8 +187,10 @@ class Engine:
             runner.close()
 
     def add(self, arrived: WorkloadRequest, prompt: Sequence[int], *, grammar: str = "", **tokens: Any) -> Request:
-        """Queue a request with token ids `prompt`; `tokens` say more of those, as `TokenSequence` has it. One that is
-        `structured` brings a grammar, as `realengine.grammar` writes it, and waits until that is compiled."""
+        """Queue a request with token ids `prompt`; `tokens` are further arguments of `TokenSequence`.
+
+        A `structured` request brings a grammar, as `realengine.grammar` writes it, and waits until it is compiled.
+        """
         grammars = self.grammars if grammar else None
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
@@ -199,7 +202,10 @@ class Engine:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Those of this model's vocabulary. Raises UserError for a model without tokenizer, or without llguidance."""
+        """The grammars for this model's vocabulary.
+
+        Raises UserError for a model without tokenizer, or without llguidance.
+        """
         if self.folder is None:
             remedy = "has no tokenizer, without which tokens have no text; use smollm2 or a model folder"
             raise UserError("model", self.source, remedy)
@@ -221,22 +227,27 @@ class Engine:
         self._seating.leave(id)
         self._demand.leave(id)
 
-    # The loop: launch while there is room, finish the oldest, and again
+    # The loop: launch steps while there is room, finish the oldest, and repeat
 
     @property
     def has_room(self) -> bool:
-        """Whether another step may be launched before one is finished. One with masks is not overlapped: the next
-        masks follow from its tokens."""
+        """True if another step may be launched before one is finished.
+
+        A step with masks is not overlapped: the next masks follow from its tokens.
+        """
         return len(self._in_flight) < self._depth and not any(flight.plan.masked_rows for flight in self._in_flight)
 
     @property
     def stirs(self) -> bool:
-        """Whether there may be something to run without anybody's doing: KV is on its way from or to host memory,
-        grammars are being compiled, or requests wait for a limited time."""
+        """True if work may appear without any call from outside.
+
+        This is so while KV is on its way from or to host memory, grammars are being compiled, or requests wait for a
+        limited time.
+        """
         return self._hold.on or self._compiler.busy or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Step | None:
-        """Plan a step and hand it to the device; None when there is nothing to run.
+        """Plan a step and hand it to the device; return None when there is nothing to run.
 
         Raises UserError when the device or a rank cannot run it, and for an engine that an error has left unusable.
         """
@@ -244,14 +255,19 @@ class Engine:
             return self._launch()
 
     def finish(self) -> Step | None:
-        """Wait for the oldest step in flight and hand out its tokens; None when none is in flight. Raises as `launch`
-        does."""
+        """Wait for the oldest step in flight and hand out its tokens; return None when none is in flight.
+
+        It raises the errors that `launch` raises.
+        """
         with self._whole_steps():
             return self._finish()
 
     @contextmanager
     def _whole_steps(self) -> Iterator[None]:
-        """After an error half way through a step, scheduler and device disagree: no other step may follow."""
+        """Make the engine unusable after an error in the block.
+
+        After an error half way through a step, scheduler and device disagree, so no other step may follow.
+        """
         if self._unusable:
             raise UserError("engine", "closed" if self._unusable == _CLOSED else "stopped", self._unusable)
         try:
@@ -267,7 +283,7 @@ class Engine:
             self._take_grammars()
         plan_ns = perf_counter_ns()
         if self.tier is not None:
-            self.tier.poll()  # once: a recording says what had come by `plan_ns`, however often it takes to plan
+            self.tier.poll()  # once per step: a recording says what had come by `plan_ns`, however many plans it takes
         plan = self._plan()
         if self._hold.is_over(plan_ns, self._policy.hold_ns):
             self._policy.hold_no_longer()
@@ -286,7 +302,7 @@ class Engine:
             self.tier.before_step(plan, [flight.launched for flight in self._in_flight if flight.launched])
         flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns, self._compiled_ns)
         if self._drafter is None or not self._in_flight:
-            self._hand_over(flight)  # else it waits for what is accepted of the step under way, and drafted then
+            self._hand_over(flight)  # otherwise only after the step under way has verified, and drafted
         flight.load = self._load()
         now = perf_counter_ns()
         flight.host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
@@ -350,8 +366,11 @@ class Engine:
         return flight.ended(finished, proposed, draft_ns, draft_thread_ns)
 
     def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
-        """Propose what the next step verifies: how much for whom, and how long it took. Then full blocks go to the
-        tier, a draft model's too, and a step that waited, planned for as many as there can be, is handed over."""
+        """Propose the drafts that the next step verifies; return their lengths by id and the time that it took.
+
+        Then full blocks go to the tier, also those of a draft model, and a step that waited, planned for the most
+        drafts that there can be, is handed over.
+        """
         began_ns = perf_counter_ns()
         proposed = None
         if self._drafter is not None:
@@ -372,9 +391,9 @@ class Engine:
         return {row.request.id: most for row in flight.rows if row.samples}, ended_ns - (self._host_free_ns or began_ns)
 
     def step(self) -> Step | None:
-        """Launch what there is room for and finish the oldest; None when there is nothing to run.
+        """Launch steps while there is room and finish the oldest; return None when there is nothing to run.
 
-        Nobody can come meanwhile, so a policy that waits for more requests begins with those it has.
+        No request can arrive meanwhile, so a policy that waits for more requests begins with those it has.
         """
         while self.has_room and self.launch():
             pass
@@ -391,21 +410,21 @@ class Engine:
         used, longest = pool.total - pool.free, longest_free(pool)
         return Load(len(scheduler.running), len(scheduler.waiting), used, self._demand.blocks, longest)
 
-    # Outside of a run
+    # Work outside of a run
 
     def warm_up(self) -> None:
-        """Run once what steps are made of, the largest first, so that nothing is first in a measured run."""
+        """Run once the work of steps, the largest first, so that nothing runs for the first time in a measured run."""
         for runner in self._runners:
             runner.warm_up()
 
     def time_operations(self) -> None:
-        """From now on, time every operation of every step: slower, and without graphs."""
+        """Time every operation of every step from now on; steps are then slower, and run without graphs."""
         self.runner.time_operations()
 
     def watch_speed(self) -> None:
-        """From now on, look between steps how fast the device is, which takes up to 2 % of the time."""
+        """Measure the device's speed between steps from now on, which takes up to 2 % of the time."""
         self.runner.watch_speed()
 
     def run_dummy(self, sizes: Sequence[int]) -> int:
-        """One step over rows of the dummy request, `sizes` tokens each; its time in nanoseconds."""
+        """Run one step over rows of the dummy request, `sizes` tokens each, and return its time in nanoseconds."""
         return self.runner.dummy_step(list(sizes))

@@ -1,4 +1,4 @@
-"""Which type a CPU computes faster: those without bfloat16 units take several times as long for it as for float32."""
+"""The choice of a CPU's faster type: without bfloat16 units it takes several times as long for it as for float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLEARLY = 1.5  # times as fast: less may be noise, and bfloat16 is what a GPU w
 
 
 def with_fast_dtype(deployment: Deployment) -> tuple[Deployment, str]:
-    """The deployment with the faster type where it runs on the CPU and states none; and why, if it changed."""
+    """Return the deployment with the faster type if it runs on the CPU and states none, and the reason for a change."""
     if deployment.device != "cpu" or "dtype" in deployment.model_fields_set:
         return deployment, ""
     torch.set_num_threads(deployment.threads)
@@ -28,7 +28,7 @@ def with_fast_dtype(deployment: Deployment) -> tuple[Deployment, str]:
 
 
 def _time_ns(dtype: torch.dtype) -> int:
-    """Of one projection at each batch size, the fastest of a few tries."""
+    """Return the time of one projection over all batch sizes, each the fastest of a few tries."""
     weight = torch.ones(_SHAPE, dtype=dtype)
     total = 0
     for rows in _ROWS:

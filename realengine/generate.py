@@ -1,4 +1,4 @@
-"""Answering a chat with the engine, text by text."""
+"""The answer of the engine to a chat, text by text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ def stream(
     stop: Sequence[str] = (),
     grammar: str = "",
 ) -> Iterator[str]:
-    """Pieces of the assistant's answer to `messages`, `{"role": ..., "content": ...}` each.
+    """Yield pieces of the assistant's answer to `messages`, each `{"role": ..., "content": ...}`.
 
-    With a `grammar`, as `realengine.grammar` writes it, the answer keeps to it. Ends at the model's
-    end-of-sequence, at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or the
-    prompt does not fit.
+    With a `grammar`, as `realengine.grammar` writes it, the answer follows it. It ends at the model's end-of-sequence,
+    at a stop string, or after `max_tokens`. Raises UserError if the model has no tokenizer or the prompt does not fit.
     """
     if engine.folder is None:
         remedy = "has random weights, so it cannot answer a prompt; use smollm2 or a model folder"

@@ -1,7 +1,7 @@
-"""Turning a GGUF file of the Llama family into a Hugging Face folder.
+"""Conversion of a GGUF file of the Llama family into a Hugging Face folder.
 
-GGUF stores query and key rows permuted, so that the two halves of a RoPE pair stand next to each other; Hugging
-Face keeps them half a head apart. The rows are put back. Quantised weights are expanded to bfloat16.
+GGUF stores query and key rows permuted, so that the two halves of a RoPE pair stand next to each other; in Hugging
+Face's layout they are half a head apart. The rows are put back. Quantised weights are expanded to bfloat16.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _state(reader: Any, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows `[heads * head_dim, in]` from interleaved RoPE pairs to halves."""
+    """Return rows `[heads * head_dim, in]` in halves instead of interleaved RoPE pairs."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 

@@ -1,7 +1,8 @@
-"""Structured output: which tokens may come next so that an answer keeps to a JSON schema or a regular expression.
+"""Structured output: the tokens that may come next so that an answer follows a JSON schema or a regular expression.
 
-The work is llguidance's. A request's grammar follows the tokens that were sampled for it, one by one, and says as a
-mask of the vocabulary what may follow; at the end of what it allows, only the tokens that end an answer do.
+llguidance does the work. A request's grammar follows the request's sampled tokens, one by one, and gives the tokens
+that may follow as a mask of the vocabulary. At the end of what it allows, only the tokens that end an answer may
+follow.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving.errors import UserError
 
-_SHOWN = 80  # characters of what was asked for, in an error
+_SHOWN = 80  # characters of the request that an error shows
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 ENDLESS_OBJECTS: dict[str, Any] = {"type": "array", "items": ANY_OBJECT, "minItems": 10**9}
 """What no answer completes: for one whose length is known before."""
@@ -25,35 +26,41 @@ Bits = NDArray[np.int32]
 
 
 class Grammar:
-    """What one answer may be."""
+    """The grammar of one answer, and its state."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def mask(self, vocab_size: int) -> Bits:
-        """`[ceil(vocab_size / 32)]`: bit t % 32 of number t // 32 says whether token t may come next."""
+        """Return the mask `[ceil(vocab_size / 32)]`.
+
+        Bit t % 32 of number t // 32 says whether token t may come next.
+        """
         bits: Bits = np.empty(-(-vocab_size // 32), dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return bits
 
     def take(self, token: int) -> bool:
-        """Go on with `token`, which the mask allowed; whether the answer is complete, so that nothing may follow."""
+        """Advance by `token`, which the mask allowed; return whether the answer is complete.
+
+        Nothing may follow a complete answer.
+        """
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
 
     def ahead(self, tokens: list[int]) -> int:
-        """Go on with as many of `tokens` as it allows, to be taken back by `back`; how many those are."""
+        """Advance by as many of `tokens` as the grammar allows, and return their number; `back` takes them back."""
         return int(self._matcher.try_consume_tokens(tokens))
 
     def back(self, tokens: int) -> None:
-        """Forget the last `tokens`."""
+        """Take back the last `tokens` tokens."""
         self._matcher.rollback(tokens)
 
 
 class Grammars:
-    """Makes the grammars of a model whose tokenizer.json lies in `folder`. Takes a second for a large vocabulary.
+    """The maker of grammars for a model whose tokenizer.json lies in `folder`.
 
-    Raises UserError without the package llguidance.
+    It takes a second to make for a large vocabulary. Raises UserError without the package llguidance.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -63,19 +70,22 @@ class Grammars:
         self._tokens = llguidance.LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
 
     def make(self, written: str) -> Grammar:
-        """The grammar that `json_grammar` or `regex_grammar` has written."""
+        """Return the grammar that `json_grammar` or `regex_grammar` has written."""
         return Grammar(self._new(self._tokens, written, log_level=0))
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
-    """Answers that are JSON by `schema`, without white space that JSON does not need: models could go on with it for
-    ever. Raises UserError for a schema that cannot be kept to."""
+    """Return the grammar of answers that are JSON by `schema`.
+
+    It allows no white space that JSON does not need, because models could go on with it for ever. Raises UserError for
+    a schema that it cannot express.
+    """
     written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
     return _valid("json_schema", json.dumps(schema), written)
 
 
 def regex_grammar(pattern: str) -> str:
-    """Answers that match `pattern` as a whole. Raises UserError for one that is no regular expression."""
+    """Return the grammar of answers that match `pattern` as a whole; raise UserError for an invalid pattern."""
     return _valid("regex", pattern, _library().LLMatcher.grammar_from_regex(pattern))
 
 

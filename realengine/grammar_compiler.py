@@ -1,4 +1,4 @@
-"""Grammars are compiled on a thread beside the engine's, one after the other: a large one takes longer than steps."""
+"""The compilation of grammars on a thread beside the engine's, one after the other; a large one takes many steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from serving.request import Request
 
 
 class GrammarCompiler:
-    """What is being compiled for requests that wait for it."""
+    """The grammars that are being compiled, for requests that wait for them."""
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None  # once somebody needs it
+        self._thread: ThreadPoolExecutor | None = None  # made when it is first needed
         self._under_way: dict[int, tuple[Request, Future[Grammar]]] = {}
 
     @property
@@ -20,13 +20,13 @@ class GrammarCompiler:
         return bool(self._under_way)
 
     def compile(self, request: Request, grammars: Grammars, written: str) -> None:
-        """Begin with the grammar of `request`, which cannot run before it is there."""
+        """Begin to compile the grammar of `request`, which cannot run before it is ready."""
         self._thread = self._thread or ThreadPoolExecutor(1, "grammars")
         self._under_way[request.id] = request, self._thread.submit(grammars.make, written)
         request.await_grammar()
 
     def compiled(self, wait: bool = False) -> list[tuple[Request, Grammar]]:
-        """Grammars that are there, each once, and whose they are; with `wait`, at least one if any is under way."""
+        """Return ready grammars, each once, with their requests; with `wait`, at least one if any is under way."""
         if wait and self._under_way:
             next(iter(self._under_way.values()))[1].result()
         done = [(request, future.result()) for request, future in self._under_way.values() if future.done()]
@@ -36,11 +36,11 @@ class GrammarCompiler:
         return done
 
     def drop(self, id: int) -> None:
-        """Nobody waits for the grammar of request `id` any more."""
+        """Drop the grammar of request `id`, for which nobody waits any more."""
         self._under_way.pop(id, None)
 
     def close(self) -> None:
-        """Forget all; may be used again."""
+        """Drop all grammars; the compiler may be used again."""
         self._under_way.clear()
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)

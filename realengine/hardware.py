@@ -1,4 +1,4 @@
-"""What machine and which libraries a measurement was made on."""
+"""The machine and the libraries of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(device: str) -> dict[str, str | int]:
-    """Names and versions, for recordings and calibrations."""
+    """Return names and versions, for recordings and calibrations."""
     found: dict[str, str | int] = {
         "device": device,
         "cpu": _cpu_name(),
@@ -32,7 +32,7 @@ def describe(device: str) -> dict[str, str | int]:
 
 
 def _driver(path: Path) -> str:
-    """The NVIDIA driver's version, "" where it does not say."""
+    """Return the NVIDIA driver's version, or "" if the file does not say it."""
     try:
         said = path.read_text(encoding="utf-8")
     except OSError:

@@ -1,12 +1,13 @@
-"""KV blocks in host memory, for real: copies out when a step has filled them, copies in for requests that find them.
+"""KV blocks in host memory, for real: copies out when a step has filled blocks, copies in for requests that reuse them.
 
-What lies there, and what is found, is decided by the rules that the simulator has, `serving.kv.tiered_blocks`. A copy
-never meets a step that writes to the same block: a block is copied out after the step that filled it, blocks of an
-ended request are kept until they are out, and before a step that may reuse others' all copies out are waited for.
+The simulator's rules, `serving.kv.tiered_blocks`, decide which blocks lie there and which are reused. A copy never
+meets a step that writes to the same block: a block is copied out after the step that filled it, blocks of an ended
+request are kept until they are copied out, and a step that may reuse other requests' blocks waits for all copies out.
 
-In the overlapped loop a step is planned behind one whose tokens are not known, and a block is found by its tokens. What
-the later one fills is looked up when the earlier has ended, before anybody asks. A load begins once the step under way
-has ended: that may still write, for nobody, to blocks that a request had given back.
+In the overlapped loop a step is planned behind one whose tokens are not known, and a block is known by its tokens. So
+the blocks that the later step fills are looked up when the earlier step has ended, before any request asks. A load
+begins once the step under way has ended: this step may still write, to no effect, to blocks that a request had given
+back.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ class Transfer(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A plan at `plan_ns`, behind so many steps, that ran nothing, and what the scheduler had been told since the plan
-    before; see below."""
+    """A plan that ran nothing, at `plan_ns` with `in_flight` steps under way.
+
+    `loaded` and `released` are the messages to the scheduler since the plan before; see `TierEvents`.
+    """
 
     plan_ns: int
     in_flight: int
@@ -49,12 +52,12 @@ class Attempt(NamedTuple):
 
 
 class TierEvents(NamedTuple):
-    """What happened since the step before was launched.
+    """The events since the step before was launched.
 
-    loaded     requests whose KV had come, which the scheduler was told first, in order
-    released   requests whose blocks had been written after their end, which it was told then
-    attempts   the plans that ran nothing, of those that had anything new to go by, or began to load
-    loads      tokens that requests began to load: which, how many, and whether after a preemption
+    loaded     requests whose KV had come, in order; the scheduler hears of them first
+    released   requests whose blocks had been written after their end; the scheduler hears of them next
+    attempts   plans that ran nothing, if they had any news to consider, or began to load
+    loads      loads that began: request, number of tokens, and whether after a preemption
     transfers  copies that were seen to have ended
     """
 
@@ -70,19 +73,21 @@ class _UnderWay(NamedTuple):
     reads: bool
     size_bytes: int
     submitted_ns: int
-    request: Request | None  # that loads
+    request: Request | None  # request that loads, if any
 
 
 class Memory(Protocol):
-    """What copies blocks to host memory and back: a runner."""
+    """A runner, which copies blocks to host memory and back."""
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Blocks and slots: from the slots into the blocks, or the other way."""
+        """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""
 
 
 class HostTier(TieredBlocks):
-    """The one tier of an engine: blocks of `block_bytes` on all ranks together, which each of `memories`, the target's
-    and a draft model's, copies its part of. `policy` is the scheduler that it serves.
+    """The one tier of an engine, with blocks of `block_bytes` on all ranks together.
+
+    Each of `memories`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
+    tier serves.
 
     must_settle  whether blocks were freed that may be on their way out
     """
@@ -102,25 +107,25 @@ class HostTier(TieredBlocks):
         self.must_settle = False
         self._memories = memories
         self._policy = policy
-        self._slots: dict[bytes, int] = {}  # where each block lies
+        self._slots: dict[bytes, int] = {}  # slot of each block
         self._free = list(range(self._capacity))[::-1]
-        self._filled: list[tuple[bytes, int]] = []  # to be copied out: keys, and blocks on the device
-        self._copy_of: dict[bytes, int] = {}  # the number of the copy that writes each block, or wrote it
-        self._submitted = self._ended = 0  # copies so far, which end in the order in which they are submitted
+        self._filled: list[tuple[bytes, int]] = []  # blocks to copy out: keys, and blocks on the device
+        self._copy_of: dict[bytes, int] = {}  # number of the copy that writes each block, or wrote it
+        self._submitted = self._ended = 0  # counts of copies, which end in the order in which they are submitted
         self._under_way: deque[_UnderWay] = deque()
         self._in_flight = 0  # steps
-        self._filling: Filling | None = None  # of the step planned last, if it was behind another
-        self._loading: list[tuple[Request, list[int], list[bytes]]] = []  # loads to begin: blocks, and what goes there
-        self._kept: list[tuple[int, Request]] = []  # and the number of the copy that each waits for
+        self._filling: Filling | None = None  # blocks of the step planned last, if it was behind another
+        self._loading: list[tuple[Request, list[int], list[bytes]]] = []  # loads to begin: blocks, and their keys
+        self._kept: list[tuple[int, Request]] = []  # ended requests, and the number of the copy that each waits for
         self._events = TierEvents([], [], [], [], [])
         self._loads_noted = 0
 
     @property
     def busy(self) -> bool:
-        """Whether copies are under way, or about to be."""
+        """True if copies are under way, or about to be."""
         return bool(self._under_way or self._loading)
 
-    # What the scheduler asks
+    # Calls from the scheduler
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         keys = self.loaded_keys(request, start, tokens)
@@ -131,10 +136,10 @@ class HostTier(TieredBlocks):
         self._use(keys)
 
     def admitted(self, request: Request) -> None:
-        """What it found counts as used when it ends."""
+        """Do nothing: a reused block counts as used when the request ends."""
 
     def keeps(self, request: Request) -> bool:
-        """What is still to be written stays until it is."""
+        """Write the request's missing blocks; return whether the request must stay until they are written."""
         written = self._store_all(request, 0)
         if not self._in_flight:
             self._copy()
@@ -143,14 +148,14 @@ class HostTier(TieredBlocks):
         self._kept.append((written, request))
         return True
 
-    # What the engine tells
+    # Calls from the engine
 
     def poll(self) -> None:
-        """Tell the scheduler which copies have ended. To be called before each step is planned."""
+        """Tell the scheduler which copies have ended. It is called before each step is planned."""
         came = []
         while self._under_way and self._under_way[0].copy.done():
             copy, reads, size_bytes, submitted_ns, request = self._under_way.popleft()
-            times_ns = copy.times_ns()  # raises what went wrong
+            times_ns = copy.times_ns()  # raises the copy's error
             self._ended += 1
             self._events.transfers.append(Transfer(reads, size_bytes, submitted_ns, *times_ns))
             if request is not None:
@@ -167,7 +172,7 @@ class HostTier(TieredBlocks):
             self._events.released.append(request.id)
 
     def attempted(self, plan_ns: int) -> None:
-        """A plan had nothing to run."""
+        """Note that a plan had nothing to run."""
         loaded, released, loads, _, attempts = self._events
         stepped = not attempts or attempts[-1].in_flight > self._in_flight
         if stepped or loaded or released or len(loads) > self._loads_noted:
@@ -177,8 +182,10 @@ class HostTier(TieredBlocks):
             self._loads_noted = len(loads)
 
     def before_step(self, plan: StepPlan, under_way: Iterable[Launched]) -> None:
-        """`plan` is about to run, behind steps under way: what it fills is to be copied out, and what it may write to
-        is out."""
+        """Prepare for `plan`, which is about to run behind the steps `under_way`.
+
+        Afterwards, the blocks that it fills are to be copied out, and the ones that it may write to have been.
+        """
         if self.must_settle:
             for launched in under_way:
                 launched.wait()
@@ -197,22 +204,22 @@ class HostTier(TieredBlocks):
             one.copy.times_ns()
 
     def step_ended(self) -> None:
-        """The oldest step under way has ended, and its tokens are known: copy out what it has filled."""
+        """Copy out the blocks filled by the oldest step under way, which has ended, so that its tokens are known."""
         self._in_flight -= 1
         self._copy()
         if self._filling is not None:
-            spans = [span for span in self._filling.spans if not span[0].ended]  # not of who was aborted
+            spans = [span for span in self._filling.spans if not span[0].ended]  # aborted requests are left out
             self.fill(self._filling._replace(spans=spans), 0)
             self._filling = None
 
     def _copy(self) -> None:
-        """Copy out what has been filled, then in what waits for that."""
+        """Submit copies out of filled blocks, then the loads that wait for them."""
         pairs = []
         for key, block in self._filled:
             if key not in self._slots and self.has(key):
                 slot = self._slots[key] = self._free.pop()
                 pairs.append((block, slot))
-        if self._filled:  # even if none of it is wanted any more: somebody may wait for this copy
+        if self._filled:  # even if all are unwanted by now: a request may wait for this copy
             self._filled.clear()
             self._submit(pairs)
         for request, blocks, keys in self._loading:
@@ -220,13 +227,13 @@ class HostTier(TieredBlocks):
         self._loading.clear()
 
     def events(self) -> TierEvents:
-        """What has happened since this was last asked."""
+        """Return the events since the last call."""
         events, self._events = self._events, TierEvents([], [], [], [], [])
         self._loads_noted = 0
         return events
 
     def close(self) -> None:
-        """Wait for the copies under way, whatever becomes of them."""
+        """Wait for the copies under way, even if they fail."""
         with suppress(Exception):
             self.settle()
 
@@ -253,7 +260,7 @@ class HostTier(TieredBlocks):
                 self._free.append(self._slots.pop(key))
 
     def check(self) -> None:
-        """Raise AssertionError unless every block has a place of its own."""
+        """Raise AssertionError unless every block has its own place."""
         self.cache.check()
         places = sorted([*self._slots.values(), *self._free])
         assert places == list(range(self._capacity))

@@ -1,4 +1,4 @@
-"""What comes through a pipe, read by a thread, so that neither end waits for the other to read."""
+"""Messages from a pipe, read by a thread, so that neither end waits for the other to read."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Inbox:
                 self._arrived.notify()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until something has come, or so many seconds; return whether something has."""
+        """Wait until a message has come, or for `seconds`; return whether one has."""
         with self._arrived:
             return self._arrived.wait_for(lambda: bool(self._came), seconds)
 
     def take(self) -> Iterator[Any]:
-        """Yield what has come. Raises EOFError once the other end has hung up."""
+        """Yield the messages that have come; raise EOFError once the other end has hung up."""
         while self._came:
             message = self._came.popleft()
             if message is None:
@@ -43,6 +43,6 @@ class Inbox:
             yield message
 
     def next(self) -> Any:
-        """Return what comes next, which may take a while."""
+        """Return the next message, which may take a while."""
         self.wait()
         return next(self.take())

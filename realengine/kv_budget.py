@@ -1,4 +1,4 @@
-"""How many KV blocks fit into a device: its memory, less everything else, by arithmetic that can be read."""
+"""The KV blocks that fit into a device: its memory, less everything else, by arithmetic that can be read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_groups import most_held
 from serving.errors import UserError
 
-_MOST = 10_000_000  # as SchedulerConfig.num_blocks
+_MOST = 10_000_000  # limit of SchedulerConfig.num_blocks
 _GIB = 1024**3
 
 
 class KvBudget(NamedTuple):
     """Bytes of one device, measured once weights were loaded.
 
-    total        of the device
-    used         by weights, buffers, the driver and whoever else is there
+    total        memory of the device
+    used         memory of weights, buffers, the driver and other processes
     activations  the most that the largest step needed at once
-    graphs       what capturing every decode graph takes, and as many mixed ones as are kept
+    graphs       memory to capture every decode graph, and as many mixed ones as are kept
     utilization  the share of `total` that may be used
     block        bytes of one KV block
     """
@@ -31,7 +31,7 @@ class KvBudget(NamedTuple):
     block: int
 
     def beside(self, draft: KvBudget) -> KvBudget:
-        """With a draft model on the same device, whose steps come after the target's."""
+        """Return the budget with a draft model on the same device, whose steps come after the target's."""
         return self._replace(
             activations=max(self.activations, draft.activations),
             graphs=self.graphs + draft.graphs,
@@ -48,7 +48,7 @@ class KvBudget(NamedTuple):
         return min(max(self.left, 0) // self.block, _MOST)
 
     def explain(self) -> str:
-        """The arithmetic in one line."""
+        """Return the arithmetic in one line."""
         gib = [f"{bytes / _GIB:,.2f}" for bytes in (self.total, self.used, self.activations, self.graphs, self.left)]
         return (
             f"KV blocks: {gib[0]} GiB x {self.utilization:g} - {gib[1]} used after loading - {gib[2]} activations "

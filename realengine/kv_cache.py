@@ -1,7 +1,7 @@
 """The paged KV cache: one tensor of fixed-size blocks for all layers, addressed by the scheduler's block ids.
 
 A token's *slot* is `block * block_size + offset`. Block 0 is the null block: padding rows read and write it. The tokens
-of one head lie side by side within a block, because that is what attention reads.
+of one head lie side by side within a block, because attention reads them so.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class KvCache:
     """Keys and values of every layer. `dtype` may be `torch.float8_e4m3fn`, whose range is enough without scales.
 
     Each of `groups`, as `SchedulerConfig.kv_groups`, has as many layers as a block has room for. Layers of different
-    groups share the tensor, and never a block. Without groups all layers share one block table, which keeps what their
-    windows have passed.
+    groups share the tensor, but never a block. Without groups all layers share one block table, which keeps blocks that
+    their windows have passed.
 
-    windows   of the kinds of layers; 0 for full attention
-    tables    which block table each kind has
-    kind_of   the kind of each layer
-    scales    of each layer's keys and values, where a checkpoint has them; None: all are 1
+    windows   windows of the kinds of layers; 0 for full attention
+    tables    block table of each kind
+    kind_of   kind of each layer
+    scales    scales of each layer's keys and values, if a checkpoint has them; None: all are 1
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class KvCache:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block, keys and values of all layers."""
+        """The bytes of one block, with keys and values of all layers."""
         return prod(self.block_shape) * self.dtype.itemsize
 
     def block(self, index: int) -> torch.Tensor:
-        """Keys and values of one block in all layers, in `block_shape`; writing to it writes to the cache."""
+        """Return keys and values of one block in all layers, in `block_shape`; writing to it writes to the cache."""
         return self._tensor[:, :, index]
 
     def layer(self, index: int) -> LayerKv:
@@ -87,7 +87,7 @@ class KvCache:
 
 
 def _grouped(spec: ModelSpec, windows: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """The group of each layer and its place there: layers of a kind go round its groups, as in vLLM."""
+    """Return the group of each layer and its place there: layers of a kind go round its groups, as in vLLM."""
     if len(windows) == 1:
         return [0] * spec.num_layers, list(range(spec.num_layers))
     seen = {False: 0, True: 0}
@@ -105,7 +105,7 @@ def _grouped(spec: ModelSpec, windows: tuple[int, ...]) -> tuple[list[int], list
 def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Store `keys` and `values` `[tokens, kv_heads, head_dim]` at `slots` `[tokens]`, in the cache's dtype.
 
-    In FP8 what lies beyond its range is stored as its largest number, where torch alone would make it NaN.
+    In FP8 a number beyond its range is stored as its largest number; torch alone would make it NaN.
     """
     block_size = kv.keys.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
@@ -119,7 +119,7 @@ def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Te
 def read(
     kv: LayerKv, blocks: torch.Tensor, skipped: int, tokens: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`tokens` keys and values held in `blocks`, after the first `skipped`, each `[kv_heads, tokens, head_dim]`."""
+    """Return `tokens` keys and values from `blocks`, after the first `skipped`, each `[kv_heads, tokens, head_dim]`."""
     held = slice(skipped, skipped + tokens)
     keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, held].to(dtype) for t in kv[:2])
     return (keys, values) if kv.k_scale == kv.v_scale == 1.0 else (keys * kv.k_scale, values * kv.v_scale)

@@ -1,4 +1,4 @@
-"""A step on its way through the device, and what is known of it once it was waited for."""
+"""A step on its way through the device, and its results after a wait."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from realengine.step_input import Layout
 
 
 class Launched:
-    """A step that was handed to the device. Times are `perf_counter_ns`, valid after `wait`; where steps are not timed,
-    all are that of the wait's end.
+    """A step that was handed to the device.
 
-    speed   how fast the device was before and after it, on average; None where it is not looked at
+    Times are `perf_counter_ns`, valid after `wait`; if steps are not timed, all are the time at which the wait ended.
+
+    speed   mean of the device's speed before and after it; None if it is not measured
     logits  `[S, vocab]`, masked and changed, after `wait` and until the next step; None unless they are kept
     """
 
@@ -46,7 +47,7 @@ class Launched:
         return self.pending is not None and self.pending.done()
 
     def wait(self) -> list[int]:
-        """The sampled tokens `[S]`, in the order of the layout's samples."""
+        """Wait, and return the sampled tokens `[S]`, in the order of the layout's samples."""
         assert self.pending is not None
         self.pending.wait()
         self._seen_ns = perf_counter_ns()
@@ -55,14 +56,18 @@ class Launched:
 
     @property
     def logprobs(self) -> list[Logprob] | None:
-        """How likely each token was, beside as many others as anybody wanted; valid after `wait`. None where nobody
-        did."""
+        """The logprob of each token, beside as many others as any request wanted; valid after `wait`.
+
+        None if no request wanted it.
+        """
         return None if self.token_logprobs is None else self.token_logprobs.on_host()
 
     @property
     def expert_tokens(self) -> NDArray[np.int32] | None:
-        """Tokens that each expert got `[layers, experts]`, valid from `wait` to the third launch after; None
-        in a dense model."""
+        """Tokens that each expert got `[layers, experts]`; None in a dense model.
+
+        They are valid from `wait` to the third launch after.
+        """
         return None if self._expert_tokens is None else self._expert_tokens.numpy()
 
     @property
@@ -79,7 +84,7 @@ class Launched:
 
     @property
     def thread_ns(self) -> int | None:
-        """CPU time of the thread that computed it; None where the CPU does not, or steps are not timed."""
+        """CPU time of the thread that computed it; None if the CPU did not compute it, or steps are not timed."""
         began, *_, ended = (mark.thread_ns for mark in self.marks) if self.marks else (None, None)
         return None if began is None or ended is None else ended - began
 
@@ -88,5 +93,5 @@ class Launched:
 
     @property
     def op_ns(self) -> dict[str, int] | None:
-        """Device time by operation, where it was measured."""
+        """Device time by operation, if it was measured."""
         return self.times.totals() if self.times is not None else None

@@ -26,10 +26,11 @@ class HeadNorms(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Which expert computes which tokens.
+    """The assignment of tokens to experts.
 
     choices  `[T * k]` each token's choices, `token * k + n`, sorted by expert
-    offsets  `[experts + 1]` int32: where the choices of each expert of this rank begin; those outside belong to others
+    offsets  `[experts + 1]` int32: begin of the choices of each expert of this rank; choices outside belong to other
+             ranks
     shares   `[T, k]` float32: the weight of each choice
     """
 
@@ -39,46 +40,53 @@ class Routing(NamedTuple):
 
 
 class LayerOps(Protocol):
-    """What a decoder layer needs beside GEMMs and attention."""
+    """The operations of a decoder layer beside GEMMs and attention."""
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
-        """Linear layers with packed integers, for activations of `dtype`."""
+        """Return linear layers with packed integers as a projection, for activations of `dtype`."""
 
     def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> Any:
-        """The same linear layers of `count` experts, stored alike, as `experts` takes them; activations are `dtype`."""
+        """Return the same linear layers of `count` experts in the form of `experts`.
+
+        They must be stored alike; activations are `dtype`.
+        """
 
     def rotation(self, rope: Rope, batch: Batch) -> Any:
-        """What rotating this step's tokens needs, the same for every layer."""
+        """Return the rotation of this step's tokens, which is the same for every layer."""
 
     def rope_store(
         self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
     ) -> torch.Tensor:
-        """Normalise and rotate the heads of `qkv` `[T, (heads + 2 * kv_heads) * head_dim]`; keys and values go into
-        `kv` at the batch's slots, the queries `[T, heads, head_dim]` are returned."""
+        """Normalise and rotate the heads of `qkv` `[T, (heads + 2 * kv_heads) * head_dim]`.
+
+        Keys and values go into `kv` at the batch's slots; the queries `[T, heads, head_dim]` are returned.
+        """
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
-        """RMSNorm of `x`, or of `residual + x`, which replaces what was in `residual`; all `[T, hidden]`. With `fp8`,
-        what `Fp8Rows.of` makes of it."""
+        """Return the RMSNorm of `x`, or of `residual + x`, which overwrites `residual`; all `[T, hidden]`.
+
+        With `fp8` the result is in the form of `Fp8Rows.of`.
+        """
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
-        """SwiGLU's product: `[T, 2 * n]` to `[T, n]`. With `fp8`, what `Fp8Rows.of` makes of it."""
+        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; with `fp8` in the form of `Fp8Rows.of`."""
 
     def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
-        """`x` `[T, hidden]` through the experts that `routing` says, weighed and summed by token.
+        """Return the answers of each token's experts for `x` `[T, hidden]`, weighed and summed, by `routing`.
 
         gate_up  `expert_weights` of layers `[2 * n, hidden]`
-        down     of layers `[hidden, n]`
+        down     `expert_weights` of layers `[hidden, n]`
         """
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
-        """Make the logits `[S, vocab]` of tokens -inf, in place, that a sample may not be; see `TokenMasks`."""
+        """Make the logits `[S, vocab]` of tokens that a sample may not be -inf, in place; see `TokenMasks`."""
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
-        """A token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
+        """Return a token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
 
 
 class TorchOps:
-    """The reference, on any device torch knows. `spec` is one rank's share of the model."""
+    """The reference, on any device that torch knows. `spec` is one rank's share of the model."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec

@@ -1,7 +1,7 @@
-"""What a request has done to its logits before a token is chosen: penalties, bias, and tokens that may not come.
+"""The changes of a request to its logits before a token is chosen: penalties, bias, and forbidden tokens.
 
-The meaning of each is vLLM's. The host says what depends on tokens that it has seen. Of a token that was sampled and
-not yet seen, the device adds what follows from it: see `realengine.changed_logits`.
+The meaning of each is vLLM's. The host gives the changes that depend on tokens that it has seen. For a token that was
+sampled and not yet seen, the device adds its consequences: see `realengine.changed_logits`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
-_ALWAYS = -1  # instead of the token after which another may not come
+_ALWAYS = -1  # stands for any token before a forbidden one
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """Of one request; without effect as they are.
+    """The rules of one request; the defaults change nothing.
 
-    presence, frequency  taken from the logit of a token that the answer has, once, and as often as it has it
+    presence, frequency  subtracted from the logit of a token that the answer has: once, and for each time
     repetition           divides the positive logit of a token that prompt or answer has, and multiplies a negative one
-    bias                 tokens, and what is added to the logit of each
+    bias                 tokens, and the number added to the logit of each
     bad_words            token sequences that may not be completed
     allowed              the only tokens that may come; empty for all
     min_p                share of the likeliest token's probability that a token must have to be drawn
@@ -46,14 +46,14 @@ class LogitRules:
 
 
 class LogitChanges(NamedTuple):
-    """Of one sample. Tokens are distinct within a field, save in `banned`.
+    """The changes to the logits of one sample. Tokens are distinct within a field, except in `banned`.
 
     unseen   whether the answer has one token more than is known here
-    floor    how far below the largest logit one may lie; -inf for any
-    prompt   tokens of the prompt, where repetition counts
+    floor    distance from the largest logit that a logit may have; -inf for any
+    prompt   tokens of the prompt, if repetition counts
     outputs  tokens `[O, 2]` of the answer, and how often it has each
-    biased   tokens, and `bias`, what is added to the logit of each
-    banned   tokens `[B, 2]` that may not come, and after which last token that is; -1 for any
+    biased   tokens; `bias` is the number added to the logit of each
+    banned   tokens `[B, 2]` that may not come, each with the last token before it to which that applies; -1 for any
     """
 
     presence: float
@@ -80,8 +80,10 @@ class RuledLogits:
         self._allowed = np.array(sorted({*rules.allowed}), dtype=np.int32)
 
     def changes(self, outputs: Sequence[int], unseen: bool, temperature: float, in_grammar: bool) -> LogitChanges:
-        """For the token after `outputs` and, perhaps, one `unseen`. A grammar goes before `min_tokens`: what it
-        completes must end."""
+        """Return the changes for the token after `outputs` and, perhaps, one `unseen`.
+
+        A grammar has precedence over `min_tokens`: an answer that it completes must end.
+        """
         rules = self._rules
         banned = list(self._bad_ends(outputs, unseen))
         if len(outputs) + unseen < rules.min_tokens and not in_grammar:
@@ -101,7 +103,7 @@ class RuledLogits:
         )
 
     def _bad_ends(self, outputs: Sequence[int], unseen: bool) -> list[tuple[int, int]]:
-        """Tokens that would complete a bad word, and the unseen token after which they would."""
+        """Return tokens that would complete a bad word, each with the unseen token after which it would."""
         ends = []
         for *begins, end in self._rules.bad_words:
             after = begins.pop() if unseen and begins else _ALWAYS
@@ -111,14 +113,15 @@ class RuledLogits:
 
 
 class StepChanges(NamedTuple):
-    """Of a step: those of its samples `samples` `[M]`. In pairs and triples the first is the number of a sample among
-    these, the second a token.
+    """The changes of a step, for its samples `samples` `[M]`.
+
+    In pairs and triples the first number is that of a sample among these, the second a token.
 
     numbers  `[M, 4]` presence, frequency, repetition, floor
     unseen   `[M]`
     limited  `[M]` whether only some tokens are allowed
     prompt, allowed  `[., 2]`; outputs, banned  `[., 3]`
-    bias     `[., 2]` sample and token, and `biases` `[.]` what is added
+    bias     `[., 2]` sample and token, and `biases` `[.]` the number added
     """
 
     samples: Ints
@@ -134,7 +137,7 @@ class StepChanges(NamedTuple):
 
 
 def step_changes(of_samples: Sequence[LogitChanges | None]) -> StepChanges | None:
-    """Those of a step, from what each of its samples has; None if none has any."""
+    """Return the changes of a step from those of each of its samples; None if no sample has any."""
     changed = [(sample, changes) for sample, changes in enumerate(of_samples) if changes is not None]
     if not changed:
         return None
@@ -154,6 +157,6 @@ def step_changes(of_samples: Sequence[LogitChanges | None]) -> StepChanges | Non
 
 
 def _numbered(rows: Sequence[Ints]) -> Ints:
-    """All rows, each after the number of whose it is."""
+    """Return all rows, each with the index of its group in front."""
     numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(each) for each in rows])
     return np.concatenate([numbers[:, None], np.concatenate(rows)], 1)

@@ -1,4 +1,4 @@
-"""How likely a token was, beside others that could have come."""
+"""The likelihood of a token, beside others that could have come."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 
 class Logprob(NamedTuple):
-    """The natural logarithm of a token's probability by the model, before temperature and limits; and the `top` tokens,
-    the likeliest first, each with its own."""
+    """The natural logarithm of a token's probability by the model, before temperature and limits.
+
+    `top` are the likeliest tokens, the likeliest first, each with its own.
+    """
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()

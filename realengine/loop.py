@@ -10,16 +10,16 @@ from realengine.engine import Engine
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 
-_LOOK_S = 1e-4  # then look whether what nobody sends has come: KV, or the end of a wait
+_LOOK_S = 1e-4  # interval for looking whether KV has come or a wait has ended, which no message says
 
 
 class Clientele(Protocol):
-    """Who sends requests to a running engine.
+    """The senders of requests to a running engine.
 
     busy    whether anybody waits for an answer, or will
-    take    give the engine what has arrived, and take from it what nobody waits for any more
-    ran     a step has ended, and the requests in it have their tokens
-    await_  nothing is to be run: return when something has arrived, or `stopped` says so
+    take    give the engine new arrivals, and take from it requests that nobody waits for any more
+    ran     called when a step has ended and the requests in it have their tokens
+    await_  called when there is nothing to run: return when something has arrived, or `stopped` says so
     """
 
     @property
@@ -30,13 +30,13 @@ class Clientele(Protocol):
 
 
 def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Callable[[], bool]) -> None:
-    """Run steps until `clients` are no longer busy, or `stopped` says so; what was launched by then is finished."""
+    """Run steps until `clients` are no longer busy, or `stopped` says so; steps launched by then are finished."""
     while clients.busy and not stopped():
         clients.take()
         if engine.has_room and (flight := engine.launch()):
             recorder.planned(flight)
             if engine.has_room:
-                continue  # for another, into which new arrivals may get
+                continue  # room for another step, which new arrivals may join
         if (step := engine.finish()) is not None:
             recorder.ran(step)
             clients.ran(step)

@@ -1,8 +1,8 @@
 """The MLP of a layer: dense, or a mixture of experts.
 
-In a mixture a router sends each token to a few of many small MLPs, and weighs what they answer. Choices are sorted by
+In a mixture a router sends each token to a few of many small MLPs, and weighs their answers. Choices are sorted by
 expert, so that each expert's rows lie together and two grouped GEMMs do the work. Nothing of this needs the host: a GPU
-kernel reads where each expert's rows begin. A rank may hold a slice of every expert, or, in expert parallelism, whole
+kernel reads where each expert's rows begin. A rank may have a slice of every expert, or, in expert parallelism, whole
 experts; either way it computes its part of every token, and the ranks' sum is the output. A shared expert, which every
 token passes, is an ordinary MLP of which each rank has a slice.
 """
@@ -26,7 +26,7 @@ _PARTS = ("gate", "up", "down")
 
 
 class MixtureNames(NamedTuple):
-    """What a family calls the parts of a layer's mixture; `shared` is the expert that every token passes."""
+    """A family's names for the parts of a layer's mixture; `shared` is the expert that every token passes."""
 
     mixture: str = "mlp"
     gate: str = "gate_proj"
@@ -39,7 +39,7 @@ class MixtureNames(NamedTuple):
         return f"{self.mixture}.gate"
 
     def of(self, expert: int | None, part: str) -> str:
-        """One of `_PARTS` of an expert, None being the shared one."""
+        """Return the name of one of `_PARTS` of an expert, where None is the shared one."""
         return f"{self.mixture}.{self.shared if expert is None else f'experts.{expert}'}.{getattr(self, part)}"
 
     @property
@@ -58,7 +58,7 @@ SHARING_FAMILIES = tuple(family for family, names in _NAMES.items() if names.sha
 
 
 def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name, within a layer, and shape of every weight of its mixture."""
+    """Yield name, within a layer, and shape of every weight of its mixture."""
     names, hidden = _NAMES[spec.family], spec.hidden_size
     inter, shared = spec.moe_intermediate_size, spec.shared_intermediate_size
     yield f"{names.router}.weight", (spec.num_experts, hidden)
@@ -73,14 +73,14 @@ def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class DenseMlp:
-    """SwiGLU (Shazeer 2020), with gate and up in one GEMM. `weights` gives those of the modules named."""
+    """SwiGLU (Shazeer 2020), with gate and up in one GEMM. `weights` gives the weights of the named modules."""
 
     def __init__(self, weights: WeightLoader, gate: str, up: str, down: str) -> None:
         self._gate_up, self._down = weights.projection([gate, up]), weights.projection([down])
         self.fp8 = self._gate_up.fp8
 
     def __call__(self, x: torch.Tensor | Fp8Rows, ops: LayerOps, times: OpTimes) -> torch.Tensor:
-        """`x` `[T, hidden]` to the same."""
+        """Return the MLP of `x`, both `[T, hidden]`."""
         with times("gate_up"):
             gate_up = self._gate_up(x)
         with times("silu_mul"):
@@ -110,7 +110,7 @@ class Mixture:
         return self._route.chosen
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
-        """`x` `[T, hidden]` through the experts of each token."""
+        """Return the answers of each token's experts for `x` `[T, hidden]`."""
         with times("router"):
             routing = self._route(x)
         with times("experts"):

@@ -1,9 +1,9 @@
 """Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of such MLPs.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.mlp`: a `ModelSpec` says
-whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which
-layers have how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group:
-its weights are a `shard`, and two sums a layer join the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.mlp`. A `ModelSpec` says whether
+QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which layers have
+how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group: its weights
+are a `shard`, and two sums a layer join the ranks.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Model:
     spec   one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
     state  that rank's weights, which are taken out of it as they are loaded
     own    the rank's experts; None is all of them
-    quantization  what weights in 16 bits are rounded to, as `Deployment` names it
+    quantization  type to which weights in 16 bits are rounded, as `Deployment` names it
 
     `expert_tokens` `[moe_layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
-    dense model. Those of the dummy request do not count.
+    dense model. The dummy request's tokens do not count.
     """
 
     def __init__(
@@ -101,11 +101,14 @@ class Model:
 
     @property
     def kv_scales(self) -> list[tuple[float, float]]:
-        """What keys and values of each layer are divided by in an FP8 cache."""
+        """The scales of each layer's keys and values in an FP8 cache; keys and values are divided by them."""
         return [layer.kv_scales for layer in self._layers]
 
     def piece(self) -> Callable[[], object]:
-        """A fixed piece of a step's work, whatever its requests: the MLP of one layer, the next one at each call."""
+        """Return a fixed piece of a step's work, whatever its requests.
+
+        It is the MLP of one layer, the next one at each call.
+        """
         rows = self._embedding[:_PIECE_ROWS]
         layers = cycle(self._layers)
 
@@ -116,7 +119,7 @@ class Model:
         return run
 
     def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
-        """Hidden states `[S, hidden]` of the batch's sampled tokens; writes this step's keys and values into `kv`.
+        """Return hidden states `[S, hidden]` of the batch's sampled tokens, and write this step's KV into `kv`.
 
         tokens  `[T]`, with every token id in its place
 
@@ -150,28 +153,28 @@ class Model:
         if self.expert_tokens is not None:
             with times("expert_tokens"):
                 self._count_experts(self.expert_tokens, batch.slots >= kv.block_size)
-        assert mlp is not None  # of the last layer
+        assert mlp is not None  # the output of the last layer's MLP
         with times("norm"):
             if not batch.layout.decodes_only:
                 mlp, hidden = mlp[batch.sampled], hidden[batch.sampled]
             return ops.add_norm(mlp, hidden, self._norm)
 
     def compute_logits(self, hidden: torch.Tensor, times: OpTimes | None = None) -> torch.Tensor:
-        """Logits `[S, vocab]` of hidden states that `forward` returned."""
+        """Return logits `[S, vocab]` of hidden states that `forward` returned."""
         times = times or Untimed()
         with times("head"):
             logits = self._head(hidden)
         return self._collective.join(logits, times)[:, : self.spec.vocab_size]
 
     def _count_experts(self, counts: torch.Tensor, counted: torch.Tensor) -> None:
-        """Tokens by layer and expert; `counted` `[T]` says which count."""
+        """Count tokens by layer and expert; `counted` `[T]` says which tokens count."""
         chosen = torch.stack([layer.mlp.chosen.flatten() for layer in self._layers if isinstance(layer.mlp, Mixture)])
         ones = counted.int().repeat_interleave(self.spec.experts_per_token).expand_as(chosen)
         counts.zero_().scatter_add_(1, chosen, ones)
 
 
 def _share_of_head(head: torch.Tensor, collective: Collective) -> torch.Tensor:
-    """This rank's rows of the vocabulary's head; the last rank's are filled up with zeros."""
+    """Return this rank's rows of the vocabulary's head; the last rank's are filled up with zeros."""
     rows = -(-len(head) // collective.size)
     mine = head[collective.rank * rows : (collective.rank + 1) * rows]
     if len(mine) == rows:

@@ -1,4 +1,4 @@
-"""Keep Python from searching for reference cycles while an engine runs: a search takes longer than a step."""
+"""A pause in Python's search for reference cycles while an engine runs, because a search takes longer than a step."""
 
 from __future__ import annotations
 

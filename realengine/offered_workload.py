@@ -1,6 +1,6 @@
-"""A workload as clients offer it to a real engine, whichever engine that is: what is sent, when, and in which tokens.
+"""A workload as clients offer it to a real engine, whichever engine that is: requests, times and tokens.
 
-Nothing here needs torch, so that vLLM's own process can use it, too.
+Nothing here needs torch, so that vLLM's own process can also use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from traces.recording import RecordingWriter
 
 @dataclass(frozen=True)
 class Replayed:
-    """How a replay went: `status` is `complete` or `interrupted`; canaries are medians before and after."""
+    """The result of a replay: `status` is `complete` or `interrupted`; canaries are medians before and after."""
 
     status: str
     requests: int
@@ -29,15 +29,16 @@ class Replayed:
 
 
 def at_once(workload: Workload) -> Workload:
-    """The same requests, all offered at the start: saturation."""
+    """Return the same requests, all offered at the start: saturation."""
     return replace(workload, requests=[replace(request, arrival_ns=0) for request in workload.requests])
 
 
 class ReplayTexts:
-    """Token ids of the requests of a workload: of their prompts, and those that their outputs are forced to.
+    """Token ids of the requests of a workload: of their prompts, and of the outputs that they are forced to.
 
-    With drafts none are, because a draft is right or wrong by what the model says. Later turns quote what was
-    said; of an answer that has not ended yet nobody knows that, so they quote other tokens, under a name of their own.
+    With drafts no output is forced, because a draft is right or wrong by the model's own output. Later turns quote
+    earlier answers. An answer that has not ended yet is unknown, so they quote other tokens instead, under their own
+    name.
     """
 
     def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
@@ -45,13 +46,13 @@ class ReplayTexts:
         self._tokens = SegmentTokens(vocab_size)
         self._forces = forces
         self._made = {request.id: self._make(request) for request in workload.requests}
-        self._unlike: dict[int, WorkloadRequest] = {}  # as sent: they quote what was not said
+        self._unlike: dict[int, WorkloadRequest] = {}  # requests as sent that quote other tokens than the answer
 
     def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         return self._tokens.prompt(request), self._tokens.output(request) if self._forces else None
 
     def sent(self, request: WorkloadRequest) -> WorkloadRequest:
-        """`request` as it is sent now: with its own names for what it quotes and nobody has said."""
+        """Return `request` as it is sent now, with its own names for quotes of unknown answers."""
         prompt = request.prompt if self._forces else self._tokens.quotable(request.prompt)
         if prompt == request.prompt:
             return request
@@ -59,16 +60,16 @@ class ReplayTexts:
         return sent
 
     def of(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
-        """The ids of its prompt, and of its output, if that is forced; to be asked once."""
+        """Return the ids of its prompt, and of its output if that is forced. It may be called once for each request."""
         made = self._made.pop(sent.id)
         return made if self._forces or not quotes(sent.prompt) else self._make(sent)
 
     def said(self, id: int, output: list[int]) -> None:
-        """What the output of request `id` was, which was not forced."""
+        """Note the output of request `id`, which was not forced."""
         self._tokens.note_output(id, output)
 
     def keep_sent(self, writer: RecordingWriter) -> None:
-        """Where prompts were not those of the workload, the recording's workload has the ones that were sent."""
+        """Write the prompts that were sent into the recording's workload, if they were not those of the workload."""
         if self._unlike:
             requests = self._workload.requests
             sent = [replace(one, prompt=self._unlike.get(one.id, one).prompt) for one in requests]
@@ -76,30 +77,30 @@ class ReplayTexts:
 
 
 class OfferedRequests:
-    """What the clients of a workload do, and when: `Clients` that also hang up."""
+    """The actions of a workload's clients and their times: `Clients` that also hang up."""
 
     def __init__(self, workload: Workload) -> None:
         self._clients = Clients(workload)
-        self._hang_ups: list[tuple[int, int]] = []  # a heap: when clients hang up on their requests, and those's ids
+        self._hang_ups: list[tuple[int, int]] = []  # a heap of (time at which a client hangs up, request id)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every request of the workload has been sent."""
+        """True if every request of the workload has been sent."""
         return self._clients.exhausted
 
     @property
     def next_ns(self) -> int | None:
-        """When something comes that no answer brings about."""
+        """The time of the next event that does not depend on an answer."""
         hang_up_ns = self._hang_ups[0][0] if self._hang_ups else None
         return min((ns for ns in (self._clients.next_ns, hang_up_ns) if ns is not None), default=None)
 
     def hang_ups(self, now_ns: int) -> Iterator[int]:
-        """The requests on which clients hang up by now, answered or not."""
+        """Yield the requests on which clients hang up by now, answered or not."""
         while self._hang_ups and self._hang_ups[0][0] <= now_ns:
             yield heappop(self._hang_ups)[1]
 
     def arrivals(self, now_ns: int) -> Iterator[WorkloadRequest]:
-        """The requests that are due by now."""
+        """Yield the requests that are due by now."""
         while (next_ns := self._clients.next_ns) is not None and next_ns <= now_ns:
             arrived = self._clients.pop()
             if (leaves_ns := arrived.leaves_ns) is not None:
@@ -107,5 +108,5 @@ class OfferedRequests:
             yield arrived
 
     def ended(self, request: WorkloadRequest, now_ns: int) -> None:
-        """`request` has left, answered or not."""
+        """Note that `request` has left, answered or not."""
         self._clients.ended(request, now_ns)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, operation by operation."""
+"""The time of a step, operation by operation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ COLLECTIVES = frozenset({"all_reduce", "all_gather"})
 
 
 class OpTimes(Protocol):
-    """Called around each operation: `with times("attention"): ...`."""
+    """The timer of operations, called around each: `with times("attention"): ...`."""
 
     def __call__(self, op: str) -> AbstractContextManager[None]: ...
 
 
 class Untimed:
-    """Costs next to nothing, and may be captured in a graph."""
+    """A timer that does nothing; it costs next to nothing, and may be captured in a graph."""
 
     def __call__(self, op: str) -> AbstractContextManager[None]:
         return _NOTHING
@@ -45,7 +45,7 @@ class Timed:
         self._spans.append((op, start, self._mark()))
 
     def totals(self) -> dict[str, int]:
-        """ns by operation, once the step has been waited for."""
+        """Return ns by operation; the step must have been waited for."""
         totals: dict[str, int] = {}
         for op, start, end in self._spans:
             totals[op] = totals.get(op, 0) + end.ns() - start.ns()

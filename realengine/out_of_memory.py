@@ -1,4 +1,4 @@
-"""Running out of memory is a user's error: it names the setting to change."""
+"""Running out of memory as a user's error, which names the setting to change."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from serving.errors import UserError
 
 @contextmanager
 def memory_for(what: str, deployment: Deployment, num_blocks: int, block_bytes: int) -> Iterator[None]:
-    """Turns torch's out-of-memory errors into one line that names the knob to turn. `what` is "weights", "kv" or what
-    a step needs."""
+    """Turn torch's out-of-memory errors into one line that names the setting to change.
+
+    `what` is "weights", "kv" or a description of a step's memory.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -32,6 +34,9 @@ def memory_for(what: str, deployment: Deployment, num_blocks: int, block_bytes: 
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """From torch's allocators, or from CUDA beside them: graphs, pinned memory, libraries' own."""
+    """Return whether the error is out-of-memory, from torch's allocators or from CUDA beside them.
+
+    CUDA allocates graphs, pinned memory and libraries' own memory.
+    """
     said = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)

@@ -1,6 +1,7 @@
 """Matrix products with weights: plain, or in FP8 (e4m3) with a scale per output channel and per token.
 
-Those with packed integers are the kernels' (`triton_ops`) or, as a reference, plain ones of what they stand for.
+Products with packed integers are in the kernels (`triton_ops`) or, as a reference, plain products with the numbers that
+the integers stand for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 class Fp8Rows(NamedTuple):
-    """Activations in e4m3 `[rows, n]`, the float32 scales `[rows, 1]` that give them back, and what type they had."""
+    """Activations in e4m3 `[rows, n]`, the float32 scales `[rows, 1]` that give them back, and their former type."""
 
     rows: torch.Tensor
     scale: torch.Tensor
@@ -28,7 +29,7 @@ class Fp8Rows(NamedTuple):
 class Projection(Protocol):
     """Linear layers that share their input: `[rows, in]` to `[rows, out]`, both in the data type of the model.
 
-    fp8  whether it computes in FP8, and is best given `Fp8Rows`, which spares a pass over its input
+    fp8  whether it computes in FP8; its best input is then `Fp8Rows`, which spares a pass over its input
     """
 
     fp8: bool
@@ -37,7 +38,7 @@ class Projection(Protocol):
 
 
 class DenseProjection:
-    """In the data type of the model."""
+    """Linear layers in the data type of the model."""
 
     fp8 = False
 
@@ -49,7 +50,7 @@ class DenseProjection:
 
 
 class Fp8Projection:
-    """Weights in e4m3, activations rounded token by token as they come; products are accumulated in float32.
+    """Weights in e4m3 and activations rounded token by token; products are accumulated in float32.
 
     weight  [out, in] e4m3
     scale   [out, 1] float32, which give the weights back
@@ -67,7 +68,7 @@ class Fp8Projection:
 
 
 def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` `[rows, n]` as e4m3 and the float32 scales `[rows, 1]` that give it back: largest value / 448 by row."""
+    """Return `x` `[rows, n]` as e4m3, and float32 scales `[rows, 1]` that give it back: largest value / 448."""
     wide = x.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _LARGEST
     return (wide / scale).to(torch.float8_e4m3fn), scale

@@ -1,4 +1,4 @@
-"""The life of ranks 1, 2, ...: a process that does what rank 0 says until it hangs up; how ranks meet, and part."""
+"""The process of ranks 1, 2, ..., which obeys rank 0 until it hangs up; how ranks join and leave their group."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 
-PATIENCE_S = 120.0  # a rank that is silent for longer is taken for dead
-ENDING_S = 30.0  # how long ranks may take to end by themselves: on a busy machine, seconds
-_LOOK_AT_WORK_S = 0.002  # how often ranks look whether the work of a step has failed
+PATIENCE_S = 120.0  # a rank that is silent for longer counts as dead
+ENDING_S = 30.0  # time that ranks may take to end by themselves: on a busy machine, seconds
+_LOOK_AT_WORK_S = 0.002  # interval at which ranks look whether the work of a step has failed
 
 
 def meet(deployment: Deployment, rank: int, meeting: str) -> None:
@@ -28,16 +28,16 @@ def meet(deployment: Deployment, rank: int, meeting: str) -> None:
     cuda = deployment.device == "cuda"
     dist.init_process_group(
         "nccl" if cuda else "gloo",
-        init_method=f"file://{meeting}",  # no port that could be taken
+        init_method=f"file://{meeting}",  # a file instead of a port, which could be taken
         rank=rank,
         world_size=deployment.tensor_parallel_size,
-        # NCCL's watchdog would end the process: rank 0's own patience comes first, and says which rank it is.
+        # NCCL's watchdog would end the process. Rank 0's own patience ends earlier, and names the rank.
         timeout=timedelta(seconds=2 * PATIENCE_S if cuda else PATIENCE_S),
     )
 
 
 def part(in_step: bool) -> None:
-    """Leave the group, whose graphs are gone. Out of step, its operations are ended first: nobody will join them."""
+    """Leave the group, whose graphs are gone; out of step, end its operations first, because no rank will join them."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -53,7 +53,7 @@ def part(in_step: bool) -> None:
 
 
 def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pipe: Connection) -> None:
-    """The life of ranks 1, 2, ...: do what rank 0 says until it hangs up."""
+    """Run a rank 1, 2, ...: obey rank 0 until it hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
     runner: ModelRunner | None = None
     in_step = False
@@ -84,7 +84,10 @@ def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pi
 
 
 def _obey(runner: ModelRunner, pipe: Connection) -> None:
-    """Raises EOFError when rank 0 hangs up, and what the work of a step raises soon after that has happened."""
+    """Run the calls of rank 0.
+
+    Raises EOFError when rank 0 hangs up, and the error of a step's work soon after it has happened.
+    """
     result: object = None
     under_way: deque[Launched] = deque()
     copies: deque[Copy] = deque()

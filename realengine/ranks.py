@@ -1,8 +1,8 @@
 """Tensor parallelism: a process for every rank, this one being rank 0.
 
-Rank 0 has the scheduler. What it asks of its own runner it asks of the others too, in the same order, over pipes;
-everything else is said by torch.distributed, NCCL on CUDA and gloo on the CPU. Each rank samples from the same
-joined logits, so no token has to be sent. A rank that is lost must never be waited for: NCCL would wait for ever.
+Rank 0 has the scheduler. It makes the calls to its own runner on the other ranks' runners, too, in the same order, over
+pipes; all other communication is by torch.distributed, NCCL on CUDA and gloo on the CPU. Each rank samples from the
+same joined logits, so no token has to be sent. A lost rank must never be waited for: NCCL would wait for ever.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from serving.python_process import without_main
 _ON_EVERY_RANK = (
     "allocate", "keep_in_host", "warm_up", "dummy_step", "graph_mixed_steps", "time_steps", "time_operations",
 )  # fmt: skip
-_LAST_WORDS_S = 5.0  # how long after a failed collective a rank may take to say why, or to end
+_LAST_WORDS_S = 5.0  # time after a failed collective in which a rank may say why, or end
 
 
 class Ranks:
     """A `ModelRunner` on each of `tensor_parallel_size` ranks, used as one. Call `close` to end the processes.
 
     Raises UserError when the model cannot be divided, a rank cannot be started, or one is lost. After any error the
-    ranks are out of step, and all that may follow is `close`.
+    ranks are out of step, and only `close` may follow.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
@@ -70,7 +70,7 @@ class Ranks:
             self._processes.append(process)
         try:
             with self._in_step():
-                self._answers()  # each is there: what ends a process early ends it before it meets the others
+                self._answers()  # each rank runs: an early error ends a process before it meets the others
                 meet(deployment, 0, meeting)
                 self._mine = ModelRunner(deployment, files, DistributedGroup())
                 self._mine.device.watch = self._watch
@@ -80,7 +80,7 @@ class Ranks:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """What is done on every rank, and what is the same on all of them: spec, device, attention, buckets."""
+        """Return a call on every rank, or an attribute that is the same on all: spec, device, attention, buckets."""
         return partial(self._do, name) if name in _ON_EVERY_RANK else getattr(self._mine, name)
 
     def launch(self, step: StepInput) -> Launched:
@@ -97,9 +97,9 @@ class Ranks:
         return launched
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """On every rank, after the steps that have ended on this one; the copy is this rank's.
+        """Copy blocks on every rank, after the steps that have ended on this one; return this rank's copy.
 
-        Others have ended theirs before the next step is launched after this has been seen to have ended.
+        Once this copy was seen to have ended, the other ranks end theirs before the next step is launched.
         """
         assert self._mine is not None
         with _uninterrupted(), self._in_step():
@@ -108,15 +108,16 @@ class Ranks:
             return _SeenCopy(self._mine.copy(pairs, reads), self, self._copies)
 
     def budget(self, utilization: float) -> KvBudget:
-        """That of the rank with the least room."""
+        """Return the budget of the rank with the least room."""
         mine: KvBudget = self._do("budget", utilization)
         with self._in_step():
             return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
 
     def close(self) -> None:
-        """End the other ranks. Graphs go first, on every rank: they hold operations of the group.
+        """End the other ranks.
 
-        May be called again, and after an error; then the ranks are not waited for.
+        Graphs go first, on every rank, because they contain operations of the group. It may be called again, and after
+        an error; then the ranks are not waited for.
         """
         if self._closed:
             return
@@ -127,7 +128,7 @@ class Ranks:
         except Exception as error:
             self._lost = error
         for pipe in self._pipes:
-            pipe.close()  # at which a rank that is well ends
+            pipe.close()  # a healthy rank then ends
         if self._lost is not None:
             for process in self._processes:
                 process.kill()
@@ -158,7 +159,7 @@ class Ranks:
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        """One from every rank."""
+        """Return one answer from every rank."""
         answers: dict[int, Any] = {}
         while len(answers) < len(self._pipes):
             for rank, said in self._heard(LOOK_EVERY_S):
@@ -167,18 +168,21 @@ class Ranks:
                 answers[rank] = said
         return [answers[rank] for rank in sorted(answers)]
 
-    # What ranks say on their own, and lost ranks
+    # Unasked messages from ranks, and lost ranks
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
-        """An error in here leaves the ranks out of step, for good. Where a lost rank caused it, that is raised."""
+        """Mark the ranks as out of step, for good, after an error in the block.
+
+        If a lost rank caused the error, that is raised.
+        """
         if self._lost is not None:
             raise self._lost
         try:
             yield
         except BaseException as error:
             lost: Exception | None = error if isinstance(error, UserError) else None
-            if isinstance(error, RuntimeError | OSError):  # of a collective or a pipe, perhaps
+            if isinstance(error, RuntimeError | OSError):  # perhaps an error of a collective or a pipe
                 lost = self._last_words() or (self._silent(PATIENCE_S) if "Timed out" in str(error) else None)
             self._lost = lost or UserError(
                 *self._field(),
@@ -189,7 +193,10 @@ class Ranks:
             raise
 
     def _heard(self, seconds: float) -> list[tuple[int, Any]]:
-        """What ranks have said, or say within `seconds`, by rank: answers, or the exception that ended one."""
+        """Return messages that ranks have sent, or send within `seconds`, by rank.
+
+        A message is an answer, or the error that ended the rank.
+        """
         ready = wait(self._pipes, seconds)
         return [(rank, self._said(rank, pipe)) for rank, pipe in enumerate(self._pipes, 1) if pipe in ready]
 
@@ -203,7 +210,7 @@ class Ranks:
         return RuntimeError(f"rank {rank}: {said}") if kind == "failed" else said
 
     def _check(self) -> None:
-        """Raise what has ended a rank."""
+        """Raise the error that has ended a rank."""
         errors = [said for _, said in self._heard(0) if isinstance(said, Exception)]
         if errors:
             raise _first(errors)
@@ -214,9 +221,9 @@ class Ranks:
             raise self._silent(waited_s)
 
     def _last_words(self) -> Exception | None:
-        """Why a collective failed: what a rank says or the end of one, if either comes soon."""
+        """Return the cause of a failed collective: a rank's message or its end, if either comes soon."""
         errors = [said for _, said in self._heard(_LAST_WORDS_S) if isinstance(said, Exception)]
-        if errors:  # the first may only have been told by the loss of another, which is about to be seen
+        if errors:  # the first may be a mere effect of the loss of another rank, which will show soon
             errors += [said for _, said in self._heard(LOOK_EVERY_S) if isinstance(said, Exception)]
         return _first(errors) if errors else None
 
@@ -251,7 +258,7 @@ class _Watched:
 
 
 class _SeenCopy:
-    """A copy of rank 0 that other ranks make, too; copies end in order."""
+    """A copy of rank 0 that other ranks also make; copies end in order."""
 
     def __init__(self, copy: Copy, ranks: Ranks, number: int) -> None:
         self._copy, self._ranks, self._number = copy, ranks, number
@@ -271,13 +278,13 @@ class _SeenCopy:
 
 
 def _first(errors: list[Exception]) -> Exception:
-    """The cause of the others: losing a rank makes collectives fail on those that are left, which is no UserError."""
+    """Return the cause of the errors: after the loss of a rank, collectives on the others fail with no UserError."""
     return min(errors, key=lambda error: not isinstance(error, UserError))
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end: a rank that left half way would leave the others in the middle of a collective."""
+    """Delay Ctrl-C to the end: a rank that left half way would leave the others in the middle of a collective."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
-"""Replaying a workload on the real engine, in real time, and recording it.
+"""The replay of a workload on the real engine, in real time, with a recording.
 
 The clients are those of the simulator (`serving.clients`): a request is due at its intended arrival, in a closed loop
 when another has ended, in a conversation a think time after the answer. Its times count from when it is due, so a
 stalled engine cannot hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns`
 says when it did. A structured request answers with JSON objects until its recorded length.
 
-Outputs are forced, so that later turns can quote them, unless there are drafts: whether those are accepted is about
-what the model itself would say, so it is let.
+Outputs are forced, so that later turns can quote them. With drafts they are not, because a draft's acceptance depends
+on the model's own output.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ from serving.workload import Workload, WorkloadRequest
 from traces.recording import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
-FLUSH_NS = 50_000_000  # idle for longer than this: write buffered rows meanwhile
-_LONGEST_SLEEP_NS = 100_000_000  # then look whether Ctrl-C was pressed
+FLUSH_NS = 50_000_000  # buffered rows are written when idle for longer than this
+_LONGEST_SLEEP_NS = 100_000_000  # interval for looking whether Ctrl-C was pressed
 _CANARY_REPEATS = 5
 
 
 def canary(engine: Engine) -> int:
-    """Median time of a fixed reference step in ns: when it drifts, the machine is disturbed, not the model."""
+    """Return the median time of a fixed reference step in ns.
+
+    A drift means that the machine is disturbed, not the model.
+    """
     rows = canary_rows(engine.deployment.scheduler.max_num_seqs)
     return int(median(engine.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
 
@@ -100,18 +103,18 @@ def _endless_objects() -> str:
 
 
 class RequestsAtEngine:
-    """Requests of a workload that an engine has, each followed by `recorder`."""
+    """The requests of a workload that an engine has, each followed by `recorder`."""
 
     def __init__(self, engine: Engine, recorder: RunRecorder) -> None:
         self._engine, self._recorder = engine, recorder
-        self._sequences: dict[int, TokenSequence] = {}  # of those whose output is not forced
+        self._sequences: dict[int, TokenSequence] = {}  # requests whose output is not forced
 
     def now(self) -> int:
-        """Nanoseconds from the start of the run."""
+        """Return nanoseconds from the start of the run."""
         return perf_counter_ns() - self._recorder.started_ns
 
     def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None, send_ns: int) -> bool:
-        """Queue a request with token ids of its prompt and, if it is forced, of its output; whether it is taken."""
+        """Queue a request with token ids of its prompt and, if forced, its output; return whether it was accepted."""
         engine = self._engine
         grammar = _endless_objects() if arrived.structured else ""
         request = engine.add(arrived, prompt, grammar=grammar, forced=output)
@@ -124,19 +127,19 @@ class RequestsAtEngine:
         return True
 
     def hang_up(self, id: int) -> Request | None:
-        """The request, whose client wants no more of it; None if it has ended already."""
+        """Abort a request whose client wants no more of it, and return it; None if it has ended already."""
         if (request := self._engine.abort(id)) is not None:
             self._recorder.hung_up(request, self.now())
         return request
 
     def ended(self, id: int) -> list[int] | None:
-        """What a request that has left had said; None where it was told what to say."""
+        """Return the output of a request that has left; None if it was forced."""
         sequence = self._sequences.pop(id, None)
         return None if sequence is None else list(sequence.outputs)
 
 
 class _ReplayedClients:
-    """Those of a workload: each request is sent when it is due."""
+    """The clients of a workload: each request is sent when it is due."""
 
     def __init__(self, engine: Engine, workload: Workload, texts: ReplayTexts, recorder: RunRecorder) -> None:
         self._requests = RequestsAtEngine(engine, recorder)

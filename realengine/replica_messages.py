@@ -1,10 +1,10 @@
-"""What goes through the pipe of a process with one of several engines, whichever engine that is.
+"""The messages through the pipe of a process with one of several engines, whichever engine that is.
 
-The process first says `About`, once its engine is loaded. Each call is `(name, arguments)`, which it answers. In the
-call `replay` it says `Ready`, is sent the moment that times count from (ns, on `perf_counter_ns`), and then `Arrival`,
-`HangUp` and `End`; it says `Told` after each step, and at last `Ran`.
+The process first sends `About`, once its engine is loaded. Each call is `(name, arguments)`, which it answers. In the
+call `replay` it sends `Ready`, gets the moment that times count from (ns, on `perf_counter_ns`), and then `Arrival`,
+`HangUp` and `End`; it sends `Told` after each step, and at last `Ran`.
 
-Nothing here needs torch, so that vLLM's own process can use it, too.
+Nothing here needs torch, so that vLLM's own process can also use it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from serving.workload import WorkloadRequest
 
 
 class About(NamedTuple):
-    """What an engine process runs.
+    """A description of an engine process.
 
-    deployment     as JSON, with the KV blocks that it found to fit
-    num_blocks     of these, the ones that requests can have
+    deployment     deployment as JSON, with the KV blocks that fit
+    num_blocks     KV blocks that requests can have
     forces         whether the output of a request can be forced
-    memory_report  how its memory is used, empty where that is not known
+    memory_report  use of its memory, empty if it is not known
     """
 
     deployment: str
@@ -33,7 +33,10 @@ class About(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """To a process: a request, sent at `send_ns` of the run, with token ids of its prompt and its output, if forced."""
+    """Message to a process: a request, sent at `send_ns` of the run.
+
+    It has token ids of its prompt and, if forced, of its output.
+    """
 
     request: WorkloadRequest
     prompt: list[int]
@@ -42,19 +45,19 @@ class Arrival(NamedTuple):
 
 
 class HangUp(NamedTuple):
-    """To a process: nobody waits for request `id` any more."""
+    """Message to a process: nobody waits for request `id` any more."""
 
     id: int
 
 
 class End(NamedTuple):
-    """To a process: nothing more comes. What has not ended by then is unfinished."""
+    """Message to a process: nothing more comes. Requests that have not ended by then are unfinished."""
 
 
 class Told(NamedTuple):
-    """From a process: rows of requests that have left and of steps, and the step that has just ended, if one has.
+    """Message from a process: rows of requests that have left and of steps, and the step that has just ended, if any.
 
-    said     by request that has left and whose output was not forced, what that was
+    said     outputs, by request that has left and whose output was not forced
     sampled  requests that got a token in it, one entry a token
     """
 
@@ -66,10 +69,10 @@ class Told(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """From a process, first of a run: it waits for the moment that times count from."""
+    """First message from a process in a run: it waits for the moment that times count from."""
 
 
 class Ran(NamedTuple):
-    """From a process, last of a run; the share of its steps' time that launches took, where that is known."""
+    """Last message from a process in a run: the share of its steps' time that launches took, if it is known."""
 
     launching_share: float | None

@@ -1,7 +1,7 @@
-"""One of several engines: an engine in a process of its own, which runs what it is sent and tells what becomes of it.
+"""One of several engines, in its own process, which runs the requests that it is sent and reports on them.
 
-Both ends of its pipe belong to one process that has started it, and without which it ends. A thread reads the pipe, so
-that the engine's own is never kept from its steps and neither end waits for the other to read.
+Both ends of its pipe belong to one process, which has started it and without which it ends. A thread reads the pipe, so
+that the engine's own thread is never kept from its steps and neither end waits for the other to read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.python_process import without_main
 
-_ENDING_S = 5.0  # how long a process may take to end by itself
+_ENDING_S = 5.0  # time that a process may take to end by itself
 
 
 class ReplicaProcess:
     """A process with the engine `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
 
-    The first thing that it says is `About`. Calls raise UserError when the engine cannot do what is asked, or has
-    ended. Call `close` to end it.
+    The first message from it is `About`. Calls raise UserError when the engine cannot do them, or has ended. Call
+    `close` to end it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ReplicaProcess:
         spawn = mp.get_context("spawn")
         self.number = number
         self.pipe, theirs = spawn.Pipe()
-        alone = deployment.tensor_parallel_size == 1  # one with ranks has processes of its own, as no daemon may
+        alone = deployment.tensor_parallel_size == 1  # an engine with ranks starts processes, which a daemon may not
         arguments = (deployment, files.to_send(), draft and draft.to_send(), gpus, theirs)
         self._process = spawn.Process(target=_serve, args=arguments, daemon=alone)
         with without_main():
@@ -59,24 +59,24 @@ class ReplicaProcess:
         theirs.close()
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Have it begin a call of `_Served` or its engine, of which `heard` gives the answer."""
+        """Begin a call of `_Served` or its engine; `heard` gives the answer."""
         self.send((call, arguments))
 
     def ask(self, call: str, *arguments: object) -> Any:
-        """The answer to a call."""
+        """Return the answer to a call."""
         self.begin(call, *arguments)
         return self.heard()
 
     def send(self, message: object) -> None:
-        """Tell it something."""
+        """Send a message to the process."""
         try:
             self.pipe.send(message)
         except OSError:
-            self.heard()  # why it has ended
+            self.heard()  # raises why it has ended
             raise
 
     def heard(self) -> Any:
-        """What it says next."""
+        """Return its next message."""
         try:
             said = self.pipe.recv()
         except (EOFError, OSError):
@@ -91,7 +91,7 @@ class ReplicaProcess:
         return said
 
     def close(self) -> None:
-        """End it. May be called again, and after an error."""
+        """End the process. It may be called again, and after an error."""
         self.pipe.close()
         self._process.join(_ENDING_S)
         if self._process.is_alive():
@@ -102,8 +102,8 @@ class ReplicaProcess:
 def _serve(
     deployment: Deployment, files: ModelFiles, draft: ModelFiles | None, gpus: str | None, pipe: Connection
 ) -> None:
-    """The life of the process: do what is asked until the other end hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; whoever started it says when to end
+    """Run the process: answer calls until the other end hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent says when to end
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which is later
     try:
@@ -130,7 +130,7 @@ def _say(pipe: Connection, error: Exception) -> None:
 
 
 class _Served:
-    """What an engine process can be asked beside an engine's own calls. Each gives its answer."""
+    """The calls that an engine process answers beside an engine's own."""
 
     def __init__(self, engine: Engine, pipe: Connection) -> None:
         self.inbox = Inbox(pipe)
@@ -157,7 +157,10 @@ class _Served:
         return canary(self._engine)
 
     def replay(self) -> Ran:
-        """Run what comes until `End`, telling of it, once it is `Ready` and was told when the run starts."""
+        """Run the requests that come until `End`, and report on them.
+
+        The process is first `Ready`, and gets the start of the run.
+        """
         engine = self._engine
         with watching(), no_cycle_search():
             self._pipe.send(Ready())
@@ -168,7 +171,7 @@ class _Served:
 
 
 class _SentRequests:
-    """The other end's, as the engine's loop sees them: see `realengine.loop.Clientele`."""
+    """The requests from the other end, in the form of the engine's loop: see `realengine.loop.Clientele`."""
 
     busy = True
 
@@ -213,8 +216,8 @@ class _SentRequests:
             self._inbox.wait()
 
     def close(self) -> None:
-        """Tell what is left to tell."""
-        self.take()  # what was sent before the end is unfinished, not unknown
+        """Report what is not yet reported."""
+        self.take()  # requests sent before the end are unfinished, not unknown
         self.recorder.close()
         self._tell()
 

@@ -10,7 +10,7 @@ from serving.deployments.model_spec import ModelSpec
 
 
 class Rope:
-    """Cosines and sines `[max_positions, head_dim / 2]` in float32, and how pairs of a head are laid out.
+    """Cosines and sines `[max_positions, head_dim / 2]` in float32, and the layout of pairs in a head.
 
     `rope_interleaved` pairs dimension 2i with 2i+1; otherwise i is paired with i + head_dim/2.
     """
@@ -22,7 +22,7 @@ class Rope:
         self.interleaved = spec.rope_interleaved
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines for `positions` `[T]`, each `[T, 1, head_dim / 2]`."""
+        """Return cosines and sines for `positions` `[T]`, each `[T, 1, head_dim / 2]`."""
         return self.cos[positions, None], self.sin[positions, None]
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Rope:
 
 
 def _frequencies(spec: ModelSpec) -> torch.Tensor:
-    """Inverse frequencies `[head_dim / 2]`; with Llama 3.1's scaling, long wavelengths are stretched by `factor`."""
+    """Return inverse frequencies `[head_dim / 2]`; Llama 3.1's scaling stretches long wavelengths by `factor`."""
     exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
     frequencies = 1.0 / spec.rope_theta**exponent
     scaling = spec.rope_scaling

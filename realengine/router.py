@@ -1,8 +1,8 @@
-"""Which experts a token goes to, and what each of their answers weighs.
+"""The choice of each token's experts, and the weights of their answers.
 
-Mixtral's and Qwen's routers take the softmax over all experts. DeepSeek-V3's, which dots.llm1 has too, takes a sigmoid
-of each, chooses by that plus a bias learnt for balance, and weighs without it. Groups of experts may be chosen first
-(DeepSeek-V2 and V3, section 2.1).
+Mixtral's and Qwen's routers take the softmax over all experts. DeepSeek-V3's, which dots.llm1 also has, takes a sigmoid
+of each score, chooses by it plus a bias learnt for balance, and weighs without the bias. Groups of experts may be
+chosen first (DeepSeek-V2 and V3, section 2.1).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class Router:
         self._bounds = torch.arange(own.start, own.stop + 1, device=self._weight.device)
 
     def __call__(self, x: torch.Tensor) -> Routing:
-        """Of `x` `[T, hidden]`. Mixtral's softmax over the best k is that over all experts, normalised."""
+        """Return the routing of `x` `[T, hidden]`.
+
+        Mixtral's softmax over the best k is the normalised softmax over all experts.
+        """
         logits = linear(x.to(self._weight.dtype), self._weight).float()
         scores = logits.softmax(-1) if self._bias is None else logits.sigmoid()
         ranked = scores if self._bias is None else scores + self._bias
@@ -50,7 +53,7 @@ class Router:
         return Routing(choices, offsets, shares if factor == 1 else shares * factor)
 
     def _within_groups(self, ranked: torch.Tensor) -> torch.Tensor:
-        """-inf outside the best groups: V3 ranks one by its two best experts, V2 by its best."""
+        """Return scores with -inf outside the best groups: V3 ranks a group by its two best experts, V2 by its best."""
         groups = ranked.unflatten(1, (self._spec.expert_groups, -1))
         best = groups.topk(1 if self._bias is None else 2).values.sum(-1).topk(self._spec.groups_per_token).indices
         outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(1, best, False)

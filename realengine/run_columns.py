@@ -1,4 +1,4 @@
-"""What a recording of a real run says of it before it begins.
+"""The columns of a real run's recording that are known before it begins.
 
 Nothing here needs torch, so that vLLM can be recorded where torch is not installed.
 """

@@ -1,4 +1,4 @@
-"""What happens on the real engine, as rows of a recording."""
+"""The events on the real engine, as rows of a recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AS_THEY_ARE = ("prepare_ns", "launch_ns", "host_ns", "graph", "thread_ns", "spe
 
 
 class RowSink(Protocol):
-    """Takes rows of the datasets `requests` and `steps`; a column not given is null."""
+    """A receiver of rows of the datasets `requests` and `steps`; a column that is not given is null."""
 
     def add_request(self, **columns: Any) -> None: ...
     def add_step(self, **columns: Any) -> None: ...
@@ -28,7 +28,7 @@ class RowSink(Protocol):
 
 @dataclass(slots=True)
 class _Life:
-    """When things happened to one request, in ns from the start of the run."""
+    """The times of one request's events, in ns from the start of the run."""
 
     request: Request
     arrival_ns: int
@@ -37,7 +37,7 @@ class _Life:
     compiled_ns: int | None = None
     scheduled_ns: int | None = None
     preempted_at_ns: int | None = None
-    resumes_from_ns: int | None = None  # preempted then, and admitted again in a step not yet noted
+    resumes_from_ns: int | None = None  # time of a preemption, if the step that admits it again is not yet noted
     preempted_ns: int = 0
     token_times_ns: list[int] = field(default_factory=list)
     tier_hits: int = 0
@@ -45,7 +45,7 @@ class _Life:
 
 
 class RunRecorder:
-    """Follows requests from their arrival to their end, and steps; `started_ns` is when the run began.
+    """A recorder that follows requests from arrival to end, and steps; `started_ns` is the start of the run.
 
     A request's row goes to `sink` when it ends. Rows of steps wait for `flush_steps`, so that no step waits for a disk.
     `progress` is called with the number of requests that have ended; `tier` is the name of the engine's KV tier.
@@ -68,21 +68,26 @@ class RunRecorder:
 
     @property
     def open_requests(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         return len(self._lives)
 
     @property
     def launching_share(self) -> float:
-        """How much of the steps' time on the device the host was still launching them, so that it may have waited."""
+        """The share of the steps' device time in which the host was still launching them.
+
+        The device may have waited then.
+        """
         return self._launching_ns / max(self._device_ns, 1)
 
     def arrived(self, request: Request, arrival_ns: int, send_ns: int, queued_ns: int) -> None:
-        """It was due, taken from its client, and given to the scheduler at these times from the start of the run."""
+        """Note a request that was due, taken from its client, and given to the scheduler at these times of the run."""
         self._lives[request.id] = _Life(request, arrival_ns, send_ns, queued_ns)
 
     def planned(self, flight: Step) -> None:
-        """Grammars and preemptions count from the plan: in the overlapped loop who is preempted may finish before it
-        runs."""
+        """Note grammars and preemptions of a plan.
+
+        They count from the plan, because in the overlapped loop a preempted request may finish before the plan runs.
+        """
         for id, preempted_ns in flight.preempted_ns.items():
             if (life := self._lives.get(id)) is not None:
                 life.preempted_at_ns = preempted_ns - self.started_ns
@@ -94,12 +99,12 @@ class RunRecorder:
                 life.resumes_from_ns, life.preempted_at_ns = life.preempted_at_ns, None
 
     def ran(self, step: Step) -> None:
-        """A step has ended."""
+        """Note a step that has ended."""
         self._returned_steps += 1
         start_ns, end_ns = step.start_ns - self.started_ns, step.end_ns - self.started_ns
         for request in step.plan.admitted:
             if (life := self._lives.get(request.id)) is None:
-                continue  # preempted since, and finished by a step before
+                continue  # preempted since, and finished by an earlier step
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
             if life.resumes_from_ns is not None:
@@ -117,7 +122,7 @@ class RunRecorder:
         for request in step.finished:
             self.finished += 1
             life = self._lives[request.id]
-            if life.preempted_at_ns is not None:  # it finished while it waited
+            if life.preempted_at_ns is not None:  # the request finished while it waited
                 life.preempted_ns += end_ns - life.preempted_at_ns
             self.left(request, "finished", end_ns)
 
@@ -153,13 +158,13 @@ class RunRecorder:
     def left(
         self, request: Request, status: str, finish_ns: int | None = None, reason: str = "", end_ns: int | None = None
     ) -> None:
-        """`request` is gone, with this status of a recording's `requests`; `finish_ns` if it finished."""
+        """Note that `request` has left with `status`, as in a recording's `requests`; `finish_ns` if it finished."""
         life = self._lives.pop(request.id)
         gone = status == "cancelled" or reason == STOPPED
         self._ended += 1
         times = life.token_times_ns
         if request.compiling:
-            life.compiled_ns = perf_counter_ns() - self.started_ns  # so long at least
+            life.compiled_ns = perf_counter_ns() - self.started_ns  # a lower bound of the time
         self.sink.add_request(
             **request.arrived.labels,
             replica=0,
@@ -188,7 +193,10 @@ class RunRecorder:
             self._progress(self._ended)
 
     def hung_up(self, request: Request, now_ns: int) -> None:
-        """Its client wants no more of `request`: it went away, or a stop string has ended the answer."""
+        """Note that the client of `request` wants no more of it.
+
+        The client went away, or a stop string has ended the answer.
+        """
         if request.arrived.stop_ns is not None and request.outputs:
             self.left(request, "finished", now_ns, STOPPED, now_ns)
         else:
@@ -201,26 +209,31 @@ class RunRecorder:
         return {"tier_hit_tokens": hits, "swapped_in_tokens": life.swapped_in}
 
     def flush_steps(self) -> None:
-        """Hand on the rows of steps that have ended."""
+        """Write the rows of steps that have ended to the sink."""
         for row in self._steps:
             self.sink.add_step(**row)
         self._steps.clear()
 
     def close(self) -> None:
-        """The run is over: what has not ended is `unfinished`."""
+        """End the recording: requests that have not ended are `unfinished`."""
         for life in list(self._lives.values()):
             self.left(life.request, "unfinished")
         self.flush_steps()
 
 
 def experts_hit(tokens: NDArray[np.int32]) -> float:
-    """Experts of a layer that got any of `tokens` `[layers, experts]`, whose weights are read: mean over the layers."""
+    """Return the experts of a layer that got a token in `tokens` `[layers, experts]`, mean over the layers.
+
+    These are the experts whose weights are read.
+    """
     return float((tokens > 0).sum(axis=1).mean())
 
 
 def expert_imbalance(tokens: NDArray[np.int32]) -> dict[int, float]:
-    """By each number of devices, in order, that can share a layer's experts evenly: tokens on the busiest over the
-    mean of all."""
+    """Return tokens on the busiest device over the mean of all, by number of devices in increasing order.
+
+    The numbers are those of devices that can share a layer's experts evenly.
+    """
     layers, experts = tokens.shape
     total = tokens.sum(axis=1)
 

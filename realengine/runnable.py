@@ -1,4 +1,4 @@
-"""What the real engine computes of what a `ModelSpec` can state: a model that is nearly right is wrong."""
+"""The models of a `ModelSpec` that the real engine computes: a model that is nearly right is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STORED = ("none", "fp8", "fp8_block", "int4", "int8")
 
 
 def check_runnable(spec: ModelSpec) -> None:
-    """Raise UserError, naming the first thing that `spec` asks for and the engine does not do."""
+    """Raise UserError, naming the first property of `spec` that the engine does not compute."""
     name = spec.name
     simulated = "works only in the simulator; the real engine runs"
     if spec.family not in _FAMILIES:

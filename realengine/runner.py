@@ -1,7 +1,8 @@
-"""Runs packed steps on one device: buffers, model, KV cache, graphs, sampling. Knows no request and no policy.
+"""The runner of packed steps on one device: buffers, model, KV cache, graphs, sampling.
 
-Steps are launched in order and finish in order; with an asynchronous device the next may be launched while one
-runs. A token that was sampled but not yet seen by the host is passed on through its *seat* on the device.
+It knows no request and no policy. Steps are launched in order and finish in order; with an asynchronous device the next
+may be launched while one runs. A token that was sampled but not yet seen by the host is passed on through its *seat* on
+the device.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _HostBuffer(NamedTuple):
 
 
 class ModelRunner:
-    """One rank. `allocate` must be called once before steps are launched."""
+    """The runner of one rank. `allocate` must be called once before steps are launched."""
 
     def __init__(self, deployment: Deployment, files: ModelFiles, collective: Collective | None = None) -> None:
         self._collective = collective or Alone()
@@ -69,11 +70,11 @@ class ModelRunner:
         self._stamping = True
         self._speed: Speed | None = None
         self._speed_before: float | None = None
-        self._times: Timed | None = None  # of the step that the device is at
+        self._times: Timed | None = None  # times of the step that the device is at
         mixed = self.attention.capturable == "always" and self.device.torch_device.type == "cuda"
         self._graphs = StepGraphs(self.device, mixed)
         need, free = self._weight_bytes(files), self.device.memory().free
-        if need > free:  # the CPU would not refuse, but be killed half way
+        if need > free:  # the CPU would not refuse, but the process be killed half way
             remedy = f"has {need / 1e9:,.1f} GB of weights, but only {free / 1e9:,.1f} GB of memory are free"
             raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
@@ -113,8 +114,11 @@ class ModelRunner:
         self.kv: KvCache
 
     def _weight_bytes(self, files: ModelFiles) -> int:
-        """What loading takes: weights are quantised one by one as they are read, but random ones are made whole, and
-        the reference makes packed ones and experts wide."""
+        """Return the memory that loading takes.
+
+        Weights are quantised one by one as they are read. But random weights are made whole, and the reference makes
+        packed weights and experts wide.
+        """
         spec, size = self.spec, self._dtype.itemsize
         if self._own is not None:
             spec = spec.model_copy(update={"num_experts": len(self._own)})
@@ -128,7 +132,7 @@ class ModelRunner:
 
     @property
     def _in_triton(self) -> bool:
-        """Whether the small operations are our kernels: beside our attention, and on a GPU beside any but torch's."""
+        """True if the small operations are our kernels: beside our attention, and on a GPU beside any but torch's."""
         name = self.attention.name
         return name in ("triton", "hybrid") or (name != "torch" and self.device.torch_device.type == "cuda")
 
@@ -140,7 +144,7 @@ class ModelRunner:
         return TritonOps(self.spec)
 
     def _sizes(self) -> tuple[int, int]:
-        """int32 numbers that the largest step may need, and its samples."""
+        """Return the int32 numbers that the largest step may need, and its samples."""
         config = self._config
         drafts = config.speculative.num_speculative_tokens if config.speculative else 0
         decodes, tokens = padded(config.max_num_seqs), config.max_num_batched_tokens
@@ -154,7 +158,7 @@ class ModelRunner:
     # Memory
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the KV cache. Raises UserError when the memory does not suffice."""
+        """Make the KV cache; raise UserError when the memory does not suffice."""
         self.release_graphs()
         with self._memory_for("kv", num_blocks), self.device.current():
             where, scales = self.device.torch_device, self.model.kv_scales if self._kv_dtype == FP8 else None
@@ -162,16 +166,16 @@ class ModelRunner:
             self.kv = KvCache(self.spec, num_blocks, size, self._kv_dtype, where, scales, groups)
 
     def keep_in_host(self, slots: int) -> None:
-        """Make room for so many blocks in host memory. Raises UserError if there is none."""
+        """Make room for `slots` blocks in host memory; raise UserError if there is none."""
         self._host_memory = HostMemory(slots, self.kv, self.device.torch_device)
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Begin to copy blocks to slots of host memory, given as `(block, slot)`, or, if it `reads`, back."""
+        """Begin to copy blocks to slots of host memory, given as `(block, slot)`, or back if it `reads`."""
         assert self._host_memory is not None
         return self._host_memory.copy(pairs, reads)
 
     def budget(self, utilization: float) -> KvBudget:
-        """How many KV blocks fit, by running the largest step there can be and capturing graphs on a trial."""
+        """Return the budget of KV blocks, from a trial run of the largest step and trial captures of graphs."""
         self.allocate(2)
         activations = self.device.peak_bytes(lambda: self.dummy_step(self._largest_step()))
         before = self.device.memory()
@@ -193,36 +197,38 @@ class ModelRunner:
     # Steps
 
     def time_operations(self) -> None:
-        """From now on, time every operation of a step; no graphs then."""
+        """Time every operation of a step from now on, without graphs."""
         self._timing = True
 
     def keep_logits(self) -> None:
-        """From now on, leave each step's logits `[S, vocab]` with what was launched, until the next."""
+        """Keep each step's logits `[S, vocab]` in its `Launched` from now on, until the next step."""
         self._keeps_logits = True
 
     def watch_speed(self) -> None:
-        """From now on, look between steps how fast the device is, which takes up to 2 % of the time."""
+        """Measure the device's speed between steps from now on, which takes up to 2 % of the time."""
         if self._speed is None:
             self._speed = self.device.speed(self.model.piece())
 
     def time_steps(self, timed: bool) -> None:
-        """Whether steps are timed on the device, as they are unless this is called: to measure what that costs."""
+        """Set whether steps are timed on the device, as by default; without it one can measure the cost of timing."""
         self._stamping = timed
 
     def buckets(self) -> list[int]:
-        """Decode batch sizes that can occur."""
+        """Return the decode batch sizes that can occur."""
         return [b for b in DECODE_BUCKETS if b <= padded(self._config.max_num_seqs)]
 
     @property
     def _captures(self) -> bool:
-        """Whether steps run as graphs. Backends that look at lengths on the host cannot on CUDA."""
+        """True if steps run as graphs. Backends that read lengths on the host cannot on CUDA."""
         if self.deployment.enforce_eager or self._timing:
             return False
         return self.attention.capturable != "never" or self.device.torch_device.type == "cpu"
 
     def graph_mixed_steps(self, mixed: bool) -> None:
-        """Whether mixed steps run as graphs, as they do on CUDA unless this is called. On the CPU, where there are no
-        launches to save and padding takes time, they do if this says so."""
+        """Set whether mixed steps run as graphs, as they do on CUDA by default.
+
+        On the CPU, where there are no launches to save and padding takes time, they do so only if this is called.
+        """
         able = self.attention.capturable == "always" or self.device.torch_device.type == "cpu"
         self._graphs.mixed = mixed and able
 
@@ -249,7 +255,7 @@ class ModelRunner:
         def work() -> None:
             self._mark(launched)
             self._buffer[:size].copy_(host.step[:size], non_blocking=True)
-            # A copy from memory that is not pinned waits for what the device has to do: for nothing yet.
+            # A copy from memory that is not pinned waits for the device's work, of which there is none yet.
             masks = step.masks and [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks]
             batch = Batch.of(self._buffer, step.layout, step.packed)
             self.attention.prepare(batch, graph is not None)
@@ -263,7 +269,7 @@ class ModelRunner:
             self._mark(launched)
             if masks:
                 self.model.ops.mask(logits, *masks)
-            own = logits  # the model's
+            own = logits  # the model's own logits
             if step.changes:
                 logits = changed_logits(own, step.changes, self._last_tokens[batch.seats.long()])
             if self._keeps_logits:
@@ -298,9 +304,9 @@ class ModelRunner:
         return self.model.forward(tokens, batch, self.kv, self._times)
 
     def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
-        """One step over rows of the dummy request, `sizes` tokens each, all in the null block; its time in ns.
+        """Run one step over rows of the dummy request, `sizes` tokens each, and return its time in ns.
 
-        With `draw` its tokens are drawn rather than the likeliest.
+        All rows are in the null block. With `draw` their tokens are drawn; otherwise they are the likeliest.
         """
         how = ((1.0, 50, 0.9, 0.5) if draw else None,)
         most = max(sizes)
@@ -314,22 +320,22 @@ class ModelRunner:
         return perf_counter_ns() - began
 
     def prompts(self, tokens: int) -> list[int]:
-        """`tokens` prompt tokens, in as few rows as the longest request allows."""
+        """Return rows of `tokens` prompt tokens in all, as few as the longest request allows."""
         whole, rest = divmod(tokens, self._config.max_model_len)
         sizes = [self._config.max_model_len] * whole + [rest] * bool(rest)
         return sizes[: self._config.max_num_seqs]
 
     def _largest_step(self) -> list[int]:
-        """As many tokens as a step may have, and beside the prompts that takes as many decode rows."""
+        """Return a step with as many tokens as it may have, and as many decode rows beside its prompts."""
         seqs, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         prompts = len(self.prompts(tokens))
         decodes = min(seqs - prompts, tokens - prompts)
         return [1] * decodes + self.prompts(tokens - decodes)
 
     def warm_up(self) -> None:
-        """Run once what steps are made of, the largest first, so that nothing is first in a measured run.
+        """Run once the work of steps, the largest first, so that nothing runs for the first time in a measured run.
 
-        Graphs come before steps that run eagerly: capturing one gives the allocator's free memory back.
+        Graphs come before steps that run eagerly: a capture releases the allocator's free memory.
         """
         for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
             self.dummy_step([1] * rows)
@@ -340,17 +346,17 @@ class ModelRunner:
             self.dummy_step([1] * rows, draw=True)
 
     def _mixed_steps(self) -> list[list[int]]:
-        """Sizes of mixed steps that run as graphs, the largest first."""
+        """Return the sizes of mixed steps that run as graphs, the largest first."""
         config = self._config
         if not (self._captures and self._graphs.mixed):
             return []
         return mixed_steps(config.max_num_batched_tokens, config.max_num_seqs, self.prompts)
 
     def warm_up_sizes(self) -> list[list[int]]:
-        """Rows of the steps with prompts to warm up with: the largest step there can be, then ever fewer tokens.
+        """Return the rows of steps with prompts to warm up with: the largest possible step, then ever fewer tokens.
 
-        A GPU's libraries choose a kernel by the number of tokens, and load it when they first do. So there are two
-        sizes to an octave on CUDA, one of them odd: kernels may also be compiled for multiples of 16.
+        A GPU's libraries choose a kernel by the number of tokens, and load it at its first use. So there are two sizes
+        to an octave on CUDA, one of them odd: kernels may also be compiled for multiples of 16.
         """
         steps = [self._largest_step()]
         size, on_cuda = self._config.max_num_batched_tokens, self.device.torch_device.type == "cuda"
@@ -361,18 +367,21 @@ class ModelRunner:
         return [sizes for sizes in steps if max(sizes) > 1]
 
     def release_graphs(self) -> None:
-        """Forget what was captured. With several ranks graphs hold the group's operations, and must go before it."""
+        """Release all captured graphs.
+
+        With several ranks graphs contain the group's operations, and must go before it.
+        """
         self._graphs.release()
 
     def close(self) -> None:
-        """Wait for the steps under way, whatever becomes of them, and give back graphs and threads."""
+        """Wait for the steps under way, even if they fail, and release graphs and threads."""
         with suppress(Exception):
             self.device.synchronize()
         self.release_graphs()
         self.close_device()
 
     def close_device(self) -> None:
-        """Give back threads; waits for nothing."""
+        """Release threads, without waiting for anything."""
         if self._host_memory is not None:
             self._host_memory.copier.close()
         self.device.close()

@@ -1,8 +1,8 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p, with a seed per request.
+"""The choice of tokens from logits: greedy, temperature, top-k, top-p, with a seed per request.
 
-A request's draws depend on its seed and on how many tokens it has, never on the batch it is in: the uniform number
+A request's draws depend on its seed and on how many tokens it has, never on the batch that it is in: the uniform number
 behind a draw is a hash of the two, so there is no generator whose state could leak from row to row. Order and meaning
-of the limits are vLLM's: temperature, then top-k, then top-p of what top-k has left.
+of the limits are vLLM's: temperature, then top-k, then top-p of the tokens that top-k has left.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from realengine.logprob import Logprob
 from serving.errors import UserError
 
-_GREEDY_BELOW = 1e-5  # a temperature under this cannot be told from 0 in float32; vLLM's limit
-MOST_LOGPROBS = 20  # tokens beside the one chosen whose log-probabilities may be wanted
-_HEAD = 512  # tokens that nearly always hold a nucleus
+_GREEDY_BELOW = 1e-5  # vLLM's limit: a smaller temperature cannot be told from 0 in float32
+MOST_LOGPROBS = 20  # tokens beside the chosen one whose log-probabilities may be wanted
+_HEAD = 512  # tokens that nearly always contain a nucleus
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
+    """The settings for drawing a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
 
     Without a seed a request draws by its id: requests differ, and the same run gives the same tokens.
     """
@@ -47,16 +47,18 @@ class SamplingParams:
         return self.temperature < _GREEDY_BELOW
 
     def draw(self, step: int, of: str = "") -> tuple[float, int, float, float] | None:
-        """Temperature, top-k, top-p and the uniform number behind token number `step`, or another number `of` it; None
-        for greedy."""
+        """Return temperature, top-k, top-p and the uniform number for token number `step`; None for greedy.
+
+        `of` names another uniform number of the token.
+        """
         return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, of))
 
     def uniform(self, step: int, of: str = "") -> float:
-        """The uniform number behind token number `step`, or another one `of` it."""
+        """Return the uniform number behind token number `step`, or another one, named by `of`."""
         return uniform(self.seed or 0, step, of)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """With what probability each token is drawn, float64 `[vocab]`, by `logits` `[vocab]`; not for greedy."""
+        """Return each token's probability of being drawn, float64 `[vocab]`, by `logits` `[vocab]`; not for greedy."""
         kept = _kept(logits.float(), self.temperature, self.top_k, self.top_p).double()
         return kept / kept.sum()
 
@@ -64,11 +66,11 @@ class SamplingParams:
 def draw(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """One token id, int32, for each row of `logits` `[rows, vocab]`; the rest are `[rows]`.
+    """Return one token id, int32, for each row of `logits` `[rows, vocab]`; the other arguments are `[rows]`.
 
     Top-k keeps every logit not below the k-th largest. Of those, top-p keeps every probability not below the largest
     that at least `top_p` lies at or above. The token is the first, in vocabulary order, at which the cumulative
-    probability of what is kept exceeds `uniform` of the whole. No step depends on how ties would be sorted.
+    probability of the kept tokens exceeds `uniform` of the whole. No step depends on how ties would be sorted.
     """
     tokens = logits.argmax(-1)
     how = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), uniform.tolist(), strict=True)
@@ -79,31 +81,37 @@ def draw(
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities, float32: of `chosen` tokens `[S]`, and of the likeliest `[S, K]`, whose ids,
-    int32, are `top_tokens`."""
+    """Natural logarithms of probabilities, float32.
+
+    There is one for each of the `chosen` tokens `[S]`, and one for each of the likeliest `[S, K]`, whose ids, int32,
+    are `top_tokens`.
+    """
 
     chosen: torch.Tensor
     top: torch.Tensor
     top_tokens: torch.Tensor
 
     def to_host(self, buffers: Sequence[torch.Tensor]) -> TokenLogprobs:
-        """The same on the host once the device has come so far, in flat int32 `buffers`, one for each field."""
+        """Return the logprobs on the host, in flat int32 `buffers`, one for each field.
+
+        They are valid once the device has copied them.
+        """
         fields = []
         for buffer, its in zip(buffers, self, strict=True):
             fields.append(buffer.view(its.dtype)[: its.numel()].view(its.shape).copy_(its, non_blocking=True))
         return TokenLogprobs(*fields)
 
     def on_host(self) -> list[Logprob]:
-        """One for each sample."""
+        """Return one `Logprob` for each sample."""
         top = zip(self.top_tokens.tolist(), self.top.tolist(), strict=True)
         likeliest = [list(zip(tokens, logprobs, strict=True)) for tokens, logprobs in top]
         return list(map(Logprob, self.chosen.tolist(), likeliest))
 
 
 def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, top: int = 0) -> TokenLogprobs:
-    """How likely each of `tokens` `[S]` is under `logits` `[S, vocab]`, beside the likeliest `top`.
+    """Return the logprob of each of `tokens` `[S]` under `logits` `[S, vocab]`, beside the likeliest `top`.
 
-    As vLLM's `raw_logprobs`, its default: before penalties, temperature, top-k and top-p.
+    They are vLLM's `raw_logprobs`, its default: before penalties, temperature, top-k and top-p.
     """
     numbers = logits.float()
     whole = numbers.logsumexp(-1)
@@ -113,19 +121,19 @@ def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, top: int = 0) -> Tok
 
 
 def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniform: float) -> torch.Tensor:
-    """Inverse-CDF sampling of one row of `logits`."""
+    """Return a token of one row of `logits` by inverse-CDF sampling."""
     return pick(_kept(logits, temperature, top_k, top_p), uniform)
 
 
 def pick(weights: torch.Tensor, uniform: float) -> torch.Tensor:
-    """The first token at which the cumulative sum of `weights` `[vocab]` exceeds `uniform` of the whole."""
+    """Return the first token at which the cumulative sum of `weights` `[vocab]` exceeds `uniform` of the whole."""
     cumulative = weights.double().cumsum(-1)
     drawn = torch.searchsorted(cumulative, cumulative[-1] * uniform, right=True)
     return drawn.clamp(max=len(weights) - 1)
 
 
 def _kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Probabilities `[vocab]` of all tokens, and 0 for those beyond the limits."""
+    """Return the probabilities `[vocab]` of all tokens, 0 for tokens beyond the limits."""
     scaled = (logits - logits.max()) / temperature
     if 0 < top_k < len(scaled):
         kth = scaled.topk(top_k).values[-1]
@@ -137,7 +145,10 @@ def _kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) ->
 
 
 def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor:
-    """The largest probability that at least `share` lies at or above. Sorting everything costs ten times a top-k."""
+    """Return the largest probability that at least `share` lies at or above.
+
+    Sorting everything costs ten times a top-k.
+    """
     likeliest = probabilities.topk(min(_HEAD, len(probabilities))).values
     if likeliest.sum() < share:
         likeliest = probabilities.sort(descending=True).values
@@ -146,7 +157,9 @@ def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor
 
 
 def uniform(seed: int, step: int, of: str = "") -> float:
-    """A number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`, or another
-    number `of` that token."""
+    """Return a number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`.
+
+    `of` names another number of that token.
+    """
     digest = blake2b(f"{seed}:{step}{of}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 40) / 2**24

@@ -1,7 +1,7 @@
 """Seats: a place on the device for each running request, and its block table on the host.
 
-A seat holds the last token sampled for its request, so that the next step can be launched before the host has seen
-it, and a row of block ids that grows with the request instead of being made anew each step.
+A seat has the last token sampled for its request, so that the next step can be launched before the host has seen it,
+and a row of block ids that grows with the request instead of being made anew each step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from serving.step_plan import Row, StepPlan
 
 
 class Seating:
-    """Seats 0 to `max_num_seqs - 1`; the one after them belongs to no one. `tables` gives a request's block tables."""
+    """Seats 0 to `max_num_seqs - 1`; the seat after them belongs to no request.
+
+    `tables` gives a request's block tables.
+    """
 
     def __init__(self, config: SchedulerConfig, tables: Callable[[Request], Sequence[Sequence[int]]]) -> None:
         self._block_size = config.block_size
@@ -30,10 +33,13 @@ class Seating:
         self._filled = [0] * config.max_num_seqs
         self._free = list(range(config.max_num_seqs))[::-1]
         self._seats: dict[int, int] = {}
-        self._left: dict[int, Ints] = {}  # tables of those preempted in the last plan
+        self._left: dict[int, Ints] = {}  # tables of requests preempted in the last plan
 
     def follow(self, plan: StepPlan) -> None:
-        """Seat who was admitted; who was preempted gets up, and its blocks are known until the next plan."""
+        """Give seats to admitted requests and take those of preempted ones.
+
+        The blocks of preempted requests are known until the next plan.
+        """
         self._left.clear()
         for request in plan.preempted:
             if (seat := self._seats.get(request.id)) is not None:
@@ -44,29 +50,31 @@ class Seating:
             self._filled[seat] = 0
 
     def leave(self, id: int) -> None:
-        """The request is no longer running. A step in flight may still write to its seat; whoever takes the seat next
-        writes after that."""
+        """Free the seat of a request that is no longer running.
+
+        A step in flight may still write to the seat; the next request there writes after that.
+        """
         seat = self._seats.pop(id, None)
         if seat is not None:
             self._free.append(seat)
 
     def blocks(self, request: Request, tokens: int) -> Ints:
-        """Ids of its blocks by group of layers, those of its first `tokens` tokens among them."""
+        """Return the ids of its blocks by group of layers, including those of its first `tokens` tokens."""
         seat = self._seats.get(request.id)
         if seat is None:
             return self._left[request.id]
         need, filled = -(-tokens // self._block_size), self._filled[seat]
-        if filled < need:  # what has left a window since it was filled in is not looked at
+        if filled < need:  # blocks that have left a window since they were filled in are not read
             for table, blocks in zip(self._tables, self._of(request), strict=True):
                 table[seat, filled:need] = blocks[filled:need]
             self._filled[seat] = need
         return self._tables[:, seat]
 
     def row(self, row: Row, sequence: TokenSequence | None, masks: tuple[Ints, ...] = ()) -> RowInput:
-        """What the device needs to know of one row of a plan; `masks` are of the tokens that it samples.
+        """Return the input of one row of a plan for the device; `masks` are for the tokens that it samples.
 
-        A row with drafts begins where the tokens end that are known by now: it was planned as if all drafts of the step
-        before were accepted. One whose request was aborted meanwhile computes as much in the null block.
+        A row with drafts begins at the end of the tokens that are known by now: it was planned as if all drafts of the
+        step before were accepted. A row whose request was aborted meanwhile computes as much in the null block.
         """
         request, start, count, samples, drafts = row
         seat = self._seats.get(request.id)
@@ -74,7 +82,7 @@ class Seating:
             return self._nobodys(start, count)
         if self._drafts:
             start = min(start, len(sequence.tokens) - 1)
-        first = start + count - drafts - sequence.prompt_len  # which output token it is that is sampled first
+        first = start + count - drafts - sequence.prompt_len  # number of the output token that is sampled first
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = sequence.logprobs if samples else None
         tokens = sequence.inputs(start, count, seat, drafts)
@@ -83,7 +91,7 @@ class Seating:
         return RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others))
 
     def padding(self, plan: StepPlan) -> list[RowInput]:
-        """The rows of a plan that are nobody's."""
+        """Return the rows of a plan that belong to no request."""
         return [self._nobodys(row.start, row.tokens) for row in plan.padding for _ in range(row.rows)]
 
     def _nobodys(self, start: int, count: int) -> RowInput:

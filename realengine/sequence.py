@@ -1,4 +1,4 @@
-"""The tokens of one request in the engine, and what ends it."""
+"""The tokens of one request in the engine, and the conditions that end it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ class TokenSequence:
 
     forced    output tokens to take instead of the sampled ones (trace replay)
     stop_ids  tokens that end the request
-    on_token  sees every output token and how likely it was, where `logprobs` says beside how many others that is
-              wanted; returning True ends the request (a stop string)
-    rules     what is done to its logits
-    grammar   what its answer may be, once that is compiled; it goes by what is sampled, also where other tokens are
-              forced
+    on_token  called with every output token and, if `logprobs` is set, its logprob beside as many others; a return
+              value of True ends the request (a stop string)
+    rules     changes to its logits
+    grammar   grammar of its answer, once it is compiled; it follows the sampled tokens, even if other tokens are forced
     drafts    tokens proposed to follow, for the next step to verify
-    odds      the probabilities `[vocab]` with which each of them was drawn; empty where it was proposed with certainty
+    odds      the probabilities `[vocab]` with which each draft token was drawn; empty if it was proposed with certainty
     """
 
     def __init__(
@@ -65,19 +64,25 @@ class TokenSequence:
         return len(self.tokens) - self.prompt_len
 
     def inputs(self, start: int, count: int, seat: int, drafts: int) -> Sequence[int]:
-        """`count` token ids from position `start`, of which the last are `drafts`: token 0 where none is proposed. One
-        not seen yet is the one at `seat`, unless forced."""
+        """Return `count` token ids from position `start`, of which the last are `drafts`.
+
+        A draft is token 0 if none is proposed. A token that is not seen yet stands for the one at `seat`, unless it is
+        forced.
+        """
         known = self.tokens[start : start + count]
         if len(known) == count:
             return known
         if drafts:
             return [*known, *self.drafts, *[0] * drafts][:count]
-        ahead = start + count - 1 - self.prompt_len  # the overlapped loop is one token ahead at most
+        ahead = start + count - 1 - self.prompt_len  # the overlapped loop is at most one token ahead
         return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
 
     def masks(self, drafts: int, vocab_size: int) -> tuple[Bits, ...]:
-        """What the next token may be, and the one after each of so many drafts, as rows of `TokenMasks.bits`; none
-        without a grammar. What follows a draft token that may not be is not sampled for anybody."""
+        """Return the masks of the next token and of the one after each draft, as rows of `TokenMasks.bits`.
+
+        There are none without a grammar. No mask follows a draft token that the grammar forbids: nothing is sampled
+        there.
+        """
         if self.grammar is None:
             return ()
         found = [self.grammar.mask(vocab_size)]
@@ -89,8 +94,10 @@ class TokenSequence:
         return tuple(found)
 
     def changes(self, drafts: int, unseen: bool) -> tuple[LogitChanges, ...]:
-        """What is done to the logits of the next token, and of the one after each of so many drafts; nothing without
-        rules. `unseen`: whether a token was sampled that is not known here."""
+        """Return the changes to the logits of the next token and of the one after each draft; nothing without rules.
+
+        `unseen` says whether a token was sampled that is not known here.
+        """
         if self._ruled is None:
             return ()
         outputs, heat, in_grammar = self.outputs, self.sampling.temperature, self.grammar is not None
@@ -100,7 +107,7 @@ class TokenSequence:
         )
 
     def append(self, sampled: int, logprob: Logprob | None = None) -> bool:
-        """Take one output token; whether it ends the request before its output length."""
+        """Append one output token; return whether it ends the request before its output length."""
         token = sampled if self._forced is None else self._forced[self.output_len]
         self.tokens.append(token)
         stopped = token in self._stop_ids
@@ -111,7 +118,7 @@ class TokenSequence:
         return stopped
 
     def _wanted(self, logprob: Logprob | None) -> Logprob | None:
-        """Without what others in the step want to know."""
+        """Return the logprob without the alternatives that only other requests in the step want."""
         if self.logprobs is None or logprob is None:
             return None
         return Logprob(logprob.logprob, logprob.top[: self.logprobs])
@@ -120,7 +127,7 @@ class TokenSequence:
 def masks_of_rows(
     rows: Sequence[Row], sequences: Sequence[TokenSequence | None], vocab_size: int
 ) -> list[tuple[Bits, ...]]:
-    """For each row that samples for a grammar, what its tokens may be: after its own, and after each draft."""
+    """Return the masks for each row that samples for a grammar: for its own token, and after each draft."""
     return [
         sequence.masks(row.drafts, vocab_size) if sequence and row.samples else ()
         for row, sequence in zip(rows, sequences, strict=True)

@@ -1,8 +1,9 @@
 """One rank's share of a model's weights: Megatron's column-parallel and row-parallel split.
 
-Heads and the MLP's inner dimension are divided; a rank computes its heads and its slice of the MLP, and what the
-ranks get for the hidden state is summed. A mixture is divided likewise, every expert a slice, or by whole experts; of
-a shared expert each rank has a slice. Embedding and router are whole on every rank, the head is divided by vocabulary.
+Heads and the MLP's inner dimension are divided; a rank computes its heads and its slice of the MLP, and the ranks'
+results for the hidden state are summed. A mixture is divided likewise, every expert by slices, or by whole experts;
+each rank has a slice of a shared expert. Embedding and router are whole on every rank, the head is divided by
+vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _EXPERT = re.compile(r"[.]experts[.](\d+)[.]")
 
 
 def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> ModelSpec:
-    """The shapes of one of `size` ranks. Raises UserError when they cannot share the model evenly.
+    """Return the shapes of one of `size` ranks; raise UserError when they cannot share the model evenly.
 
     With `expert_parallel` a rank has whole experts: `num_experts` stays, because its router knows them all.
     """
@@ -38,7 +39,7 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
             remedy = f"must divide {spec.name}'s {name}, which is {getattr(spec, name)}"
             raise UserError("tensor_parallel_size", size, remedy)
     if size > 1 and spec.checkpoint_quantization in ("int4", "int8"):
-        group = spec.checkpoint_group_size or 8  # a word's, at most
+        group = spec.checkpoint_group_size or 8  # the most integers of a word
         down = (("down_proj", getattr(spec, name)) for name in inner)
         for name, inputs in (("o_proj", spec.num_heads * spec.head_dim), *down):
             if inputs // size % group:
@@ -53,13 +54,13 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
 
 
 def own_experts(spec: ModelSpec, rank: int, size: int) -> range:
-    """The experts of rank `rank` when each rank has whole ones."""
+    """Return the experts of rank `rank` when each rank has whole experts."""
     each = spec.num_experts // size
     return range(rank * each, (rank + 1) * each)
 
 
 def shard_state(state: Mapping[str, StoredWeight], rank: int, size: int, own: range | None) -> dict[str, StoredWeight]:
-    """The weights of rank `rank`; those of the experts `own` whole, or, if it is None, a slice of each."""
+    """Return the weights of rank `rank`: those of the experts `own` whole, or, if it is None, a slice of each."""
     if size == 1:
         return dict(state)
     shard: dict[str, StoredWeight] = {}
@@ -76,6 +77,6 @@ def _part(name: str, weight: StoredWeight, rank: int, size: int) -> Any:
     layer = name.rpartition(".")[0]
     if layer.endswith(_BY_ROW):
         return each_tensor(weight, lambda part: part.chunk(size, dim=0)[rank])
-    if layer.endswith(_BY_COLUMN):  # a scale of all inputs is every rank's
+    if layer.endswith(_BY_COLUMN):  # every rank has a scale of all inputs
         return each_tensor(weight, lambda part: part.chunk(size, dim=1)[rank] if part.shape[1] > 1 else part)
     return weight

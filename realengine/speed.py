@@ -1,6 +1,6 @@
-"""How fast the machine is at the moment, whatever the engine does on it: neighbours, clocks and heat change that.
+"""The speed of the machine at the moment, whatever the engine does on it: neighbours, clocks and heat change it.
 
-On the CPU a fixed piece of the engine's own work is timed between steps, on the thread that runs them; on a GPU its
+On the CPU a fixed piece of the engine's own work is timed between steps, on the thread that runs them. On a GPU its
 clock is read.
 """
 
@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 
-Speed = Callable[[], float | None]  # of this moment; None where it is not known
+Speed = Callable[[], float | None]  # speed at this moment; None if it is not known
 
 _PIECE = (16, 576, 1536)  # rows, and the shape of weights
-_SHARE = 0.02  # of the time, spent on looking
+_SHARE = 0.02  # share of the time that measurements may take
 _GPU_EVERY_NS = 50_000_000
 
 
 class SpeedProbe:
-    """How often `work` fits into a millisecond of this thread. Between looks, which take 2 % of the time, the last."""
+    """A probe of how often `work` fits into a millisecond of this thread.
+
+    Measurements take 2 % of the time; between them the last result counts.
+    """
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -60,7 +63,7 @@ class GpuClock:
             self._gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             self._most = pynvml.nvmlDeviceGetMaxClockInfo(self._gpu, pynvml.NVML_CLOCK_SM)
             self._nvml = pynvml
-        except Exception:  # the package, the library, or the right to read: the engine runs without
+        except Exception:  # the package, the library, or the right to read is missing: the engine runs without
             return
 
     def __call__(self) -> float | None:

@@ -1,4 +1,4 @@
-"""A step of the engine: on its way, and when it has ended."""
+"""A step of the engine: under way, and after it has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving.step_plan import Row, StepPlan
 
 
 class Load(NamedTuple):
-    """What the scheduler holds, after planning."""
+    """The scheduler's requests and blocks after planning."""
 
     running: int
     waiting: int
@@ -30,31 +30,33 @@ _NOTHING = Load(0, 0, 0, 0)
 
 @dataclass(slots=True)
 class Step:
-    """A step of the engine. Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device,
-    begun, computed, sampled and, where there are drafts, drafted.
+    """A step of the engine.
 
-    preempted_ns  who was preempted since the step launched before, by id, and when; some plans do nothing else
-    compiled_ns   likewise, whose grammar was found to be compiled
+    Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device, begun, computed, sampled
+    and, with drafts, drafted.
+
+    preempted_ns  time of each preemption since the step launched before, by request id; some plans do nothing else
+    compiled_ns   likewise, time at which a grammar was seen to be compiled
     launched      None while it waits for the drafts that it verifies
-    prepare_ns    host time making its tensors, which are there at `prepared_ns`
+    prepare_ns    host time making its tensors, which are ready at `prepared_ns`
     launch_ns     host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
-    mask_ns       host time working out which tokens its samples may be, within `prepare_ns`
+    mask_ns       host time for the masks of its samples, within `prepare_ns`
     host_ns       host time for this step since the host was last free, which the overlapped loop hides; None in the
                   plain
-    tier          what had happened between the engine's blocks and host memory when it was launched; None without that
+    tier          events between the engine's blocks and host memory until it was launched; None without a tier
 
-    What follows is known once it has `ended`:
+    The following are known once it has `ended`:
 
     sampled       requests that got tokens, once for each token
-    stopped       ids of those that one of them ended
-    accepted      how many draft tokens were, of each request that had some to verify
-    proposed      how many draft tokens were then, for each request that got a token and goes on; None without drafts
-    draft_ns      of the time to `end_ns`, that of proposing what the next step verifies; None without drafts. In the
-                  overlapped loop also that of verifying and of the next step's tensors, which wait for it
-    op_ns         device time by operation, where it was measured
+    stopped       ids of the requests that one of these tokens ended
+    accepted      number of accepted draft tokens, by request that had some to verify
+    proposed      number of new draft tokens, by request that got a token and goes on; None without drafts
+    draft_ns      part of the time to `end_ns` that proposed drafts for the next step; None without drafts. In the
+                  overlapped loop it includes verification and the next step's tensors, which wait for it
+    op_ns         device time by operation, if it was measured
     graph         whether it was replayed as a graph
-    thread_ns     CPU time of the thread that computed it; None where the CPU does not
-    speed         how fast the device was before and after it, on average; None where it is not looked at
+    thread_ns     CPU time of the thread that computed it; None if the CPU did not compute it
+    speed         mean of the device's speed before and after it; None if it is not measured
     expert_tokens `[layers, experts]` tokens that each expert got; None in a dense model
     """
 
@@ -92,7 +94,7 @@ class Step:
     def ended(
         self, finished: list[Request], proposed: Mapping[int, int] | None, draft_ns: int | None, draft_thread_ns: int
     ) -> Step:
-        """The same, which has ended; drafting took `draft_thread_ns` of the host's own thread."""
+        """Return this step with its results; drafting took `draft_thread_ns` of the host's own thread."""
         launched = self.launched
         assert launched is not None
         self.finished, self.proposed, self.draft_ns = finished, proposed, draft_ns
@@ -105,10 +107,10 @@ class Step:
 
     @property
     def launching_ns(self) -> int:
-        """How much of `start_ns` to `end_ns` the host was still handing the step over.
+        """The part of `start_ns` to `end_ns` in which the host was still handing the step over.
 
-        The device may have waited then: its own time is between what is left without this and the whole. Where this
-        is 0, the device had all of the step before it began, and the whole is device time.
+        The device may have waited then: its own time lies between the whole without this part and the whole. If this is
+        0, the device had all of the step before it began, and the whole is device time.
         """
         launched_ns = self.prepared_ns + self.launch_ns
         return max(min(launched_ns, self.end_ns) - self.start_ns, 0) if self.launch_ns else 0

@@ -1,9 +1,9 @@
-"""Steps as graphs: which are, what they are padded to, and the graphs that were captured.
+"""Steps as graphs: the choice of steps, their padding, and the captured graphs.
 
-Decode steps are, at their bucket. So are mixed steps of up to 2048 tokens, which take longer to launch kernel by kernel
-than a GPU takes for them; beyond that they run eagerly. A mixed step is padded to one of a few layouts. Padding is
-nothing that a kernel would look at: tokens of the null block in no row, rows without a token, tiles of no row, samples
-that nobody takes. How many of them there are changes no result.
+Decode steps run as graphs, at their bucket. So do mixed steps of up to 2048 tokens, which take longer to launch kernel
+by kernel than a GPU takes for them; larger ones run eagerly. A mixed step is padded to one of a few layouts. Padding is
+nothing that a kernel would read: tokens of the null block in no row, rows without a token, tiles of no row, samples
+that nobody takes. The amount of padding changes no result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from realengine.device import Device
 from realengine.step_input import Layout, StepInput
 from serving.deployments.decode_buckets import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 
-_FEWEST_SAMPLES = 64  # up to here the head reads its weights for as long as it computes
+_FEWEST_SAMPLES = 64  # up to here the head takes as long to read its weights as to compute
 _FEWEST_TILES = 8
-_TOKENS_PER_TILE = 32  # as a rule; a step with more tiles than that makes has the next size
+_TOKENS_PER_TILE = 32  # a step with more tiles than this rule gives has the next size
 _MOST_MIXED = 64  # graphs of mixed steps that are kept
 
 
 class StepGraphs:
-    """The graphs of one runner, captured when first wanted.
+    """The graphs of one runner, captured when they are first needed.
 
     `mixed` says whether mixed steps are among them. The mixed graph that was used longest ago gives way to a new one.
     """
@@ -39,24 +39,25 @@ class StepGraphs:
         return len(self._graphs)
 
     def layout_for(self, layout: Layout) -> Layout | None:
-        """The layout of the graph that runs a step of `layout`; None if it runs eagerly."""
+        """Return the layout of the graph that runs a step of `layout`; None if it runs eagerly."""
         if layout.decodes_only:
             return layout if layout.rows <= DECODE_BUCKETS[-1] else None
         return mixed_layout(layout) if self.mixed and layout.tokens <= TOKEN_BUCKETS[-1] else None
 
     def get(self, layout: Layout, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """The graph of `layout`, which captures `work` if it is new. Called from within submitted work."""
+        """Return the graph of `layout`, which captures `work` if it is new. It is called from within submitted work."""
         graph = self._graphs.pop(layout, None)
         self._graphs[layout] = graph = graph or self._device.capture(work)
         mixed = [key for key in self._graphs if not key.decodes_only]
-        if len(mixed) > _MOST_MIXED:  # capturing waits for what was launched before, the oldest graph's too
+        if len(mixed) > _MOST_MIXED:  # capturing waits for all earlier launches, the oldest graph's too
             del self._graphs[mixed[0]]
         return graph
 
     def memory(self, decode_rows: list[int], mixed_steps: list[list[int]], run: Callable[[list[int]], object]) -> int:
-        """Bytes that all graphs may take, by capturing the largest two of each kind: `run` runs rows of those sizes.
+        """Return the bytes that all graphs may take, from captures of the largest two of each kind.
 
         decode_rows  every bucket, the largest first; `mixed_steps` likewise
+        run          runs rows of these sizes
         """
         kinds = [([[1] * rows for rows in decode_rows], len(decode_rows))]
         if self.mixed:
@@ -79,7 +80,7 @@ class StepGraphs:
 
 
 def mixed_layout(layout: Layout) -> Layout:
-    """What a mixed step of `layout` is padded to: a number of tokens, and as much of the rest as such a step can have.
+    """Return the layout to which a mixed step of `layout` is padded: its tokens, and as much of the rest as they allow.
 
     Rows with one token are among the first, as many as there may be samples; kernels see on the device which they are.
     """
@@ -97,7 +98,7 @@ def mixed_layout(layout: Layout) -> Layout:
 
 
 def pad(step: StepInput, layout: Layout) -> StepInput:
-    """`step` with the larger `layout`; the first of everything is as it was."""
+    """Return `step` with the larger `layout`; the first entries of all fields are as before."""
     before, after = step.layout.places(), layout.places()
     blocks = step.packed[before["blocks"]]
     packed = np.zeros(after["blocks"].start + len(blocks), dtype=np.int32)
@@ -109,16 +110,16 @@ def pad(step: StepInput, layout: Layout) -> StepInput:
 
 
 def largest_layout(max_num_batched_tokens: int, groups: int = 1) -> Layout:
-    """At least as large in everything as what any mixed step of so many tokens is padded to."""
+    """Return a layout at least as large in every field as the padded layout of any mixed step of so many tokens."""
     tokens = TOKEN_BUCKETS[min(bisect_left(TOKEN_BUCKETS, max_num_batched_tokens), len(TOKEN_BUCKETS) - 1)]
     tiles = 4 * tokens + 4 * _FEWEST_TILES
     return Layout(tokens, tokens + tiles, tokens, tokens, tiles, groups)
 
 
 def mixed_steps(max_num_batched_tokens: int, max_num_seqs: int, prompts: Callable[[int], list[int]]) -> list[list[int]]:
-    """Sizes of the rows of a step for each number of tokens and of samples, the largest first.
+    """Return sizes of the rows of a step for each number of tokens and of samples, the largest first.
 
-    prompts  rows that make so many prompt tokens
+    prompts  makes rows of so many prompt tokens
     """
     steps = []
     buckets = TOKEN_BUCKETS[: bisect_left(TOKEN_BUCKETS, max_num_batched_tokens) + 1]

@@ -1,9 +1,9 @@
-"""What one step needs to know, packed into a single int32 buffer.
+"""The input of one step, packed into a single int32 buffer.
 
-One buffer means one copy to the device. Decode rows come first, padded to a bucket so that step time does not jump
-with every batch size and a CUDA graph can be replayed; then the prefill rows, their tokens end to end. A padding
-row is an ordinary row of the dummy request: token 0 at position 0 of the null block. Block ids come last, so
-that the place of everything else depends on the `Layout` alone, which is what a graph may bake in.
+One buffer means one copy to the device. Decode rows come first, padded to a bucket so that step time does not jump with
+every batch size and a CUDA graph can be replayed; then the prefill rows, their tokens end to end. A padding row is an
+ordinary row of the dummy request: token 0 at position 0 of the null block. Block ids come last, so that the place of
+everything else depends on the `Layout` alone, which a graph may contain as constants.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 class Layout(NamedTuple):
     """Sizes of a step, padding included.
 
-    decode_rows  rows among which are those of one token, each at the token of its own number; padded to a bucket
-    samples      tokens whose logits are wanted: of every decode row, padding too, and those prefill rows sample after
-    tiles        of a prefill kernel's work list
-    groups       of layers, each with block tables of its own
+    decode_rows  rows that include all rows of one token, each at the token of its own number; padded to a bucket
+    samples      tokens whose logits are wanted: those of every decode row, padding too, and those after which prefill
+                 rows sample
+    tiles        tiles of a prefill kernel's work list
+    groups       groups of layers, each with its own block tables
     """
 
     decode_rows: int
@@ -45,7 +46,7 @@ class Layout(NamedTuple):
         return self.rows == self.decode_rows
 
     def places(self) -> dict[str, slice]:
-        """Where each field of `Batch` lies in the buffer; `blocks` is from there to the end."""
+        """Return the place of each field of `Batch` in the buffer; `blocks` reaches to the end."""
         sizes = dict.fromkeys(("tokens", "positions", "slots"), self.tokens)
         sizes |= dict.fromkeys(("context", "query_start", "query_len", "table_start"), self.rows)
         sizes |= dict.fromkeys(("sampled", "seats", "temperature", "top_p", "uniform", "top_k"), self.samples)
@@ -65,24 +66,24 @@ def _of_group(name: str, group: int) -> str:
 
 
 class Batch(NamedTuple):
-    """The fields of a step on the device, all int32 unless said.
+    """The fields of a step on the device, all int32 unless stated.
 
     `slots` and `table_start` are those of one group of layers, at first of the first; `of_group` gives the others.
 
     tokens       [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
     positions    [T]
-    slots        [T] where keys and values go: block * block_size + offset
+    slots        [T] place of keys and values: block * block_size + offset
     context      [R] KV tokens of each row after this step's writes
     query_start  [R] first token of each row
     query_len    [R] tokens of each row; 0 for no row
-    table_start  [R] where each row's block ids begin in `blocks`
+    table_start  [R] begin of each row's block ids in `blocks`
     sampled      [S] tokens whose logits are wanted
-    seats        [S] where to keep each sampled token
+    seats        [S] seat for each sampled token
     temperature, top_p, uniform   [S] float32
     top_k        [S]
     tile_row, tile_first   work list of a prefill kernel: row and first query token of each tile; row -1 is no tile
     blocks       block ids of all rows, group by group
-    host         what the buffer holds, on the host, for those who must know lengths to launch; None in a graph
+    host         the buffer's content on the host, for backends that need lengths to launch; None in a graph
     """
 
     layout: Layout
@@ -107,13 +108,13 @@ class Batch(NamedTuple):
     tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # slots and table_start of each group
 
     def first(self, samples: int) -> Batch:
-        """The same step, with the first `samples` of its samples."""
+        """Return the same step, with the first `samples` of its samples."""
         names = ("sampled", "seats", "temperature", "top_p", "uniform", "top_k")
         return self._replace(**{name: getattr(self, name)[:samples] for name in names})
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
-        """Views into `buffer`, an int32 tensor that holds a step of that layout."""
+        """Return views into `buffer`, an int32 tensor that contains a step of that layout."""
         fields: dict[str, Any] = {name: buffer[place] for name, place in layout.places().items()}
         for name in ("temperature", "top_p", "uniform"):
             fields[name] = fields[name].view(torch.float32)
@@ -125,12 +126,12 @@ class Batch(NamedTuple):
         return cls(layout=layout, host=host, tables=tables, **fields)
 
     def of_group(self, group: int) -> Batch:
-        """The same step for the layers of another group."""
+        """Return the same step for the layers of another group."""
         slots, table_start = self.tables[group]
         return self._replace(slots=slots, table_start=table_start, group=group)
 
     def on_host(self, name: str) -> list[int]:
-        """A field as a list. Without `host` this waits for the device."""
+        """Return a field as a list; without `host` this waits for the device."""
         if self.host is not None:
             name = _of_group(name, self.group) if name in ("slots", "table_start") else name
             numbers: list[int] = self.host[self.layout.places()[name]].tolist()
@@ -139,8 +140,10 @@ class Batch(NamedTuple):
 
 
 class TokenMasks(NamedTuple):
-    """Which tokens some of a step's samples may be: bit t % 32 of `bits[i, t // 32]` says whether sample `samples[i]`
-    may be token t."""
+    """The tokens that some of a step's samples may be.
+
+    Bit t % 32 of `bits[i, t // 32]` says whether sample `samples[i]` may be token t.
+    """
 
     samples: Ints  # [M]
     bits: Ints  # [M, ceil(vocab / 32)]
@@ -149,8 +152,9 @@ class TokenMasks(NamedTuple):
 class StepInput(NamedTuple):
     """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws.
 
-    `logprobs`: beside how many others somebody wants to know how likely a token was; None if nobody does. `masks` is
-    None if all may be any token, `changes` if all take the model's logits as they are.
+    `logprobs` is the largest number of alternatives that a request wants to each token's logprob; None if no request
+    wants logprobs. `masks` is None if all samples may be any token, `changes` if all take the model's logits as they
+    are.
     """
 
     layout: Layout
@@ -162,11 +166,14 @@ class StepInput(NamedTuple):
 
 
 class RowInput(NamedTuple):
-    """One row of a step. `tokens` as in `Batch`; `blocks` cover its context for the first group of layers,
-    `other_blocks` for the others. After as many of its last tokens as there are `draws` a token is sampled: with
-    temperature, top-k, top-p and a uniform number, or None for greedy. `logprobs` says beside how many others their
-    log-probabilities are wanted, None if not at all. `masks`, as rows of `TokenMasks.bits`, are of the first of those
-    tokens, if they may not be any; `changes` are of all of them, if their logits change."""
+    """One row of a step.
+
+    `tokens` are as in `Batch`; `blocks` cover its context for the first group of layers, `other_blocks` for the others.
+    There is a sample after each of as many of its last tokens as there are `draws`: with temperature, top-k, top-p and
+    a uniform number, or None for greedy. `logprobs` is the number of alternatives wanted to their log-probabilities;
+    None if these are not wanted. `masks`, as rows of `TokenMasks.bits`, belong to the first of these samples, if they
+    may not be any token; `changes` belong to all of them, if their logits change.
+    """
 
     tokens: Sequence[int]
     start: int
@@ -183,7 +190,7 @@ Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
 
 
 class Packed(NamedTuple):
-    """A step's input, and which of the rows given each of its samples belongs to (`None` for padding)."""
+    """A step's input, and the number of the given row that each sample belongs to (`None` for padding)."""
 
     step: StepInput
     sample_rows: list[int | None]
@@ -238,8 +245,9 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
 
 
 def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput], list[int | None], int]:
-    """Return the rows as a step has them: decodes, dummies up to a bucket, prompts; their numbers, and how many of them
-    come before the prompts.
+    """Return the rows in the step's order: decodes, dummies up to a bucket, prompts.
+
+    The second result is their numbers, the third how many of them come before the prompts.
     """
     decodes = [number for number, row in enumerate(rows) if len(row.tokens) == 1]
     prompts = [number for number, row in enumerate(rows) if len(row.tokens) > 1]
@@ -252,7 +260,7 @@ def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput],
 
 
 class _Sample(NamedTuple):
-    """A token to sample: behind which token of which row, counted from the row's end (1 is its last)."""
+    """A token to sample: its row, and the token that it follows, counted from the row's end (1 is its last)."""
 
     row: int
     before_end: int
@@ -262,7 +270,7 @@ class _Sample(NamedTuple):
 
 
 def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
-    """Return the tokens to sample. Dummies sample, too, so that a bucket has one shape."""
+    """Return the tokens to sample. Dummies also sample, so that a bucket has one shape."""
     samples = []
     for row, given in enumerate(ordered):
         draws = given.draws or ((None,) if row < decode_rows else ())
@@ -272,7 +280,7 @@ def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
 
 
 def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str, Any]:
-    """Return how tokens are drawn, by field; greedy is a temperature of 0. Floats are viewed as integers."""
+    """Return the settings of draws by field; greedy is a temperature of 0. Floats are viewed as integers."""
     hows = [draw or (0.0, 0, 1.0, 0.0) for draw in draws]
     temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
     floats = {"temperature": temperature, "top_p": top_p, "uniform": uniform}
@@ -280,7 +288,10 @@ def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str,
 
 
 def _block_tables(ordered: Sequence[RowInput], needs: NDArray[Any]) -> tuple[Ints, list[Ints]]:
-    """Return the block ids of all rows, group by group, and by group where each row's begin; a row needs so many."""
+    """Return the block ids of all rows, group by group, and by group the begin of each row's ids.
+
+    `needs` are the blocks of each row.
+    """
     tables = list(zip(*((row.blocks, *row.other_blocks) for row in ordered), strict=True))
     blocks = np.concatenate([table[:need] for group in tables for table, need in zip(group, needs, strict=True)])
     start = np.cumsum(needs, dtype=np.int32) - needs

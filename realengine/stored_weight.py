@@ -1,8 +1,8 @@
-"""Weights of linear layers as they are kept: in the model's type, in FP8 (e4m3), or in integers of 4 or 8 bits.
+"""Weights of linear layers as they are stored: in the model's type, in FP8 (e4m3), or in integers of 4 or 8 bits.
 
-One layout for each, whatever a checkpoint has. Integers lie in 32-bit words, with a scale and a zero point for each
+Each has one layout, whatever a checkpoint has. Integers lie in 32-bit words, with a scale and a zero point for each
 group of inputs, as in compressed-tensors' `pack-quantized`: a weight is `scale * (integer - zero)`, its integer
-unsigned. Reading formats, dividing among ranks and the kernels all start from here.
+unsigned. Readers of formats, the division among ranks and the kernels all start from here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FP8_BLOCK = 128
 
 
 class Fp8Weight(NamedTuple):
-    """In e4m3, with a scale for each output channel, or for blocks of 128 x 128.
+    """Weights in e4m3, with a scale for each output channel, or for blocks of 128 x 128.
 
     values  [out, in] e4m3
     scale   [out / n, groups] float32: n outputs share one, and all inputs, or groups of 128
@@ -33,7 +33,7 @@ class Fp8Weight(NamedTuple):
         return tuple(self.values.shape)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """`[out, in]`: what the numbers stand for, computed in float32 and rounded once."""
+        """Return the numbers `[out, in]`, computed in float32 and rounded once."""
         outputs, inputs = self.values.shape
         scale = self.scale.repeat_interleave(outputs // len(self.scale), dim=0)
         if scale.shape[1] > 1:
@@ -42,7 +42,7 @@ class Fp8Weight(NamedTuple):
 
 
 class PackedWeight(NamedTuple):
-    """In integers.
+    """Weights in integers.
 
     packed  [out, in * bits / 32] int32: the first integer of a word in its lowest bits
     scale   [out, groups] floats
@@ -66,11 +66,11 @@ class PackedWeight(NamedTuple):
         return len(self.packed), self.inputs
 
     def integers(self) -> torch.Tensor:
-        """`[out, in]`, uint8."""
+        """Return the integers `[out, in]`, uint8."""
         return unpack(self.packed, self.bits)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """`[out, in]`: what the integers stand for, computed in float32 and rounded once."""
+        """Return the numbers `[out, in]`, computed in float32 and rounded once."""
         middle = 2.0 ** (self.bits - 1)
         groups = [self.scale.float(), torch.full_like(self.scale, middle) if self.zero is None else self.zero.float()]
         scale, zero = (each.repeat_interleave(self.group, dim=1)[:, : self.inputs] for each in groups)
@@ -81,14 +81,14 @@ StoredWeight = torch.Tensor | Fp8Weight | PackedWeight  # [out, in], of one line
 
 
 def each_tensor(weight: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`weight` with every tensor of it changed."""
+    """Return `weight` with every tensor in it changed."""
     if isinstance(weight, torch.Tensor):
         return change(weight)
     return type(weight)(*(change(part) if isinstance(part, torch.Tensor) else part for part in weight))
 
 
 def joined(weights: Sequence[Any]) -> Any:
-    """Weights that are stored alike as one: the outputs of each after those of the one before."""
+    """Return weights that are stored alike as one: the outputs of each after those of the one before."""
     if isinstance(weights[0], torch.Tensor):
         return torch.cat(list(weights))
     parts = zip(*weights, strict=True)
@@ -96,9 +96,9 @@ def joined(weights: Sequence[Any]) -> Any:
 
 
 def stacked(weights: Iterable[Any], count: int) -> Any:
-    """`count` tensors, or named tuples of them, as one of the same kind with a dimension for experts in front.
+    """Return `count` tensors, or named tuples of them, as one of the same kind with a dimension for experts in front.
 
-    What is not a tensor must be the same in all of them.
+    All parts that are not tensors must be the same in all of them.
     """
     parts: list[Any] = []
     for place, weight in enumerate(weights):
@@ -112,13 +112,13 @@ def stacked(weights: Iterable[Any], count: int) -> Any:
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The integers of int32 `words` `[rows, n]` as uint8 `[rows, n * 32 / bits]`, lowest bits first."""
+    """Return the integers of int32 `words` `[rows, n]` as uint8 `[rows, n * 32 / bits]`, lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(-2)
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of `unpack`; the integers of a row must fill its words."""
+    """Return `integers` packed into words, the inverse of `unpack`; the integers of a row must fill its words."""
     values = 32 // bits
     words = torch.zeros(*integers.shape[:-1], integers.shape[-1] // values, dtype=torch.int32, device=integers.device)
     for at in range(values):
@@ -127,9 +127,10 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def quantise(weight: torch.Tensor, quantization: str) -> PackedWeight:
-    """`weight` `[out, in]` rounded to nearest, symmetrically; each group's largest number is kept.
+    """Return `weight` `[out, in]` rounded to nearest, symmetrically; each group's largest number is kept.
 
-    Scales have the weight's type, by which the integers are found. Raises UserError for inputs that do not fill words.
+    Scales have the weight's type, and integers are computed with them. Raises UserError for inputs that do not fill
+    words.
     """
     bits, inputs = int(quantization.removeprefix("int")), weight.shape[1]
     if inputs * bits % 32:

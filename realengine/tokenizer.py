@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chats to prompts."""
+"""Conversion of text to token ids and back, and of chats to prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.json_file import parse_json
 
 
 class Tokenizer:
-    """The tokenizer of a model folder: tokenizer.json, and the chat template where there is one.
+    """The tokenizer of a model folder: tokenizer.json, and the chat template if there is one.
 
     The template is chat_template.jinja, or `chat_template` in tokenizer_config.json, as transformers 5 and 4 write it.
     """
@@ -34,17 +34,20 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of `text`; `special` adds what the model wants around a text, such as a begin-of-sequence token."""
+        """Return token ids of `text`.
+
+        `special` adds the model's tokens around a text, such as a begin-of-sequence token.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Text of `ids`, special tokens among it if `special`; bytes that are no character yet come out as U+FFFD."""
+        """Return the text of `ids`, with special tokens if `special`; incomplete characters come out as U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """What the vocabulary calls each of `ids`; empty for those that it does not have."""
+        """Return the vocabulary's name of each of `ids`; empty for ids that it does not have."""
         return [self._tokenizer.id_to_token(token) or "" for token in ids]
 
     def chat(
@@ -57,12 +60,11 @@ class Tokenizer:
         special: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids that ask the model for the assistant's next message, or to go on with the last one; plain text
-        where there is no template.
+        """Return token ids that ask the model for the assistant's next message, or to go on with the last one.
 
-        `tools` and what there is `more` are handed to the template, which does with them what the model was taught.
-
-        Raises UserError if the template refuses the messages: some want user and assistant to alternate.
+        Without a template they are plain text. `tools` and `more` are handed to the template, which uses them as the
+        model was taught. Raises UserError if the template refuses the messages: some want user and assistant to
+        alternate.
         """
         if self._template is None:
             return self.encode("\n".join(message["content"] for message in messages) + "\n", special=True)
@@ -80,14 +82,14 @@ class Tokenizer:
         def refuse(reason: str) -> None:
             raise TemplateError(reason)
 
-        # What transformers gives its templates, less today's date: templates do without it.
+        # The environment is that of transformers, without today's date: templates do without it.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = refuse
         try:
             return environment.from_string(template).render(**{**self._special, **given})
-        except Exception as error:  # the template is a program, and what it is given came from anybody
+        except Exception as error:  # the template is a program, and its input came from anybody
             roles = ", ".join(message["role"] for message in given["messages"])
             raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
 
@@ -108,11 +110,11 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     given = config.get("chat_template")
-    if isinstance(given, list):  # several by name; "default" is the one for plain chats
+    if isinstance(given, list):  # several templates by name; "default" is the one for plain chats
         given = next((each.get("template") for each in given if each.get("name") == "default"), None)
     return given if isinstance(given, str) else None
 
 
 def _text(token: Any) -> str:
-    """A special token's text: older configs wrap it in an object."""
+    """Return a special token's text, which older configs wrap in an object."""
     return str(token["content"] if isinstance(token, dict) else token)

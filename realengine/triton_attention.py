@@ -22,8 +22,8 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
-_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for them, and wider ones are not compiled anywhere
-_FRESH_TOKENS = 512  # from here on, a prompt without past KV goes to torch in the hybrid
+_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for them, and no wider heads are compiled
+_FRESH_TOKENS = 512  # length from which the hybrid sends prompts without past KV to torch
 
 
 class _Fresh(NamedTuple):
@@ -34,8 +34,11 @@ class _Fresh(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """`fresh` is what torch attends to. `out` is empty until the first layer, and then what every layer of a step with
-    tiles writes to: tokens that are in no row are zeros there, for what follows must not meet NaN."""
+    """The plan of a step.
+
+    `fresh` are the prompts for torch's attention. `out` is empty until the first layer. Then every layer of a step with
+    tiles writes to it: tokens that are in no row are zeros there, because later operations must not meet NaN.
+    """
 
     batch: Batch
     decode: Splits | None
@@ -46,7 +49,10 @@ class _Plan(NamedTuple):
 
 
 class TritonAttention:
-    """`batch_invariant` fixes the splits, so that a row's result never depends on what is beside it."""
+    """Attention by our kernels.
+
+    `batch_invariant` fixes the splits, so that a row's result never depends on the rows beside it.
+    """
 
     name = "triton"
     capturable: Literal["never", "decode", "always"] = "always"
@@ -108,8 +114,10 @@ class TritonAttention:
 
 
 class HybridAttention(TritonAttention):
-    """Decode and chunks over past KV through our kernels; whole long prompts through torch, which has a kernel of the
-    hardware's vendor for them. Which of them is decided on the host, by length alone."""
+    """Decode and chunks over past KV through our kernels, and whole long prompts through torch.
+
+    Torch has a kernel of the hardware's vendor for them. The choice is made on the host, by length alone.
+    """
 
     name = "hybrid"
     capturable = "decode"
@@ -137,5 +145,5 @@ class HybridAttention(TritonAttention):
         )
 
     def _is_fresh(self, tokens: int, context: int) -> bool:
-        """Whether it is a whole prompt, long, and seen whole by its last token."""
+        """Return whether it is a whole prompt, long, and seen whole by its last token."""
         return tokens == context and _FRESH_TOKENS <= tokens <= (self._window or tokens)

@@ -1,16 +1,15 @@
-"""Which draft tokens are accepted, so that the tokens are as if the target model had chosen each by itself.
+"""The acceptance of draft tokens, so that the tokens are as if the target model had chosen each by itself.
 
-A draft that was proposed with certainty is accepted as far as it is what the target chooses. At each place the
-target's token is chosen as without drafts: the likeliest one, or one drawn with the uniform number of that place. A
-draft token that equals it is accepted; the first that does not is replaced by it, and what follows is rejected. So a
-request gets the tokens that it gets without drafts, whatever proposed them. This is the rejection sampling of Leviathan
-et al. ("Fast Inference from Transformers via Speculative Decoding", ICML 2023) for a draft token x of probability 1: x
-is accepted with the probability p(x) that the target gives it, and what replaces it has the distribution of p without
-x.
+A draft that was proposed with certainty is accepted as far as it equals the target's choice. At each place the target's
+token is chosen as without drafts: the likeliest one, or one drawn with the uniform number of that place. A draft token
+that equals it is accepted; the first that does not is replaced by it, and all later ones are rejected. So a request
+gets the tokens that it gets without drafts, whatever proposed them. This is the rejection sampling of Leviathan et al.
+("Fast Inference from Transformers via Speculative Decoding", ICML 2023) for a draft token x of probability 1: x is
+accepted with the probability p(x) that the target gives it, and its replacement has the distribution of p without x.
 
-A draft token that was drawn, with probability q(x), is accepted with probability min(1, p(x) / q(x)), and what replaces
-it is drawn from max(p - q, 0): their general case. More is accepted, and the distribution is that of p, but which token
-comes depends on what was proposed.
+A draft token that was drawn, with probability q(x), is accepted with probability min(1, p(x) / q(x)), and its
+replacement is drawn from max(p - q, 0): their general case. More is accepted, and the distribution is that of p, but
+the token that comes depends on the proposal.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ from serving.request import Request
 
 
 def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence]) -> None:
-    """Take the `tokens` of a step that has ended, each sampled for the row of its number in `sampled_rows`: who got
-    some, whom one ended and how many drafts were accepted is in the step then."""
+    """Take the `tokens` of a step that has ended, each sampled for the row of its number in `sampled_rows`.
+
+    Afterwards the step has the requests that got tokens, those that a token ended, and the numbers of accepted drafts.
+    """
     launched = step.launched
     assert launched is not None
     samples: dict[int, list[int]] = {}
@@ -38,7 +39,7 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
     logprobs: Sequence[Logprob | None] = launched.logprobs or [None] * len(tokens)
     for index, its in samples.items():
         request, *_, drafts = step.rows[index]
-        if request.ended:  # it stopped, or was aborted, while this step was under way
+        if request.ended:  # the request stopped, or was aborted, while this step was under way
             continue
         sequence = sequences[request.id]
         if drafts and sequence.odds and launched.logits is not None:
@@ -54,11 +55,11 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
 
 
 def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Logprob | None]]) -> tuple[int, bool]:
-    """Take the tokens of a step that verified `drafts`: how many of those were accepted, and whether the request ends.
+    """Take the tokens of a step that verified `drafts`; return how many were accepted, and whether the request ends.
 
     `chosen` are the target's own tokens and their log-probabilities, if wanted, at the `1 + drafts` places. An accepted
-    token that ends the request is counted as the step's own token, of which there is always one. What lies beyond its
-    output is not taken, and places for which nothing was proposed are rejected.
+    token that ends the request is counted as the step's own token, of which there is always one. Tokens beyond its
+    output are not taken, and places without a proposal are rejected.
     """
     proposed = sequence.drafts[:drafts]
     for place, (token, logprob) in enumerate(chosen):
@@ -70,8 +71,11 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Log
 
 
 def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, Logprob | None]]:
-    """The tokens of a step that verified `drafts`, which were drawn with `sequence.odds`, as `verify` takes them: the
-    accepted ones, and the step's own. `logits` are the target's `[1 + drafts, vocab]`; fewer may have been proposed."""
+    """Return the tokens of a step that verified `drafts`, which were drawn with `sequence.odds`, for `verify`.
+
+    They are the accepted ones and the step's own. `logits` are the target's `[1 + drafts, vocab]`; fewer drafts may
+    have been proposed.
+    """
     how, first = sequence.sampling, sequence.output_len
     chosen, proposed = [], sequence.drafts[:drafts]
     for place, token in enumerate(proposed):
@@ -91,11 +95,11 @@ def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor
 
 
 class VerifiedTokens:
-    """Acceptance as it turned out.
+    """The acceptance of drafts by verification.
 
-    accepted_tokens  of the drafts that the last step verified, by request
-    planned          draft tokens that a next step is planned for while the drafts are not known: in the overlapped
-                     loop as many as there can be, as in vLLM. In the plain one the engine says when the step has ended
+    accepted_tokens  accepted tokens of the drafts that the last step verified, by request
+    planned          draft tokens that a next step is planned for while the drafts are not known: in the overlapped loop
+                     as many as there can be, as in vLLM. In the plain loop the engine says it when the step has ended
     """
 
     def __init__(self, planned: int) -> None:

@@ -1,5 +1,7 @@
-"""The KV blocks that waiting requests would need, kept as they come and go: a step must never cost more for a longer
-queue."""
+"""The KV blocks that waiting requests would need, updated as they come and go.
+
+A step must never cost more for a longer queue.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from serving.step_plan import StepPlan
 
 
 class WaitingDemand:
-    """`blocks` is what all that is known of the waiting requests would take."""
+    """The demand of waiting requests; `blocks` is what all their known tokens would take."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -18,23 +20,23 @@ class WaitingDemand:
         self.blocks = 0
 
     def wait(self, request: Request) -> None:
-        """It waits from now on, or does already and another token of it is known."""
+        """Count a request that waits from now on, or waits already and has another known token."""
         self.leave(request.id)
         need = self._of[request.id] = most_held(self._config, request.known)
         self.blocks += need
 
     def leave(self, id: int) -> None:
-        """It waits no longer, if it ever did."""
+        """Stop counting a request, if it was counted."""
         self.blocks -= self._of.pop(id, 0)
 
     def follow(self, plan: StepPlan) -> None:
-        """Who was preempted waits; who was admitted does not."""
+        """Count preempted requests, and stop counting admitted ones."""
         for request in plan.preempted:
             self.wait(request)
         for request in plan.admitted:
             self.leave(request.id)
 
     def returned(self, request: Request) -> None:
-        """A token of it has come; a preempted request may get one of a step before."""
+        """Note a new token of a request; a preempted request may still get one from an earlier step."""
         if request.id in self._of:
             self.wait(request)

@@ -1,4 +1,4 @@
-"""Where a model comes from: a Hugging Face folder, the fetched SmolLM2, or random weights of a named architecture."""
+"""The sources of a model: a Hugging Face folder, the fetched SmolLM2, or random weights of a named architecture."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ RANDOM = {
         for name in ("llama-3.1-8b", "qwen3-0.6b")
     },
     "smollm2": find_model("SmolLM2-135M").model_copy(
-        update={"name": "random:smollm2", "bos_id": 1, "eos_ids": (2,)}  # as instructed
+        update={"name": "random:smollm2", "bos_id": 1, "eos_ids": (2,)}  # the ids of SmolLM2-135M-Instruct
     ),
 }
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model that can be loaded. `folder` holds tokenizer.json, where there is one.
+    """A model that can be loaded. `folder` has tokenizer.json, if there is one.
 
-    `state` has Hugging Face names. It is None for random weights, which are made where they are needed, and for those
-    of a folder that another process is to read.
+    `state` has Hugging Face names. It is None for random weights, which are made where they are needed, and for the
+    weights of a folder that another process is to read.
     """
 
     spec: ModelSpec
@@ -81,11 +81,14 @@ class ModelFiles:
         return self.state is None and self.folder is None
 
     def to_send(self) -> ModelFiles:
-        """The same for another process, which reads the folder itself: weights do not fit through shared memory."""
+        """Return the files for another process, which reads the folder itself.
+
+        Weights do not fit through shared memory.
+        """
         return self if self.folder is None else replace(self, state=None)
 
     def weights(self, dtype: torch.dtype, device: torch.device) -> dict[str, StoredWeight]:
-        """The weights by name. From files they are as the files have them, on the CPU."""
+        """Return the weights by name; those from files are as the files have them, on the CPU."""
         if self.state is not None:
             return self.state
         if self.folder is not None:
@@ -94,7 +97,7 @@ class ModelFiles:
 
 
 def model_folder(model: str, home: Path) -> Path | None:
-    """Return the folder of the model called `model`, None for random weights. Raises UserError if there is none."""
+    """Return the folder of the model called `model`, None for random weights; raise UserError if there is none."""
     if model.startswith("random:"):
         if model.removeprefix("random:") not in RANDOM:
             raise UserError("model", model, f"is not a known random model; choose one of {', '.join(RANDOM)}")
@@ -109,7 +112,7 @@ def model_folder(model: str, home: Path) -> Path | None:
 
 
 def load_model_files(model: str, home: Path) -> ModelFiles:
-    """The model called `model`. Raises UserError if there is none, or its files are damaged."""
+    """Return the model called `model`; raise UserError if there is none, or its files are damaged."""
     folder = model_folder(model, home)
     if folder is None:
         return ModelFiles(RANDOM[model.removeprefix("random:")], None, model)
@@ -124,8 +127,10 @@ def load_model_files(model: str, home: Path) -> ModelFiles:
 def random_state(
     spec: ModelSpec, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
 ) -> dict[str, StoredWeight]:
-    """Seeded random weights, scaled by fan-in so that activations keep their size. Another kind of device gives
-    other numbers."""
+    """Return seeded random weights, scaled by fan-in so that activations keep their size.
+
+    Another kind of device gives other numbers.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     state: dict[str, StoredWeight] = {}
     for name, shape in shapes(spec):
@@ -140,7 +145,7 @@ def random_state(
 
 
 def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every weight of `spec`."""
+    """Yield name and shape of every weight of `spec`."""
     hidden, head = spec.hidden_size, spec.head_dim
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
@@ -176,7 +181,10 @@ def _read_json(path: Path) -> Any:
 
 
 def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
-    """Chat models list the tokens that end an answer in generation_config.json, often more than in config.json."""
+    """Return `spec` with the tokens that end an answer by generation_config.json.
+
+    Chat models often list more of them there than in config.json.
+    """
     if not path.is_file():
         return spec
     config = _read_json(path)
@@ -212,7 +220,10 @@ def _read_state(folder: Path) -> dict[str, StoredWeight]:
 
 
 def _check(spec: ModelSpec, state: dict[str, StoredWeight], folder: Path) -> None:
-    """A weight too many is as wrong as one too few: a bias nobody adds gives fluent nonsense."""
+    """Raise UserError for missing, wrong and unknown weights.
+
+    A weight too many is as wrong as one too few: a bias that nobody adds gives fluent nonsense.
+    """
     wanted = dict(shapes(spec))
     known = {*wanted, "lm_head.weight"}  # some files keep a tied head
     for name, weight in state.items():

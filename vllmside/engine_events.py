@@ -1,7 +1,7 @@
-"""What a scheduler of vLLM's does, as events that hold no tokens.
+"""The actions of a scheduler of vLLM's, as events that contain no tokens.
 
-This runs in the engine's loop, between two steps, so it only copies numbers; what they mean is worked out by another
-thread (`recorded_run`). Nothing of vLLM is imported: objects are read by the attributes that vLLM gives them.
+This runs in the engine's loop, between two steps, so it only copies numbers; another thread works out their meaning
+(`recorded_run`). Nothing of vLLM is imported: objects are read by the attributes that vLLM gives them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Arrived(NamedTuple):
     """A request that the scheduler has received; times are in ns from the start of the recording.
 
     limit  most tokens that it may generate
-    keys   hashes of the whole blocks of its prompt, each of everything before it, too
+    keys   hashes of the whole blocks of its prompt, each also of everything before it
     """
 
     id: int
@@ -40,9 +40,9 @@ class Arrived(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A request that has left; `status` is vLLM's name for how. `keys` are of all of its tokens.
+    """A request that has left; `status` is vLLM's name for how. `keys` are those of all its tokens.
 
-    returned_steps  of its engine, until then
+    returned_steps  steps that its engine had returned by then
     """
 
     id: int
@@ -55,18 +55,18 @@ class Ended(NamedTuple):
 
 
 class Flight:
-    """A step: as planned, and once it has returned what came of it. Lists are by row, in running order.
+    """A step: as planned, and with its results once it has returned. Lists are by row, in running order.
 
     computed   tokens computed with this step
     samples    whether the row gets output tokens
     drafts     draft tokens of the rows that have any, by id
-    structured rows that keep to a grammar
-    admitted   requests admitted, and the tokens found in the prefix cache
+    structured rows that follow a grammar
+    admitted   requests admitted, and the tokens reused from the prefix cache
     preempted  requests preempted, and how many tokens of each were computed
     compiled   requests that no longer wait for their grammars
     got        requests of which clients hear, -1 for one that had ended
     counts     output tokens of each of these
-    accepted   of `drafts`, the accepted ones
+    accepted   accepted tokens of `drafts`
     proposed   draft tokens that the next step can verify, by id
     stopped    requests that ended before they had all tokens that they might have
     """
@@ -102,21 +102,21 @@ Event = Arrived | Ended | Flight
 
 
 class NotRecorded(Exception):
-    """Something happened that a recording cannot hold."""
+    """An event that a recording cannot represent."""
 
 
 class EngineEvents:
-    """Follows one scheduler and hands its events to `put`, in order.
+    """An observer of one scheduler that hands its events to `put`, in order.
 
-    max_model_len   of the server: no request has more tokens
+    max_model_len   limit of the server: no request has more tokens
     block_size      tokens that one hash of `block_hashes` stands for
     drafts          whether there are draft tokens
-    overlapped      whether the next step is planned before it is known what is proposed: as many drafts as there may be
+    overlapped      whether the next step is planned before its drafts are known: for as many as there may be
     numbered        whether the names of requests begin with their numbers; else they are counted
     times_thread    whether this thread computes the steps itself, so that its CPU time is theirs
 
-    An event says everything at once: a step is handed on when it has returned and, with drafts, the next ones are
-    proposed. Times are `now()` minus `started_ns`; `started_s` is the same moment on the clock of arrivals.
+    An event is complete: a step is handed on when it has returned and, with drafts, when the next ones are proposed.
+    Times are `now()` minus `started_ns`; `started_s` is the same moment on the clock of arrivals.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EngineEvents:
         numbered: bool = False,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.due_ns: dict[int, int] = {}  # of requests that have not come, when each is due, where that is known
+        self.due_ns: dict[int, int] = {}  # known due times of requests that have not come
         self._look: Callable[[], float | None] | None = None
         self._speed: float | None = None
         self._put = put
@@ -152,13 +152,13 @@ class EngineEvents:
         self._flights: deque[tuple[Any, Flight | None]] = deque()
         self._in_flight = 0
         self._returned = 0
-        self._held: list[Event] = []  # a step of which it is not known yet what is proposed next, and what came after
+        self._held: list[Event] = []  # a step whose next drafts are not known yet, and the events after it
         self._thread_at_plan: deque[int] = deque()
         self._thread_at_end = 0
         self._end_ns = 0
 
     def watch_speed(self, look: Callable[[], float | None]) -> None:
-        """Call `look` between steps from now on; it says how fast the machine is."""
+        """Call `look` between steps from now on; it returns the speed of the machine."""
         self._look, self._speed = look, look()
 
     def now(self) -> int:
@@ -303,7 +303,7 @@ class EngineEvents:
             self._speed = self._look()
 
     def proposing(self) -> None:
-        """Note which drafts the step that returned last proposes; no more of them will be known."""
+        """Note the drafts that the step that returned last proposes; no more of them will be known."""
         if self._held and isinstance(flight := self._held[0], Flight):
             open_ = self._requests
             flight.proposed = {

@@ -1,4 +1,4 @@
-"""One engine's recording: its events, the thread that writes them, and the files that come of it."""
+"""One engine's recording: its events, the thread that writes them, and its files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _harmless(
 
 
 class EngineRecorder:
-    """What a scheduler tells its recording. Nothing here raises.
+    """The recording of one scheduler. Nothing here raises.
 
     run     columns of `runs` that are known at the start
     """
@@ -73,16 +73,16 @@ class EngineRecorder:
 
     @property
     def due_ns(self) -> dict[int, int]:
-        """Return when future requests are due (ns), by number; whoever sends requests fills it."""
+        """The due times of future requests (ns), by number; whoever sends requests fills it."""
         return self._events.due_ns
 
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
-        """Record with each step what `speed` says of the machine then."""
+        """Record with each step the result of `speed` at that moment."""
         self._events.watch_speed(speed)
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the recording goes on."""
+        """True while the recording goes on."""
         return self._writer.goes_on
 
     def end(self, why: str) -> None:
@@ -142,7 +142,7 @@ class EngineRecorder:
 
 
 class _Nothing(EngineRecorder):
-    """Where no recording could be begun."""
+    """The recorder of an engine whose recording could not begin."""
 
     goes_on = False
 
@@ -208,7 +208,7 @@ def _run_columns(
     """Return the columns of `runs` that are known at the start, and the deployment in them."""
     config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
     found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
-    if (policy := getattr(scheduler, "policy_name", None)) is not None:  # of ours, with settings of its own
+    if (policy := getattr(scheduler, "policy_name", None)) is not None:  # a scheduler of ours, with its own settings
         decided = {"policy": policy, "scheduler": scheduler.settings}
         found = replace(found, deployment=found.deployment.model_copy(update=decided))
     if model:

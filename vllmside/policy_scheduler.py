@@ -1,8 +1,9 @@
 """A scheduler of ours inside of vLLM: `vllm serve MODEL --scheduler-cls vllmside.policy_scheduler.PolicyScheduler`.
 
-Our scheduler object and our KV blocks decide; vLLM's class around them keeps what it sends to clients, and of its own
-scheduler and KV cache manager nothing decides anything. The object is the one that the simulator and our engine run,
-in the plain loop and in the overlapped one. What it cannot carry is refused when vLLM starts (`scheduler_settings.py`).
+Our scheduler object and our KV blocks decide. vLLM's class around them keeps the records for its clients, and nothing
+of vLLM's own scheduler and KV cache manager decides anything. The object is the one that the simulator and our engine
+run, in the plain loop and in the overlapped one. Settings that it cannot follow are refused when vLLM starts
+(`scheduler_settings.py`).
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from vllmside.request_tokens import RequestTokens, SaltedContent
 from vllmside.scheduler_settings import policy_and_settings, request_not_carried
 from vllmside.step_rows import StepRow, StepRows
 
-_log = init_logger("vllm.tokentwin")  # vLLM shows what is logged below its own name
-_LABELS = ("tenant", "slo_class", "session")  # of a request, in its `extra_args` (in HTTP `vllm_xargs`)
+_log = init_logger("vllm.tokentwin")  # vLLM shows logs below its own name
+_LABELS = ("tenant", "slo_class", "session")  # labels of a request, in its `extra_args` (in HTTP `vllm_xargs`)
 
 
 class PolicyScheduler(Scheduler):
     """vLLM's bookkeeping around `ours`, the scheduler that decides.
 
-    Raises UserError for what cannot be carried; in a process of vLLM's own that ends it with the one line.
+    Raises UserError for settings that it cannot follow; in a process of vLLM's own the process ends with that one line.
     """
 
     kv_cache_manager: Any
@@ -67,8 +68,8 @@ class PolicyScheduler(Scheduler):
             sys.exit(f"tokentwin: {error}")
         self.kv_cache_manager = _OurBlocks(self, self.kv_cache_manager.coordinator)
         self._planned: deque[tuple[SchedulerOutput, StepPlan | None]] = deque()
-        self._refused: list[Any] = []  # whose clients must still be told
-        self._held_back: list[Any] = []  # who came, or had not begun, when vLLM admits nobody new
+        self._refused: list[Any] = []  # requests whose clients must still be told
+        self._held_back: list[Any] = []  # requests that came, or had not begun, when vLLM admits no new ones
         self._hold = Hold()
         self._lookups = PrefixCacheStats()
         _log.info("policy %s of tokentwin decides; its settings: %s", self.policy_name, self.settings)
@@ -79,7 +80,7 @@ class PolicyScheduler(Scheduler):
         self._contract: Contract = contract_with(self.policy_name, self.ours, self.settings)
         self._rows = StepRows(block_tables(self.ours.pool))
 
-    # Who comes and goes
+    # Requests that come and go
 
     def add_request(self, request: Any) -> None:
         self.requests[request.request_id] = request
@@ -148,12 +149,12 @@ class PolicyScheduler(Scheduler):
         return output
 
     def _plan(self, output: SchedulerOutput, before: set[str]) -> StepPlan | None:
-        """Plan a step, and say so in `output`; None if it runs nothing. `before` were in the last step."""
+        """Plan a step, and write it to `output`; return None if it runs nothing. `before` were in the last step."""
         plan = self._contract.schedule()
         if self._hold.is_over(perf_counter_ns(), self._contract.hold_ns):
             self._contract.hold_no_longer()
             plan = self._contract.schedule()
-        rows = self._rows.of(plan)  # of a plan that runs nothing, too, for whom it preempts
+        rows = self._rows.of(plan)  # also for a plan that runs nothing, because of its preemptions
         output.preempted_req_ids = {self._preempted(request) for request in plan.preempted}
         if not plan.tokens:
             if not plan.preempted and not any(earlier for _, earlier in self._planned):
@@ -172,7 +173,7 @@ class PolicyScheduler(Scheduler):
         return str(request.request_id)
 
     def _tell(self, output: SchedulerOutput, rows: list[StepRow], before: set[str]) -> None:
-        """Write `rows` as vLLM's workers read them, and keep up vLLM's own counts."""
+        """Write `rows` as vLLM's workers read them, and update vLLM's own counts."""
         cached = CachedRequestData.make_empty()
         output.scheduled_cached_reqs = cached
         for row in rows:
@@ -236,7 +237,7 @@ class PolicyScheduler(Scheduler):
             )
             outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(output)
 
-    # What vLLM asks
+    # Calls from vLLM
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self.ours.running), len(self.ours.waiting) + len(self._refused) + len(self._held_back)
@@ -260,7 +261,7 @@ class PolicyScheduler(Scheduler):
                 self._add(request)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix; False, and nothing happens, while requests run."""
+        """Forget every cached prefix; return False, and do nothing, while requests run."""
         begun = self.ours.running or any(ours.preemptions for ours in self.ours.waiting)
         if begun or any(plan for _, plan in self._planned):
             _log.warning("the prefix cache is not reset while requests run")
@@ -274,7 +275,7 @@ class PolicyScheduler(Scheduler):
 
 
 class _OurBlocks:
-    """What vLLM's bookkeeping asks of a KV cache manager, answered from our pool, which allocates and frees itself."""
+    """The KV cache manager for vLLM's bookkeeping, which answers from our pool; the pool allocates and frees itself."""
 
     def __init__(self, scheduler: PolicyScheduler, coordinator: Any) -> None:
         self._scheduler = scheduler
@@ -282,7 +283,7 @@ class _OurBlocks:
 
     @property
     def block_pool(self) -> _OurBlocks:
-        """Return what counts blocks, as vLLM's pool does: one of them is never used."""
+        """The counter of blocks, as in vLLM's pool: one of them is never used."""
         return self
 
     @property

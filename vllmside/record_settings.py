@@ -1,4 +1,4 @@
-"""What a user says about a recording.
+"""The settings of a recording.
 
 `--additional-config '{"tokentwin": {"record": "DIR"}}'`, or TOKENTWIN_RECORD=DIR in the environment.
 """
@@ -20,7 +20,7 @@ _OTHERS = ("policy", "scheduler")  # settings of a policy of ours, which has its
 
 
 class RecordSettings(Settings):
-    """Where the recording of a vLLM server goes, and how much memory it may take."""
+    """The place of a vLLM server's recording, and the memory that it may take."""
 
     record: str = Field(min_length=1, description="directory of the recording")
     model: str = Field("", description="name of the model in the recording, by default its folder or its name at a hub")
@@ -34,7 +34,7 @@ class RecordSettings(Settings):
 
 
 def record_settings(additional_config: object, environment: Mapping[str, str]) -> RecordSettings:
-    """Read the settings of a recording. Raises UserError where they are missing or wrong."""
+    """Read the settings of a recording; raise UserError if they are missing or wrong."""
     stated: Any = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
     settings = dict(stated) if isinstance(stated, Mapping) else {}
     for name in _OTHERS:

@@ -1,7 +1,7 @@
-"""A recording made of the events of one engine, apart from that engine's loop.
+"""A recording made from the events of one engine, outside that engine's loop.
 
 Prompts become segments by the hashes that vLLM gives to KV blocks: equal beginnings get equal names, and neither text,
-tokens nor hashes are kept. What cannot be known from inside a scheduler is null.
+tokens nor hashes are kept. Values that a scheduler cannot know are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Times = partial(array, "q")
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a request has come; times in ns from the start of the run."""
+    """The progress of a request; times in ns from the start of the run."""
 
     came: Arrived
     request: WorkloadRequest
@@ -44,7 +44,7 @@ class _Progress:
 
 
 class RecordedRows(Protocol):
-    """Where rows go: a `LiveRecording`, or whoever waits for them."""
+    """The receiver of rows: a `LiveRecording`, or a caller that waits for them."""
 
     @property
     def goes_on(self) -> bool: ...
@@ -55,11 +55,11 @@ class RecordedRows(Protocol):
 
 
 class RecordedRun:
-    """Takes events in order, and gives rows to `recording`.
+    """A recording that takes events in order, and gives rows to `recording`.
 
     block_size   tokens of a block that `SharedPrefixes` knows
-    most_blocks  how many of them it remembers
-    ahead        tokens after a block that its hash takes in
+    most_blocks  number of blocks that it remembers
+    ahead        tokens after a block that its hash includes
     """
 
     def __init__(self, recording: RecordedRows, block_size: int, most_blocks: int, ahead: int = 0) -> None:
@@ -68,13 +68,13 @@ class RecordedRun:
         self._open: dict[int, _Progress] = {}
         self._arrival_ns = 0
         self._steps = 0
-        self._end_ns = 0  # of the last step
-        self._steady: list[int] = []  # requests that got a token each in the last steps, which ended at
+        self._end_ns = 0  # end of the last step
+        self._steady: list[int] = []  # requests that each got a token in the last steps; `_steady_ns` has their ends
         self._steady_ns = _Times()
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the recording is still written."""
+        """True while the recording is written."""
         return self._recording.goes_on
 
     def take(self, event: Event) -> None:
@@ -134,7 +134,10 @@ class RecordedRun:
         self._steps += 1
 
     def _note_tokens(self, flight: Flight) -> None:
-        """Most steps give the same requests a token as the step before: their times are handed on later, together."""
+        """Note the tokens of a step.
+
+        Most steps give the same requests a token as the step before, so their times are handed on later, together.
+        """
         single = flight.counts.count(1) == len(flight.counts)
         if not (single and flight.got == self._steady):
             self._spread()
@@ -210,7 +213,7 @@ class RecordedRun:
             preempted_ns += end_ns - progress.preempted_at_ns
         compiled_ns = progress.compiled_ns
         if compiled_ns is None and progress.came.structured:
-            compiled_ns = end_ns  # so long at least
+            compiled_ns = end_ns  # a lower bound of the time
         drafted = ("drafts", "draft_tokens", "accepted_tokens") if progress.drafts else ()
         self._recording.add_request(
             {
@@ -240,7 +243,7 @@ class RecordedRun:
 
 
 def _client_id(name: str) -> str:
-    """Return what its client called a request (X-Request-Id): vLLM puts words around it, and after it chance ones."""
+    """Return the client's name of a request (X-Request-Id), without vLLM's words before it and random ones after it."""
     if (served := _SERVED_NAME.fullmatch(name)) is None:
         return name
     return served["chat"] or served["completion"]

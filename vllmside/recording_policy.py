@@ -8,7 +8,7 @@ from vllmside.recording_scheduler import Recording
 
 
 class RecordingPolicyScheduler(Recording, PolicyScheduler):
-    """Records what our policy decides. Its settings are those of both, in `additional_config.tokentwin`."""
+    """A recorder of our policy's decisions. Its settings are those of both, in `additional_config.tokentwin`."""
 
     def _preempted(self, ours: Request) -> str:
         self.recorder.preempting(self._known[ours.id].request)

@@ -1,7 +1,7 @@
-"""vLLM's own scheduler, which writes down what it does.
+"""vLLM's own scheduler, which records its own decisions.
 
-`--scheduler-cls vllmside.recording_scheduler.RecordingScheduler`, with either loop. It decides nothing, and no error of
-the recording's reaches the engine: then recording ends, with one line in the log.
+`--scheduler-cls vllmside.recording_scheduler.RecordingScheduler`, with either loop. The recorder decides nothing, and
+no error of it reaches the engine: the recording then ends, with one line in the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Before: Any = Scheduler if TYPE_CHECKING else object
 
 
 class Recording(_Before):
-    """Beside a scheduler of vLLM's, put before it in a class: a recorder of what it does."""
+    """A recorder beside a scheduler of vLLM's; a class puts it before the scheduler."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = record_settings(vllm_config.additional_config, os.environ)
@@ -42,7 +42,7 @@ class Recording(_Before):
 
     @property
     def recorder(self) -> EngineRecorder:
-        """Return the recorder of the current recording."""
+        """The recorder of the current recording."""
         return self._recorder
 
     def record(self, settings: RecordSettings) -> None:
@@ -105,4 +105,4 @@ class RecordingScheduler(Recording, Scheduler):
 
 
 class _Overlapped(RecordingScheduler, AsyncScheduler):
-    """The same in the overlapped loop."""
+    """The recording scheduler of the overlapped loop."""

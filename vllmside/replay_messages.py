@@ -1,7 +1,8 @@
-"""What goes through the pipe of a process with vLLM, beside the `realengine.replica_messages` of one of several.
+"""The messages through the pipe of a process with vLLM, beside the `realengine.replica_messages` of one of several.
 
-The first message is `Begin`, which `About` answers. Each call is answered by what the method of `VllmReplayer` returns,
-or by an exception. While a call replays a whole workload, `Ended` comes too, and whatever is sent stops the replay.
+The first message is `Begin`, which `About` answers. The answer to a call is the return value of the method of
+`VllmReplayer`, or an exception. While a call replays a whole workload, `Ended` also comes, and any message to the
+process stops the replay.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Begin(NamedTuple):
-    """Set up an engine.
+    """A message that sets up an engine.
 
     Attributes:
         words: the options of a `vllm serve` command
@@ -22,6 +23,6 @@ class Begin(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """So many requests of the replay have ended."""
+    """A message that so many requests of the replay have ended."""
 
     requests: int

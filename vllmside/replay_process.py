@@ -1,7 +1,7 @@
-"""vLLM's engine in a process of its own, which replays workloads in real time and records them.
+"""A process with vLLM's engine, which replays workloads in real time and records them.
 
 `python -m vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
-`planning.measure.vllm_engine.VllmEngine`; `replay_messages` says what goes through it.
+`planning.measure.vllm_engine.VllmEngine`; `replay_messages` has the messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vllmside.replay_messages import Begin, Ended
 _SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
 _POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
-_LONGEST_SLEEP_NS = 50_000_000  # then look whether it shall stop
+_LONGEST_SLEEP_NS = 50_000_000  # interval for looking whether it shall stop
 _CANARY_REPEATS = 5
 
 
@@ -69,7 +69,7 @@ class VllmReplayer:
         self._probe = SpeedProbe(piece_of_work())
 
     def about(self) -> About:
-        """Return what is set up."""
+        """Return a description of the engine."""
         recorder = self._scheduler.recorder
         return About(
             deployment=recorder.run["deployment"],
@@ -89,7 +89,7 @@ class VllmReplayer:
         self.run_dummy([min(most_tokens, config.model_config.max_model_len - 1)])
 
     def reset(self) -> None:
-        """Forget all prompts, which `canary` leaves in the cache, too."""
+        """Forget all prompts, including those that `canary` leaves in the cache."""
         self._engine.reset_prefix_cache()
 
     def run_dummy(self, sizes: list[int]) -> int:
@@ -111,7 +111,7 @@ class VllmReplayer:
         return int(median(self.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
 
     def replay_workload(self, path: str, out: str) -> Replayed:
-        """Replay the workload in the file `path`, and record it in the directory `out`, which is not there yet."""
+        """Replay the workload in the file `path`, and record it in the directory `out`, which must not exist yet."""
         workload = read_workload(path)
         before = self.canary()
         self.reset()
@@ -126,7 +126,10 @@ class VllmReplayer:
         return Replayed(status, replay.requests, replay.finished, replay.duration_ns, before, self.canary())
 
     def replay(self) -> Ran:
-        """Run what comes until `End`, telling of it, once it is `Ready` and was told when the run starts."""
+        """Run the requests that come until `End`, and report on them.
+
+        The process is first `Ready`, and gets the start of the run.
+        """
         self.reset()
         with no_cycle_search():
             self._pipe.send(Ready())
@@ -142,7 +145,7 @@ class VllmReplayer:
         self._scratch.cleanup()
 
     def _aside(self) -> str:
-        """Return where the recorder writes while nothing is to be recorded."""
+        """Return the path of the recorder while nothing is to be recorded."""
         return str(Path(self._scratch.name) / f"aside-{self._number}")
 
 
@@ -164,7 +167,7 @@ class _Replay:
         self._now = recorder.now
 
     def run(self, inbox: Inbox, pipe: Connection) -> str:
-        """Replay until everything has ended, or something comes into `inbox`; return the status of the recording."""
+        """Replay until everything has ended, or a message comes into `inbox`; return the status of the recording."""
         while self._open or not self._offered.exhausted:
             if inbox.wait(0):
                 list(inbox.take())
@@ -213,7 +216,7 @@ class _Replay:
 
 
 class _SentRequests:
-    """Requests that come one by one, on their way through the engine, and what is told of them: `RecordedRows`."""
+    """Requests that come one by one, on their way through the engine, and the reports on them: `RecordedRows`."""
 
     goes_on = True
 
@@ -222,7 +225,7 @@ class _SentRequests:
         self._inbox = inbox
         self._pipe = pipe
         self._over = False
-        self._open: dict[str, int] = {}  # by name, how many tokens each has
+        self._open: dict[str, int] = {}  # number of tokens of each request, by name
         self._send_ns: dict[int, int] = {}
         self._requests: list[dict[str, Any]] = []
         self._steps: list[dict[str, Any]] = []
@@ -244,7 +247,7 @@ class _SentRequests:
         """Do nothing: all rows have been given."""
 
     def run(self) -> None:
-        """Run what comes until `End`."""
+        """Run the requests that come until `End`."""
         while not self._over:
             for message in self._inbox.take():
                 self._hear(message)
@@ -252,7 +255,7 @@ class _SentRequests:
                 self._step()
             elif not self._over:
                 self._inbox.wait()
-        self.recorder.close()  # what has not ended is unfinished
+        self.recorder.close()  # requests that have not ended are unfinished
         self._engine.abort_request(list(self._open), internal=False)
         self._tell()
 
@@ -284,7 +287,7 @@ class _SentRequests:
         self._tell(sampled)
 
     def _tell(self, sampled: Sequence[int] = ()) -> None:
-        """Tell what has happened: at most one step has ended, in which requests got the tokens `sampled`."""
+        """Report the events: at most one step has ended, in which requests got the tokens `sampled`."""
         if not self.recorder.goes_on:
             raise RuntimeError("the recording has ended; see vLLM's log")
         requests, steps, said = self._requests, self._steps, self._said
@@ -306,7 +309,7 @@ def _add(engine: LLMEngine, recorder: EngineRecorder, request: WorkloadRequest, 
 
 
 def _sampling(tokens: int, structured: bool = False) -> SamplingParams:
-    """Return how `tokens` tokens are sampled, which no stop token ends."""
+    """Return the sampling parameters of `tokens` tokens, which no stop token ends."""
     grammar = StructuredOutputsParams(json=ENDLESS_OBJECTS) if structured else None
     return SamplingParams(
         temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, structured_outputs=grammar

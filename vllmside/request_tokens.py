@@ -23,8 +23,11 @@ class RequestTokens:
 
 
 class SaltedContent(TokenContent):
-    """Contents from token ids. As in vLLM, the first block of a request with a `cache_salt` takes that in, and with it
-    every prefix: requests share what they have in common if they have the salt in common."""
+    """Contents of blocks from token ids and salts.
+
+    As in vLLM, the first block of a request with a `cache_salt` includes the salt, and with it every prefix: requests
+    share common prefixes only if they have the same salt.
+    """
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
         salt = self._sequences[request.id].salt  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""What a scheduler of ours is told in vLLM, from vLLM's own configuration, and what it cannot carry there.
+"""The settings of a scheduler of ours in vLLM, from vLLM's own configuration, and the settings that it cannot follow.
 
 vLLM decides everything that it has a setting for. Settings that only our policies have, and the policy's name, come
-from `--additional-config '{"tokentwin": {"policy": "edf", "scheduler": {"edf_ttft_ms": {"chat": 500}}}}'`. Reads vLLM's
-objects by their attributes and imports nothing of vLLM; some releases lack some of them.
+from `--additional-config '{"tokentwin": {"policy": "edf", "scheduler": {"edf_ttft_ms": {"chat": 500}}}}'`. This module
+reads vLLM's objects by their attributes and imports nothing of vLLM; some releases lack some of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def policy_and_settings(
 ) -> tuple[str, SchedulerConfig]:
     """Return the policy's name, and its settings in vLLM `version`.
 
-    Raises UserError for what cannot be carried, or is no setting.
+    Raises UserError for a setting that it cannot follow, or that is unknown.
     """
     for name, value in not_carried(vllm_config, kv_cache_config, block_size, hash_block_size):
         raise UserError(name, value, _LEAVE_OUT)
@@ -63,7 +63,7 @@ def policy_and_settings(
 def _settings(vllm_config: Any, kv_cache_config: Any, block_size: int) -> dict[str, Any]:
     scheduler = vllm_config.scheduler_config
     settings = {name: getattr(scheduler, name) for name in _VLLMS if hasattr(scheduler, name)}
-    settings["async_scheduling"] = bool(settings["async_scheduling"])  # None where nobody has decided
+    settings["async_scheduling"] = bool(settings["async_scheduling"])  # None if nobody has decided
     windows = [getattr(group.kv_cache_spec, "sliding_window", None) or 0 for group in kv_cache_config.kv_cache_groups]
     if any(windows):
         settings["kv_groups"] = windows
@@ -110,7 +110,7 @@ def not_carried(
 
 
 def request_not_carried(request: Any) -> str:
-    """Return in words what our scheduler cannot follow in `request`; empty if it can."""
+    """Return in words which features of `request` our scheduler cannot follow; empty if there are none."""
     embedded = getattr(request, "prompt_embeds", None) is not None
     reasons = {
         "structured output": getattr(request, "structured_output_request", None) is not None,

@@ -1,7 +1,7 @@
-"""A step of a scheduler of ours in the terms in which vLLM's workers are told: what is new since they were last told.
+"""A step of a scheduler of ours in the form for vLLM's workers: the changes since their last message.
 
-A worker keeps the block table of each request that it knows, until it is told that the request has ended. So it is told
-the whole table once, and again when the request runs after a preemption; then the blocks that have come to it.
+A worker keeps the block table of each request that it knows, until it hears that the request has ended. So it gets the
+whole table once, and again when the request runs after a preemption; otherwise it gets the new blocks.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from serving.request import Request
 from serving.step_plan import StepPlan
 
-BlockIds = tuple[list[int], ...]  # of each group of layers
+BlockIds = tuple[list[int], ...]  # ids for each group of layers
 
 
 class StepRow(NamedTuple):
     """One request of a step: `tokens` of it after the `start` computed before, and whether it samples.
 
-    outputs  output tokens planned before this step, those that have not returned, too
-    blocks   its whole block tables if it is `admitted` in this step, first or `again`; else what has come to them
+    outputs  output tokens planned before this step, including those that have not returned
+    blocks   its whole block tables if it is `admitted` in this step, first or `again`; else the new blocks
     """
 
     request: Request

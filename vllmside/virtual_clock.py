@@ -1,11 +1,11 @@
 """vLLM's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes a recording beside each.
 
-A program for an interpreter that can import vLLM, from release 0.20 on (the wheel without its GPU dependencies will do:
-no model runs, nothing is computed); it imports nothing of this project. A scenario is a recording without `steps` and
-`results`. The recording has none of them where this release lacks what the scenario asks for, named in `lacks`, or gets
-no further, which `stuck` says. The rules of the virtual clock are those of docs/serving.md: planning takes no time, a
-step takes what the integer `cost` says, arrivals up to a plan take part in it, and with two steps in flight, or nothing
-to launch, the host waits for the oldest. Set VLLM_TARGET_DEVICE=cpu.
+It is a program for an interpreter that can import vLLM, from release 0.20 on (the wheel without its GPU dependencies
+will do: no model runs, nothing is computed); it imports nothing of this project. A scenario is a recording without
+`steps` and `results`. The recording has none of them if this release lacks a feature of the scenario, named in `lacks`,
+or cannot go on, which `stuck` says. The rules of the virtual clock are those of docs/serving.md: planning takes no
+time, a step takes the time of the integer `cost`, arrivals up to a plan take part in it, and with two steps in flight,
+or nothing to launch, the host waits for the oldest. Set VLLM_TARGET_DEVICE=cpu.
 """
 
 import gzip
@@ -49,7 +49,7 @@ _STATED = (
 )  # fmt: skip
 _Config = dict[str, Any]
 
-# Settings that some releases lack, and the values that say what those do anyway.
+# Settings that some releases lack, and the values that describe what those releases do anyway.
 _WITHOUT: _Config = {
     "watermark": 0.0,
     "scheduler_reserve_full_isl": False,
@@ -61,11 +61,11 @@ _WITHOUT: _Config = {
 
 
 class Lacking(Exception):
-    """This release has no such setting."""
+    """An error: the release of vLLM has no such setting."""
 
 
 def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
-    """Return the settings that `made` takes. Raises Lacking if another one has an effect."""
+    """Return the settings that `made` takes; raise Lacking if another one has an effect."""
     names = inspect.signature(made).parameters
     for name in settings.keys() - names:
         if name not in _WITHOUT or settings[name] != _WITHOUT[name]:
@@ -88,7 +88,7 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
     }
     whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
-    whole.scheduler_config.async_scheduling = overlaps  # which it turns off where there is no executor
+    whole.scheduler_config.async_scheduling = overlaps  # vLLM turns it off without an executor
     cache.num_gpu_blocks = config["num_blocks"]
     scheduler = (AsyncScheduler if overlaps else Scheduler)(
         vllm_config=whole,
@@ -128,14 +128,14 @@ def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
 
 
 def _limits(given: _Config, last: list[int]) -> SamplingParams:
-    """An answer that may be longer than it is ends with a stop token."""
+    """Return the sampling limits of a request; an answer that may be longer than it is ends with a stop token."""
     most = given.get("max_tokens", given["output_len"])
     stops = {"stop_token_ids": last} if most > given["output_len"] else {}
     return SamplingParams(max_tokens=most, ignore_eos=True, **stops)
 
 
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
-    """Return how many of `proposed` drafts a coin each accepts; the first would be output token `place`."""
+    """Return how many of `proposed` drafts are accepted, each by a coin; the first would be output token `place`."""
     for k in range(proposed):
         coin = blake2b(b"%d:%d" % (int(request), place + k), digest_size=8, key=str(drafts.get("seed", 0)).encode())
         if int.from_bytes(coin.digest(), "big") >= round(drafts["acceptance_rate"] * 2**64):
@@ -144,7 +144,7 @@ def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
 
 
 def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config:
-    """Record the scenario as vLLM decides it. Raises RuntimeError where vLLM gets no further."""
+    """Record the scenario as vLLM decides it; raise RuntimeError if vLLM cannot go on."""
     config, cost = scenario["config"], scenario["cost"]
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     init_none_hash(sha256)
@@ -243,7 +243,7 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
         for id, got in sampled.items():
             if got:
                 first_ns.setdefault(id, end)
-                produced[id] = min(produced[id] + len(got), wanted[id])  # what lies beyond is thrown away
+                produced[id] = min(produced[id] + len(got), wanted[id])  # later tokens are thrown away
                 if produced[id] == wanted[id]:
                     finish_ns[id] = end
         if drafts and not overlaps:
@@ -262,7 +262,7 @@ def main() -> None:
                 found = record(scenario, folder)
             except Lacking as error:
                 found = scenario | {"vllm": vllm.__version__, "lacks": str(error)}
-            except Exception as error:  # what vLLM refuses or cannot end: told, and left out of the comparison
+            except Exception as error:  # vLLM refuses it or cannot end: named, and not compared
                 found = scenario | {"vllm": vllm.__version__, "stuck": repr(error)}
             with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
                 json.dump(found, file, separators=(",", ":"))

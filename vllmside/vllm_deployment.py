@@ -1,4 +1,4 @@
-"""The deployment that a running vLLM is, from the configuration that it has resolved.
+"""The deployment of a running vLLM, from the configuration that it has resolved.
 
 Nothing is guessed: a setting is read, or it is left at its default and named in `unmodelled`. Nothing of vLLM is
 imported, so that any version's configuration can be read.
@@ -27,7 +27,7 @@ _WINDOWS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec")
 
 @dataclass(frozen=True)
 class VllmDeployment:
-    """`deployment`, and settings of vLLM's that it has no word for: what each is, by name."""
+    """A `deployment`, and the settings of vLLM's that it cannot express, by name."""
 
     deployment: Deployment
     unmodelled: Mapping[str, str]
@@ -36,8 +36,7 @@ class VllmDeployment:
 def read_deployment(config: Any, kv_cache: Any, block_size: int, version: str, model: str = "") -> VllmDeployment:
     """Read a `VllmConfig` and a `KVCacheConfig` of vLLM `version` (0.32.0).
 
-    `model` stands for the model where it is not named as vLLM has it. Raises UserError for settings that no deployment
-    can have together.
+    `model` replaces vLLM's name of the model. Raises UserError for settings that no deployment can have together.
     """
     reader = _Reader(config, kv_cache, block_size)
     stated = reader.settings()
@@ -56,7 +55,7 @@ class _Reader:
         self._block_size = block_size
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting but names."""
+        """Return every setting except names."""
         config, parallel = self._config, self._config.parallel_config
         model = config.model_config
         device = str(config.device_config.device_type)
@@ -96,7 +95,7 @@ class _Reader:
         return read
 
     def _windows(self) -> tuple[int, ...]:
-        """Return the sliding window of each group of layers (tokens); empty where all have full attention."""
+        """Return the sliding window of each group of layers (tokens); empty if all have full attention."""
         specs = [group.kv_cache_spec for group in self._kv_cache.kv_cache_groups]
         inner = [_inner(spec) for spec in specs]
         for spec in inner:
@@ -147,7 +146,7 @@ class _Reader:
         return instead
 
     def _note_others(self) -> None:
-        """Note features that change decisions or times and that a deployment cannot say."""
+        """Note features that change decisions or times and that a deployment cannot express."""
         config, parallel = self._config, self._config.parallel_config
         for name in ("lora_config", "kv_transfer_config", "ec_transfer_config"):
             if getattr(config, name, None) is not None:
@@ -162,6 +161,6 @@ class _Reader:
 
 
 def _inner(spec: Any) -> Any:
-    """Return one spec of a group whose layers differ in size alone."""
+    """Return one spec of a group whose layers differ only in size."""
     several = getattr(spec, "kv_cache_specs", None)
     return next(iter(several.values())) if several else spec

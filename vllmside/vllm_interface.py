@@ -1,4 +1,4 @@
-"""Whether a version of vLLM has the scheduler interface that is built on here."""
+"""A check that a version of vLLM has the scheduler interface that this package needs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def release(version: str) -> str:
 
 
 def check_interface(version: str, parts: Iterable[tuple[type, Iterable[str]]]) -> None:
-    """Make sure that classes of vLLM `version` have the named attributes that are used here.
+    """Check that classes of vLLM `version` have the named attributes that are used here.
 
-    Raises UserError where one is missing. A version that was never tried is warned of.
+    Raises UserError if one is missing, and logs a warning for a version that was never tried.
     """
     for owner, names in parts:
         fields = {*dir(owner), *getattr(owner, "__dataclass_fields__", ())}

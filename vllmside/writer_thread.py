@@ -1,7 +1,7 @@
 """A thread that writes a recording, so that no step waits for a disk.
 
-What waits to be written is bounded. Where it grows too large, or anything fails, recording ends with one line in the
-log, and the engine goes on.
+The events that wait to be written are bounded. If they grow too many, or anything fails, recording ends with one line
+in the log, and the engine goes on.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 from serving.errors import UserError, raised
 from vllmside.engine_events import Event, Flight
 
-_LOG = logging.getLogger("vllm.tokentwin")  # vLLM shows what is logged below its own name
+_LOG = logging.getLogger("vllm.tokentwin")  # vLLM shows logs below its own name
 
 
 class Takes(Protocol):
-    """Whatever makes a recording of events, as long as it can."""
+    """A maker of a recording from events, as long as it can."""
 
     @property
     def goes_on(self) -> bool: ...
@@ -27,7 +27,7 @@ class Takes(Protocol):
 
 
 class EventWriter(Protocol):
-    """Whatever hands events to `Takes`, until it is closed."""
+    """A writer that hands events to `Takes`, until it is closed."""
 
     goes_on: bool
     closed: bool
@@ -38,7 +38,7 @@ class EventWriter(Protocol):
 
 
 class WriterThread:
-    """Hands events to `run`, in order. `most_waiting` is how many rows of steps may wait, at most."""
+    """A writer that hands events to `run`, in order. `most_waiting` is the limit of step rows that wait."""
 
     def __init__(self, run: Takes, most_waiting: int) -> None:
         self.goes_on = True
@@ -67,7 +67,10 @@ class WriterThread:
             _LOG.error("tokentwin: the recording ends here: %s", why)
 
     def close(self, finish: Callable[[], None], timeout_s: float) -> None:
-        """Write what waits and `finish`; give up after `timeout_s` seconds, since a server is about to be killed."""
+        """Write the waiting events and `finish`; give up after `timeout_s` seconds.
+
+        The limit exists because the server is about to be killed.
+        """
         self.closed = True
         self._events.put(None)
         self._thread.join(timeout_s)
@@ -91,7 +94,7 @@ class WriterThread:
 
 
 class SameThread:
-    """Hands events to `run` at once, where somebody waits for what comes of them. Errors are the caller's."""
+    """A writer that hands events to `run` at once, for a caller that waits for the results. Errors are the caller's."""
 
     def __init__(self, run: Takes) -> None:
         self.goes_on = True

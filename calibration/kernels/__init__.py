@@ -1,1 +1,1 @@
-"""What prices kernels: tables of measured kernel times, the surfaces fitted to them, and GPUs nobody tabulated."""
+"""Prices of kernels: tables of measured kernel times, surfaces fitted to them, and GPUs without a table."""

@@ -1,4 +1,4 @@
-"""Where the kernel times of a GPU come from: its bundled fit, or what fits of GPUs like it make of its datasheet."""
+"""The source of a GPU's kernel times: its bundled fit, or the fits of similar GPUs applied to its datasheet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving.deployments.gpu_spec import GpuSpec
 
 
 def load_kernels(gpu: GpuSpec) -> KernelTimes:
-    """Kernel times of `gpu`: its bundled fit, or other GPUs' kernels on its datasheet, all of it extrapolated.
+    """Return the kernel times of `gpu`: its bundled fit, or other GPUs' kernels on its datasheet, all extrapolated.
 
-    A fit of a few shapes has the other kernels from these GPUs, too, and says which of them to believe.
+    A fit of a few shapes takes its other kernels from other GPUs, and weights these GPUs by its own measurements.
     """
     if gpu.name not in bundled_names():
         return TransferredKernels.to(gpu)

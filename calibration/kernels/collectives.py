@@ -1,21 +1,21 @@
-"""How long a collective takes: closed forms of few numbers, by kind of link and by algorithm.
+"""The time of a collective: closed forms of few numbers, by kind of link and by algorithm.
 
 One algorithm on g devices takes
 
     start + rank (g - 1) + bytes sent by a device / (share of the link's rate) * (g / 2)^crowding
 
-(Hockney's model, Parallel Computing 20, 1994, with a synchronisation for each further rank, and with links that
-devices share, which PCIe's are). A *one-shot* all-reduce reads every other device's whole message, a *ring* sends
-2 (g - 1) / g of it, and a *switch* that adds (NVLS) takes it once. A kernel takes the fastest of its algorithms, so
-its time grows with bytes and with devices, as each of theirs does. What an engine takes when:
+(Hockney's model, Parallel Computing 20, 1994, with a synchronisation for each further rank, and with links that devices
+share, as PCIe's are). A *one-shot* all-reduce reads every other device's whole message, a *ring* sends 2 (g - 1) / g of
+it, and a *switch* that adds (NVLS) takes it once. A kernel takes the fastest of its algorithms, so its time grows with
+bytes and devices, as the time of each algorithm does. An engine chooses its kernel like this:
 
-- over NVLink up to a number of bytes FlashInfer's all-reduce, which does the norm behind it, too (Blackwell), or
-  vLLM's own (the others), and NCCL beyond; the faster of the two where both may serve;
-- over PCIe where devices read each other's memory the same, in pairs;
-- over PCIe where they do not, NCCL through the host's memory, which nothing measured here knows;
-- over PCIe among more than two, what the board of the machine makes of it: boards, not GPUs, differ there, so that the
-  measured board of a GPU is one among several, and the error is how far they are apart;
-- over several nodes NCCL: what it takes within a node, and between nodes (`inter_node.py`).
+- over NVLink, up to a number of bytes: FlashInfer's all-reduce, which also does the norm behind it (Blackwell), or
+  vLLM's own (other GPUs); beyond that NCCL. The faster of the two counts where both may serve;
+- over PCIe, where devices read each other's memory: the same for pairs;
+- over PCIe, where they do not: NCCL through the host's memory, of which there are no measurements here;
+- over PCIe, among more than two devices: the time depends on the machine's board, not on the GPU. The measured board
+  of a GPU is one among several, and the error is the distance between them;
+- over several nodes: NCCL, with one time within a node and one between nodes (`inter_node.py`).
 
 The numbers of a GPU are in `gpus/collectives.json`, made by `python -m lab.kernels.fit --forms collectives`.
 """
@@ -43,8 +43,9 @@ Algorithm = Literal["one_shot", "ring", "switch"]
 
 _MIB = 2**20
 
-# Messages up to which engines take their own all-reduce, by number of devices: vLLM's all_reduce_utils.py, and
-# FlashInfer's fusion with the norm in vLLM's PassConfig, which is on by default for Blackwell.
+# Messages up to which engines take their own all-reduce, by number of devices. The sources are vLLM's
+# all_reduce_utils.py, and vLLM's PassConfig for FlashInfer's fusion with the norm, which is on by default for
+# Blackwell.
 _HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
 _B200 = {2: 2 * _MIB, 4: 2 * _MIB, 8: _MIB}
 _B300 = {2: 4 * _MIB, 4: 4 * _MIB, 8: 4 * _MIB}
@@ -54,7 +55,7 @@ _FUSED = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB}
 FUSING = ("B200", "B300", "GB200")
 _PCIE = {2: 8 * _MIB}
 
-_HOST_SHARE = 0.26  # of PCIe's rate, in and out of the host's memory: 16 GB/s over PCIe 5, 8 over PCIe 4
+_HOST_SHARE = 0.26  # share of PCIe's rate, in and out of the host's memory: 16 GB/s over PCIe 5, 8 over PCIe 4
 _HOST_SIGMA = 0.35
 _NVLINK_SIGMA = 0.26  # 9 of 10 errors of GPUs left out in turn lie within 1.645 of it
 _STAND_IN = {"p2p": "all_to_all"}  # two devices exchange halves of twice the message
@@ -62,7 +63,7 @@ _STAND_IN = {"p2p": "all_to_all"}  # two devices exchange halves of twice the me
 
 @dataclass(frozen=True)
 class Line:
-    """One algorithm; `share` is of the link's rate."""
+    """One algorithm; `share` is its share of the link's rate."""
 
     start_ns: float
     rank_ns: float
@@ -71,7 +72,7 @@ class Line:
     algorithm: Algorithm = "ring"
 
     def ns(self, operation: Collective, link_bytes_per_s: float) -> Any:
-        """Nanoseconds, as long as `operation.elements` is."""
+        """Return nanoseconds, with the shape of `operation.elements`."""
         gpus = operation.gpus
         message = 2.0 * np.asarray(operation.elements, dtype=np.float64)
         sent = {"one_shot": message * (gpus - 1), "ring": operation.bytes, "switch": message}[self.algorithm]
@@ -81,8 +82,11 @@ class Line:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """The fastest of some algorithms; `error` is the standard error of its log time at measured points, of which the
-    largest messages were of `most_bytes` and among `most_gpus`."""
+    """The fastest of some algorithms.
+
+    `error` is the standard error of the log time at measured points. Their largest messages had `most_bytes` bytes, and
+    they had up to `most_gpus` GPUs.
+    """
 
     lines: Sequence[Line]
     error: float
@@ -99,11 +103,11 @@ _HOST = ClosedForm((Line(8_000.0, 4_000.0, _HOST_SHARE, 0.3),), _HOST_SIGMA)
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives of one GPU by `forms` of it, or of each of its kind of link, whose geometric mean then counts.
+    """Collectives of one GPU: the geometric mean of `forms`, which are its own or those of GPUs with its kind of link.
 
-    forms   by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
-    own     whether they were fitted to measurements of this very GPU
-    boards  forms of other boards with PCIe, empty for the way through the host's memory; they count among more than two
+    forms   closed forms by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
+    own     whether the forms were fitted to measurements of this very GPU
+    boards  forms of other PCIe boards, empty for the way through the host's memory; they count among more than two
             devices
     """
 
@@ -113,7 +117,10 @@ class Collectives:
     boards: Sequence[Mapping[str, ClosedForm]] = ()
 
     def time(self, operation: Collective) -> Estimate:
-        """Never below the link's rate, never less for more bytes, more devices or more nodes."""
+        """Return the time of `operation`.
+
+        It is never below the link's rate, and never less for more bytes, more devices or more nodes.
+        """
         if isinstance(operation, Exchange):
             return exchange_time(self.gpu, operation)
         if operation.nodes > 1:
@@ -123,7 +130,7 @@ class Collectives:
         logs = np.array([np.log(ns) for ns, _ in found])
         ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
         error = np.array([error for _, error in found]).mean(axis=0)
-        if not over_nvlink(self.gpu) and len(found) > 1:  # one board more, like the known ones
+        if not over_nvlink(self.gpu) and len(found) > 1:  # one more board, like the known ones
             error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(found)))
         elif not self.own and self.forms[0]:
             error = np.hypot(_NVLINK_SIGMA, logs.std(axis=0))
@@ -134,11 +141,14 @@ class Collectives:
         return Estimate(ns, np.broadcast_to(error, ns.shape), coverage)
 
     def _counting(self, operation: Collective) -> list[Mapping[str, ClosedForm]]:
-        """The forms whose mean counts."""
+        """Return the forms whose mean counts."""
         return [*self.forms, *(self.boards if operation.gpus > 2 else ())]
 
     def _on_several_nodes(self, operation: Collective) -> Estimate:
-        """What a node's own devices take, and what goes between nodes; on one node it would not take longer."""
+        """Return the time within a node plus the time between nodes.
+
+        It is never below the time of all devices on one node.
+        """
         own = -(-operation.gpus // operation.nodes)
         shared = {"all_to_all": 1 / operation.nodes, "p2p": 0.0}.get(operation.kind, 1.0) * (own > 1)
         within = replace(operation, gpus=max(own, 2), elements=shared * operation.elements, nodes=1, link=None)
@@ -148,7 +158,7 @@ class Collectives:
         return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), np.full(ns.shape, INTER_NODE_SIGMA), far)
 
     def _by_nccl(self, operation: Collective) -> Any:
-        """Nanoseconds within a node."""
+        """Return NCCL's nanoseconds within a node."""
         found = [
             self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0]
             for forms in self._counting(operation)
@@ -156,7 +166,7 @@ class Collectives:
         return np.exp(np.log(found).mean(axis=0))
 
     def fuses(self, operation: Collective) -> Any:
-        """Whether the norm behind this all-reduce is done by the same kernel."""
+        """Return whether the kernel of this all-reduce also does the norm behind it."""
         limit = taken_up_to("fused", self.gpu, operation.gpus) if operation.fusible else 0
         return 2.0 * np.asarray(operation.elements) <= limit
 
@@ -180,9 +190,9 @@ class Collectives:
 
 
 def taken_up_to(kernel: str, gpu: GpuSpec, gpus: int) -> int:
-    """Bytes of a message up to which engines take their `custom` or `fused` all-reduce.
+    """Return the bytes of a message up to which engines take their `custom` or `fused` all-reduce.
 
-    The limit of the next larger number of devices that has one, 0 where none has.
+    The limit is that of the next larger number of devices that has one, or 0 if none has.
     """
     if kernel == "fused":
         limits = _FUSED if gpu.name in FUSING else {}
@@ -192,12 +202,12 @@ def taken_up_to(kernel: str, gpu: GpuSpec, gpus: int) -> int:
 
 
 def over_nvlink(gpu: GpuSpec) -> bool:
-    """Whether the GPUs of a node have links of their own, faster than PCIe."""
+    """Return whether the GPUs of a node have their own links, faster than PCIe."""
     return gpu.link_bytes_per_s > gpu.pcie_bytes_per_s
 
 
 def collectives_of(gpu: GpuSpec) -> Collectives:
-    """By what was measured on `gpu`, on others over its kind of link, or through the host's memory."""
+    """Return the collectives of `gpu`: measured on it, on GPUs with its kind of link, or through the host's memory."""
     if not over_nvlink(gpu) and not gpu.peer_access:
         return Collectives(gpu, [{}], False)
     known = _bundled()
@@ -209,18 +219,18 @@ def collectives_of(gpu: GpuSpec) -> Collectives:
 
 
 def transferred(gpu: GpuSpec, known: Mapping[str, Mapping[str, ClosedForm]]) -> Collectives:
-    """By `known` GPUs over the same kind of link, each at its share of `gpu`'s rate."""
+    """Return the collectives of `gpu` from `known` GPUs with the same kind of link, scaled to the rate of its link."""
     boards = () if over_nvlink(gpu) else (_THROUGH_HOST,)
     return Collectives(gpu, _alike(gpu, known), False, boards)
 
 
 def _alike(gpu: GpuSpec, known: Mapping[str, Mapping[str, ClosedForm]]) -> list[Mapping[str, ClosedForm]]:
-    """Forms of GPUs over the kind of link that `gpu` has."""
+    """Return the forms of GPUs with the kind of link that `gpu` has."""
     return [forms for name, forms in known.items() if over_nvlink(find_gpu(name)) == over_nvlink(gpu)]
 
 
 def read_forms(data: Mapping[str, Any]) -> dict[str, dict[str, ClosedForm]]:
-    """Of every GPU in a file like `gpus/collectives.json`."""
+    """Return the forms of every GPU in a file like `gpus/collectives.json`."""
     return {
         gpu: {
             key: ClosedForm(

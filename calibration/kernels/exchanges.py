@@ -1,15 +1,16 @@
-"""How long DeepEP takes to send tokens to their experts and back: closed forms of few numbers for each GPU.
+"""The time that DeepEP takes to send tokens to their experts and back: closed forms of few numbers for each GPU.
 
 An exchange takes
 
     start + doubling log2(nodes) + the longer of
     bytes within the node / (share of NVLink) and bytes to other nodes / (share of the link)
 
-In its low-latency mode a token goes to each of its experts, in its high-throughput mode once to each node that has one,
-and from there once to each device. Experts are taken to be chosen evenly (`Exchange` counts the copies). Starts and
-shares of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168 elements a token and 1 to 10 experts;
-doubling and share of the link to a table of 1 to 8 nodes of H100 with InfiniBand NDR. The numbers are in
-`gpus/exchanges.json`, made by `python -m lab.kernels.fit --forms exchanges`.
+In its low-latency mode a token goes to each of its experts. In its high-throughput mode it goes once to each node that
+has one of its experts, and from there once to each device. The form assumes that experts are chosen evenly (`Exchange`
+counts the copies). Starts and shares of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168
+elements a token and 1 to 10 experts. The doubling and the share of the link are fitted to a table of 1 to 8 nodes of
+H100 with InfiniBand NDR. The numbers are in `gpus/exchanges.json`, made by `python -m lab.kernels.fit --forms
+exchanges`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ from serving.errors import UserError
 EXCHANGES = Path(__file__).with_name("gpus") / "exchanges.json"
 SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the table of several nodes
 _HIDDEN, _TOPK = (2048, 7168), (1, 10)
-_OTHERS_SIGMA = 0.4  # of a GPU without a table: an estimate
+_OTHERS_SIGMA = 0.4  # an estimate for GPUs without a table
 
 
 @dataclass(frozen=True)
 class ExchangeForm:
-    """One direction in one mode; `error` is the standard error of its log time at measured points, `error_apart` at
-    those of several nodes, of which there were `most_nodes`; `most_tokens` is of a device."""
+    """One direction in one mode.
+
+    `error` is the standard error of its log time at measured points of one node, `error_apart` at points of several
+    nodes. The points had up to `most_tokens` tokens on a device and up to `most_nodes` nodes.
+    """
 
     start_ns: float
     doubling_ns: float
@@ -50,7 +54,7 @@ class ExchangeForm:
     most_nodes: float
 
     def ns(self, gpu: GpuSpec, exchange: Exchange) -> Any:
-        """Nanoseconds, as long as `exchange.elements` is."""
+        """Return nanoseconds, with the shape of `exchange.elements`."""
         within = 1e9 * exchange.sent_within_node / (self.share * gpu.link_bytes_per_s)
         if exchange.link is None:
             return self.start_ns + within
@@ -61,9 +65,10 @@ class ExchangeForm:
 
 
 def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
-    """By the GPU's own forms, or the geometric mean of all others'; beyond what was measured it is less sure.
+    """Return the time by the GPU's own form, or by the geometric mean of all other GPUs' forms.
 
-    Raises UserError for GPUs without NVLink, for which DeepEP has no kernels.
+    The standard error is larger beyond the measured sizes. Raises UserError for GPUs without NVLink, for which DeepEP
+    has no kernels.
     """
     if gpu.link_bytes_per_s <= gpu.pcie_bytes_per_s:
         remedy = f"needs NVLink, which {gpu.name} lacks; leave it out"
@@ -87,7 +92,7 @@ def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
 
 @cache
 def read_exchanges() -> dict[str, dict[str, ExchangeForm]]:
-    """Of every GPU that has a table, by `mode/phase`."""
+    """Return the forms of every GPU that has a table, by `mode/phase`."""
     data = json.loads(EXCHANGES.read_text(encoding="utf-8"))
     return {
         gpu: {key: ExchangeForm(**numbers) for key, numbers in about["forms"].items()} for gpu, about in data.items()

@@ -1,10 +1,11 @@
-"""How long a collective takes between nodes: NCCL's own closed form of its rings and trees.
+"""The time of a collective between nodes: NCCL's own closed form of its rings and trees.
 
-A collective of g devices on each of n nodes shares its work within a node, and every device exchanges its share with
-its counterparts. Between nodes a ring takes steps of a latency and the bytes that a ring sends, a tree 2 log2(n) steps
-up and down and both ways' bytes. Latencies and shares of the rate are those that NCCL chooses its algorithm by
-(`hwLat`, row NET, and `ncclTopoTuneModel` in NVIDIA/nccl, src/graph/tuning.cc): of its protocol for small messages
-(LL) and for large ones (Simple). The fastest counts. Nobody here measured two nodes; the standard error is an estimate.
+In a collective of g devices on each of n nodes, the devices of a node share its work, and every device exchanges its
+share with its counterparts. Between nodes a ring takes some steps of a latency and the bytes that a ring sends. A tree
+takes 2 log2(n) steps up and down and the bytes of both ways. Latencies and shares of the rate are the numbers by which
+NCCL chooses its algorithm (`hwLat`, row NET, and `ncclTopoTuneModel` in NVIDIA/nccl, src/graph/tuning.cc), for its
+protocols for small messages (LL) and for large ones (Simple). The fastest counts. No two nodes were measured here, so
+the standard error is an estimate.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ _TREE = (_Protocol(5_000.0, 0.9 / 3.8), _Protocol(50_000.0, 0.9))
 
 
 def rate_between_nodes(gpu: GpuSpec, operation: Collective) -> float:
-    """Bytes a second that a device sends to other nodes: its share of the adapters, which are on PCIe."""
+    """Return the bytes a second that a device sends to other nodes: its share of the adapters, which are on PCIe."""
     assert operation.link is not None
     return min(operation.link.bytes_per_s, gpu.pcie_bytes_per_s)
 
 
 def between_nodes_ns(gpu: GpuSpec, operation: Collective) -> Any:
-    """Nanoseconds that `operation` adds to what it takes within a node."""
+    """Return the nanoseconds that `operation` adds to its time within a node."""
     assert operation.link is not None
     nodes, sent = operation.nodes, np.asarray(operation.sent_between_nodes, dtype=np.float64)
     steps = 1 if operation.kind == "p2p" else nodes - 1
     both_ways = 2 if operation.kind == "all_reduce" else 1
     ways = [(protocol, both_ways * steps, sent) for protocol in _RING]
-    if operation.kind == "all_reduce":  # the root's share goes up and down whole, not but for the own part
+    if operation.kind == "all_reduce":  # the root's share goes up and down whole, including the root's own part
         ways += [(protocol, 2 * (nodes - 1).bit_length(), sent * nodes / (nodes - 1)) for protocol in _TREE]
     rate = rate_between_nodes(gpu, operation)
     return np.minimum.reduce(

@@ -1,7 +1,7 @@
-"""Operations from where they lie on a surface: the inverse of `Structure.shape` and `Structure.sizes`.
+"""Operations at a point of a surface: the inverse of `Structure.shape` and `Structure.sizes`.
 
-What a table of kernel times is plotted and browsed by: a kernel's key says which operation it is, a shape and sizes
-which one. Names are those of tables and axes.
+Plots and browsers of kernel-time tables use them. A kernel's key says which kind of operation it is, and a shape and
+sizes say which operation. Names are those of tables and axes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec
 
-NO_WINDOW = 2**17  # as a feature of shapes without a sliding window
+NO_WINDOW = 2**17  # feature of shapes without a sliding window
 
 
 @dataclass(frozen=True)
 class KernelKind:
     """One kind of kernel.
 
-    title       what people call it
-    shape       names of what a model fixes
-    sizes       names of what a step brings; the last is what it is drawn over
-    operation   from the part of the key after the slash, a shape in whole numbers, and sizes
+    title       its usual name
+    shape       names of the features that a model fixes
+    sizes       names of the features that a step brings; the last is the axis of a plot
+    operation   makes an operation from the part of the key after the slash, a shape in whole numbers, and sizes
     """
 
     title: str
@@ -39,7 +39,7 @@ class KernelKind:
 
 
 def equal_prompts(heads: int, kv_heads: int, dim: int, window: int, dtype: str, rows: Any, length: Any) -> Operation:
-    """Attention of `rows` prompts of `length` tokens, without past."""
+    """Return the attention of `rows` prompts of `length` tokens without past tokens."""
     pairs = length * (length + 1) / 2
     if window:
         beyond = np.maximum(length - window, 0.0)
@@ -48,19 +48,19 @@ def equal_prompts(heads: int, kv_heads: int, dim: int, window: int, dtype: str, 
 
 
 def equal_decodes(heads: int, kv_heads: int, dim: int, window: int, dtype: str, rows: Any, context: Any) -> Operation:
-    """Attention of `rows` decode rows over `context` tokens each, their own included."""
+    """Return the attention of `rows` decode rows over `context` tokens each, including their own."""
     seen = np.minimum(context, window) if window else context
     return DecodeAttention("", rows, rows * seen, heads, kv_heads, dim, dtype, window)
 
 
 def latent_prompts(heads: int, head_dim: int, value_dim: int, dtype: str, rows: Any, length: Any) -> Operation:
-    """Latent attention of `rows` prompts of `length` tokens, without past, over expanded keys and values."""
+    """Return latent attention of `rows` prompts of `length` tokens without past, over expanded keys and values."""
     sizes = (rows, rows * length, 0 * rows, rows * length * (length + 1) / 2)
     return LatentPrefill("", *sizes, heads, heads, head_dim, dtype, value_dim=value_dim)
 
 
 def latent_decodes(heads: int, head_dim: int, value_dim: int, dtype: str, rows: Any, context: Any) -> Operation:
-    """Latent attention of `rows` decode rows over `context` tokens each, their own included."""
+    """Return latent attention of `rows` decode rows over `context` tokens each, including their own."""
     return LatentDecode("", rows, rows * context, heads, 1, head_dim, dtype, value_dim=value_dim)
 
 
@@ -106,24 +106,24 @@ KINDS = {
 
 
 def kind_of(key: str) -> KernelKind:
-    """The kind of a kernel, `gemm` of `gemm/fp8`."""
+    """Return the kind of a kernel, for example `gemm` for `gemm/fp8`."""
     return KINDS[key.partition("/")[0]]
 
 
 def operation_at(key: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    """The operation of kernel `key` at a shape and sizes; sizes are numbers or arrays of one form."""
+    """Return the operation of kernel `key` at a shape and sizes; sizes are numbers or arrays of one form."""
     return kind_of(key).operation(key.partition("/")[2], *map(round, shape), *sizes)
 
 
 def estimate_at(gpu: GpuSpec, key: str, fit: KernelFit, shape: Sequence[float], sizes: Sequence[Any]) -> Estimate:
-    """Times of `fit` at a shape and sizes, never below the roofline."""
+    """Return the times of `fit` at a shape and sizes, never below the roofline."""
     return fitted(gpu, operation_at(key, shape, sizes), fit, tuple(shape))
 
 
 def measured_at(gpu: GpuSpec, key: str, fit: KernelFit, number: int) -> tuple[tuple[Any, ...], Any]:
-    """What was measured of shape `number`, brought to the knots of its sizes: the knots as arrays, and nanoseconds.
+    """Return the measurements of shape `number` at the knots of its sizes: the knots as arrays, and nanoseconds.
 
-    NaN where fewer than half of the shapes were measured.
+    A knot at which fewer than half of the shapes were measured has NaN.
     """
     surface = fit.surface
     sizes = np.meshgrid(*(np.exp2(axis) for axis in surface.knots), indexing="ij")

@@ -1,8 +1,8 @@
-"""What the time of a kernel is made of before anything is learnt of its shape: launch, waves of tiles, bytes.
+"""The structure of a kernel's time before anything is learnt about its shape: launch, waves of tiles, bytes.
 
-Every kind of operation says what its *shape* is (what a model fixes), what its *sizes* are (what a step brings), and
-its structured time on a GPU by three coefficients. The jumps of a kernel's time live here, so that what is left for
-a `Surface` to learn is smooth.
+Every kind of operation has a *shape* (features that a model fixes), *sizes* (features that a step brings), and a
+structured time on a GPU by three coefficients. The jumps of a kernel's time are in the structured time, so that the
+rest, which a `Surface` learns, is smooth.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
-_UNPACKING_TILES = ((16, 64), (32, 64))  # further ones, of kernels that unpack narrow weights to 16 bits (Marlin)
-_SPLITS = (1, 2, 4, 8)  # of the k dimension, when tiles alone would leave the device idle
-_WIDEST = 65536  # columns; a wider GEMM, such as a head, is several side by side and no less efficient
+_UNPACKING_TILES = ((16, 64), (32, 64))  # further tiles of kernels that unpack narrow weights to 16 bits (Marlin)
+_SPLITS = (1, 2, 4, 8)  # parts of the k dimension, when tiles alone would leave the device idle
+_WIDEST = 65536  # columns; a wider GEMM, such as a head, is several GEMMs side by side and no less efficient
 _STEP_K = 64  # a tile's shortest step along k
 _QUERY_TILE = 128  # queries of a thread block of prompt attention: tokens, and the heads that share a KV head
 _NO_WINDOW = 2**17  # tokens seen without a sliding window, as a feature
-_SHARP = 4.0  # how sharply the longer of two overlapped times wins
+_SHARP = 4.0  # exponent by which the longer of two overlapped times wins
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a kernel makes of a GPU.
+    """The efficiency of a kernel on a GPU.
 
-    launch_ns       before and after its work
+    launch_ns       time before and after its work
     compute, memory shares of the datasheet's rates
-    unit_ns         every piece of work takes so long, however small: a row of activations that has to be quantised,
-                    a wave of thread blocks of an attention
+    unit_ns         time of every piece of work, however small: a row of activations that has to be quantised, a wave of
+                    thread blocks of an attention
     """
 
     launch_ns: float
@@ -53,10 +53,10 @@ class Efficiency:
 
 
 class Structure(NamedTuple):
-    """Of one kind of operation: which surface it is on, and where.
+    """The surface of one kind of operation, and the place of an operation on it.
 
-    key     of an operation, `gemm/fp8`: operations of one key are one kernel, more or less
-    shape   what a model fixes; sizes: what a step brings, numbers or arrays
+    key     key of an operation, `gemm/fp8`: operations of one key are one kernel, more or less
+    shape   features that a model fixes; sizes: features that a step brings, numbers or arrays
     ns      structured time, nanoseconds
     """
 
@@ -67,12 +67,12 @@ class Structure(NamedTuple):
 
 
 def structure_of(operation: Operation) -> Structure:
-    """The structure of an operation's kind; KeyError for one without shape, such as `Elementwise` or `Collective`."""
+    """Return the structure of an operation's kind; raise KeyError for a kind without shape, such as `Elementwise`."""
     return _STRUCTURES[type(operation)]
 
 
 def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -> Any:
-    """Thread blocks make tiles of the output, as many at a time as there are SMs; the last wave may be half empty."""
+    """Return a GEMM's time: SMs make tiles of the output in waves, and the last wave may be half empty."""
     per_flop = 1e9 * gpu.sm_count / gpu.flop_per_s(gemm.dtype) / efficiency.compute
     compute: Any = np.inf
     unpacks = DTYPE_BYTES[gemm.dtype] < 2 and not gpu.has_unit_for(gemm.dtype)
@@ -87,7 +87,10 @@ def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -
 
 
 def _prefill_ns(gpu: GpuSpec, attention: PrefillAttention, efficiency: Efficiency) -> Any:
-    """Equal prompts stand for ragged ones: as many tokens, as many pairs among themselves and with their past."""
+    """Return the time of prompt attention, with equal prompts in place of ragged ones.
+
+    They have as many tokens, and as many pairs among themselves and with their past.
+    """
     length, _ = _equal_prompts(attention)
     group = attention.heads / attention.kv_heads
     tiles = attention.tokens / length * np.ceil(length * group / _QUERY_TILE)
@@ -99,8 +102,11 @@ def _prefill_ns(gpu: GpuSpec, attention: PrefillAttention, efficiency: Efficienc
 
 
 def _prefill_sizes(attention: PrefillAttention) -> tuple[Any, ...]:
-    """A prompt of n tokens over a past of c has key-value loops as long as a prompt of n + 2c without past, and as many
-    thread blocks as its own n tokens give: tables without past are read at those sizes."""
+    """Return how many prompts without past stand for a batch, and their length.
+
+    A prompt of n tokens over a past of c has key-value loops as long as those of a prompt of n + 2c without past, and
+    as many thread blocks as its own n tokens give. Tables without past are read at these sizes.
+    """
     length, past = _equal_prompts(attention)
     reach = length + 2.0 * past
     return np.maximum(attention.tokens / reach, 1.0), reach
@@ -111,15 +117,18 @@ def _decode_sizes(attention: DecodeAttention) -> tuple[Any, ...]:
 
 
 def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency) -> Any:
-    """KV is read once; rows of equal context stand for the batch."""
+    """Return the time of decode attention: KV is read once, and rows of equal context stand for the batch."""
     compute = 1e9 * attention.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
     waves = attention.rows * attention.kv_heads / gpu.sm_count
     return _launched(gpu, attention, efficiency, compute, waves)
 
 
 def _linear_ns(gpu: GpuSpec, attention: LinearPrefill | LinearDecode, efficiency: Efficiency) -> Any:
-    """Of decode rows states are read and written. Of a prompt chunks follow one another: a thread block takes one
-    value head, and others idle."""
+    """Return the time of linear attention.
+
+    Decode rows read and write their states. The chunks of a prompt follow one another: a thread block takes one value
+    head, and the other thread blocks idle.
+    """
     blocks, idle = attention.rows * attention.value_heads, 1.0
     if isinstance(attention, LinearPrefill):
         blocks = np.maximum(blocks, 1.0)
@@ -130,19 +139,19 @@ def _linear_ns(gpu: GpuSpec, attention: LinearPrefill | LinearDecode, efficiency
 
 
 def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
-    """Weights of the experts that some token chose are read; each expert's rows are padded to a tile."""
+    """Return the time of experts: the chosen experts' weights are read, and each expert's rows padded to a tile."""
     compute = 1e9 * experts.flops / gpu.flop_per_s(experts.dtype) / efficiency.compute
     return _launched(gpu, experts, efficiency, compute, experts.tokens)
 
 
 def _launched(gpu: GpuSpec, operation: Any, efficiency: Efficiency, compute_ns: Any, units: Any) -> Any:
-    """A launch, so many pieces of work, and computing while memory is read."""
+    """Return the time of a launch and `units` pieces of work, and of computing while memory is read."""
     memory_ns = 1e9 * operation.bytes / gpu.memory_bytes_per_s / efficiency.memory
     return efficiency.launch_ns + units * efficiency.unit_ns + overlapped(compute_ns, memory_ns)
 
 
 def overlapped(one: Any, other: Any) -> Any:
-    """Time of two kinds of work at once: about the longer of the two."""
+    """Return the time of two kinds of work at once: about the longer of the two."""
     longer = np.maximum(np.maximum(one, other), 1e-9)
     return longer * ((one / longer) ** _SHARP + (other / longer) ** _SHARP) ** (1 / _SHARP)
 
@@ -165,9 +174,9 @@ def _linear_heads(operation: LinearPrefill) -> tuple[float, ...]:
 
 
 def _equal_prompts(operation: PrefillAttention) -> tuple[Any, Any]:
-    """Tokens and past tokens of each of the equal prompts that stand for `operation`'s."""
+    """Return tokens and past tokens of each of the equal prompts that stand for the prompts of `operation`."""
     tokens = np.maximum(operation.tokens, 1)
-    if operation.window:  # pairs are cut off at the window and tell no length
+    if operation.window:  # pairs are cut off at the window, so they give no length
         rows = np.maximum(operation.rows, 1)
         return tokens / rows, operation.past / rows
     own = own_pairs(operation.rows, operation.tokens, operation.past, operation.pairs)

@@ -1,9 +1,9 @@
-"""A smooth surface over the logarithms of shapes and sizes: how measured times differ from structured ones.
+"""A smooth surface over the logarithms of shapes and sizes: the ratio of measured to structured times.
 
 A *shape* is what a model fixes (n and k of a GEMM, the heads of an attention), a *size* what a step brings (tokens, a
-batch and its context). Over sizes the surface is piecewise linear between knots; over shapes it is a Gaussian process
-with an exponential kernel (Rasmussen and Williams, Gaussian Processes for Machine Learning, ch. 2 and 5.4.2), which is
-what makes it honest away from the data: there it goes back to the mean of all shapes, and its error grows to theirs.
+batch and its context). Over sizes the surface is piecewise linear between knots. Over shapes it is a Gaussian process
+with an exponential kernel (Rasmussen and Williams, Gaussian Processes for Machine Learning, ch. 2 and 5.4.2). So it is
+honest away from the data: there it returns to the mean of all shapes, and its error grows to their spread.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from calibration.kernels.times import Coverage
 
 Array = NDArray[np.float64]
 
-_FAR = 0.5  # of the variance of a shape that nothing is known of: beyond this a shape is extrapolated
-_OCTAVES = 2.0  # beyond the last knot, what was learnt is forgotten at this rate
+_FAR = 0.5  # share of the variance between shapes: a shape with more of it unexplained is extrapolated
+_OCTAVES = 2.0  # the learnt ratio fades at this rate beyond the last knot
 
 
 class Residual(NamedTuple):
-    """`log` of measured over structured time, the standard error of it, and a `Coverage`; each of the sizes' shape."""
+    """The log of measured over structured time, its standard error, and a `Coverage`, in the form of the sizes."""
 
     log: Array
     sigma: Array
@@ -36,13 +36,13 @@ class Surface:
     """Log ratios of `shapes` at the knots of their sizes.
 
     shapes      [shapes, features], log2
-    knots       of each size, log2, increasing
+    knots       the knots of each size, log2, increasing
     values      [shapes, *knots] log ratios
-    support     [*knots] share of the shapes that were measured about there
+    support     [*knots] share of the shapes that were measured near each knot
     scales      [features] octaves over which shapes stop resembling each other
-    nugget      variance of one shape's own peculiarity, relative to that between shapes
-    error       standard error of the log ratio among shapes and sizes like those measured, from held-out ones
-    spread      the same, of a shape that resembles none
+    nugget      variance of one shape's own peculiarity, relative to the variance between shapes
+    error       standard error of the log ratio among shapes and sizes like the measured ones, from held-out points
+    spread      the same for a shape that resembles none
     """
 
     shapes: Array
@@ -56,7 +56,7 @@ class Surface:
     _curves: dict[tuple[float, ...], Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, shape: tuple[float, ...]) -> Curve:
-        """The surface over sizes, at one shape."""
+        """Return the surface over sizes at one shape."""
         curve = self._curves.get(shape)
         if curve is None:
             curve = self._curves[shape] = self._curve(np.log2(np.asarray(shape, dtype=np.float64)))
@@ -89,7 +89,7 @@ class Curve:
     measured: bool
 
     def at(self, *sizes: Any) -> Residual:
-        """At sizes that are numbers or arrays, broadcast together."""
+        """Return the residual at sizes, which are numbers or arrays and are broadcast together."""
         surface = self.surface
         at = [np.log2(np.maximum(size, 1e-9)) for size in np.broadcast_arrays(*sizes)]
         log = interpolate(surface.knots, self.values, at)
@@ -110,13 +110,13 @@ class Curve:
 
 
 def kernel(one: Array, other: Array, scales: Array) -> Array:
-    """Resemblance of shapes, 1 where they are equal: `[a, features], [b, features] -> [a, b]`."""
+    """Return the resemblance of shapes, 1 where they are equal: `[a, features], [b, features] -> [a, b]`."""
     differences = ((a[:, None] - b) / scale for a, b, scale in zip(one.T, other.T, scales, strict=True))
     return np.exp(-np.sqrt(sum(difference**2 for difference in differences)))
 
 
 def corners(knots: Array, at: Any) -> tuple[NDArray[np.int64], Array]:
-    """The knot at or below each position, and how far towards the next it is: 0..1, clamped at the ends."""
+    """Return the knot at or below each position, and the share of the way to the next: 0..1, clamped at the ends."""
     index = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, max(len(knots) - 2, 0))
     above = knots[np.minimum(index + 1, len(knots) - 1)]
     width = np.where(above > knots[index], above - knots[index], 1.0)
@@ -124,7 +124,10 @@ def corners(knots: Array, at: Any) -> tuple[NDArray[np.int64], Array]:
 
 
 def interpolate(knots: tuple[Array, ...], values: Array, at: list[Any]) -> Array:
-    """Multilinear between knots, constant beyond them; `values` is `[*knots]`, `at` one array per axis."""
+    """Interpolate linearly between knots on each axis, constant beyond them.
+
+    `values` is `[*knots]`, and `at` has one array for each axis.
+    """
     if len(knots) == 1:
         return np.interp(at[0], knots[0], values)
     located = [corners(axis, position) for axis, position in zip(knots, at, strict=True)]

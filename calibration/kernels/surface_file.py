@@ -1,8 +1,8 @@
-"""Fitted kernels of one GPU as a small Parquet file: a row is a shape, its values are bytes.
+"""A Parquet file with the fitted kernels of one GPU: each row is a shape, and its values are bytes.
 
-Log ratios are rounded to 1/127 of their kernel's largest, which is well below what they are known to. The schema's
-metadata says whose measurements they come from, under which licence, and the errors at points held out of the fit. A
-file that is not ours, is damaged or is of another GPU is refused by name.
+Log ratios are rounded to 1/127 of their kernel's largest, which is well below their error. The schema's metadata has
+the source of the measurements, their licence, and the errors at points held out of the fit. Reading refuses, with its
+name, a file that is not ours, is damaged or is for another GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _METADATA = b"tokentwin"
 
 
 def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
-    """`about` is kept as it is: source, versions, licence, date, held-out errors. Same input, same bytes."""
+    """Write the fits of a GPU; the same input gives the same bytes.
+
+    `about` is kept as it is: source, versions, licence, date, held-out errors.
+    """
     table, described = _packed(kernels)
     metadata = {"format": FORMAT, "gpu": kernels.gpu.name, "kernels": described, "about": about}
     metadata["sha256"] = _digest(table, metadata)
@@ -39,7 +42,7 @@ def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -
 
 
 def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
-    """Rows of the file, and what its metadata says of each kernel."""
+    """Return the rows of the file, and the metadata of each kernel."""
     rows: dict[str, list[Any]] = {"kernel": [], "shape": [], "log_ratio": []}
     described: dict[str, Any] = {}
     for key, fit in kernels.fits.items():
@@ -71,7 +74,7 @@ def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
-    """Raises UserError for a file that is not of this kind, damaged, or of another GPU."""
+    """Read the fits of `gpu`; raise UserError for a file that is not of this kind, is damaged or is for another GPU."""
     table, metadata = _read(path)
     if metadata["gpu"] != gpu.name:
         raise UserError("kernel surfaces", str(path), f"is for {metadata['gpu']}, not for {gpu.name}")
@@ -100,7 +103,7 @@ def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
 
 
 def about_surfaces(path: Path) -> dict[str, Any]:
-    """Where a file's fits come from, and their held-out errors."""
+    """Return the source of a file's fits and their held-out errors."""
     return _read(path)[1]["about"]
 
 

@@ -1,6 +1,6 @@
 """Kernel times of one GPU: structured times, corrected by surfaces that were fitted to a table of measurements.
 
-Every operation answers; what its tables do not cover is marked as extrapolated.
+Every operation gets a time; a time that the tables do not cover is marked as extrapolated.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _SIMILAR = {
     "fp8_block": ("fp8", "bfloat16"),
     "nvfp4": ("fp8", "fp8_block", "bfloat16"),
 }
-_ELEMENTWISE_SIGMA = 0.3  # not in the tables: the GEMMs' launch and bandwidth stand in
-_STAND_IN_SIGMA = 0.4  # another type's surface
-_WHOLE = 20  # shapes of GEMMs
-_UNTABLED_SIGMA = 0.7  # nothing measured of this kind at all
+_ELEMENTWISE_SIGMA = 0.3  # tables lack them: the GEMMs' launch and bandwidth stand in
+_STAND_IN_SIGMA = 0.4  # the surface of another type stands in
+_WHOLE = 20  # shapes of GEMMs of a whole table
+_UNTABLED_SIGMA = 0.7  # no measurement of this kind of operation at all
 
 
 @dataclass(frozen=True)
 class KernelFit:
-    """What was learnt of one kernel: coefficients of its structured time, and the surface of what they leave."""
+    """The fit of one kernel: coefficients of its structured time, and the surface of the remaining ratios."""
 
     efficiency: Efficiency
     surface: Surface
 
 
 def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[float, ...] | None = None) -> Estimate:
-    """Times by `fit`, at the operation's own shape or another; never below the roofline."""
+    """Return the times of `operation` by `fit`, at its own shape or at `shape`; never below the roofline."""
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
     residual = fit.surface.of(shape or structure.shape(operation)).at(*sizes)
@@ -52,7 +52,8 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
 class KernelSurfaces:
     """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `decode/bfloat16`, ...).
 
-    others  makes what prices an operation that no fit is of; without it, its structure and what GEMMs reach do
+    others  makes the kernel times of operations without a fit; without it, their structure and the GEMMs' efficiency
+            give them
     """
 
     gpu: GpuSpec
@@ -67,7 +68,7 @@ class KernelSurfaces:
         return self._by_type(operation, structure_of(operation).key(operation))
 
     def _by_type(self, operation: Operation, key: str) -> Estimate:
-        """By its own fit, else by that of a similar type, else by other GPUs' fits or the structure alone."""
+        """Return a time by the kernel's own fit, that of a similar type, other GPUs' fits, or structure alone."""
         fit = self.fits.get(key)
         if fit is not None:
             return fitted(self.gpu, operation, fit)
@@ -91,9 +92,9 @@ class KernelSurfaces:
         return collectives_of(self.gpu)
 
     def _elementwise(self, operation: Elementwise) -> Estimate:
-        """Bytes at the bandwidth that GEMMs reach, and a launch each in a CUDA graph as short as the shortest GEMM.
+        """Return a time from the bandwidth that GEMMs reach, and launches as short as the shortest GEMM (CUDA graphs).
 
-        What an all-reduce before it does, too, needs no launch of its own.
+        Work that the all-reduce before it also does needs no launch.
         """
         efficiency = self._typical()
         launches: Any = operation.launches
@@ -114,15 +115,15 @@ class KernelSurfaces:
 
 
 def is_whole(kernels: KernelSurfaces) -> bool:
-    """Whether enough shapes were measured for a GPU to price others' shapes by."""
+    """Return whether the GPU has enough measured shapes to price other shapes by."""
     return len(kernels.fits["gemm/bfloat16"].surface.shapes) >= _WHOLE
 
 
 def bundled(name: str) -> Path:
-    """Where the fit of a GPU lies, or would lie."""
+    """Return the path of a GPU's fit, whether it exists or not."""
     return Path(__file__).with_name("gpus") / f"{name}.parquet"
 
 
 def bundled_names() -> list[str]:
-    """GPUs that a fit is bundled for."""
+    """Return the names of GPUs with a bundled fit."""
     return sorted(path.stem for path in bundled("any").parent.glob("*.parquet"))

@@ -1,4 +1,4 @@
-"""How long an operation takes on one GPU, and how sure that is: the contract of kernel models."""
+"""The contract of kernel models: the time of an operation on one GPU, and its standard error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from serving.deployments.gpu_spec import GpuSpec
 
 
 class Coverage(IntEnum):
-    """How a time was come by, from best to worst; a sum is as good as its worst part, and one of nothing is unknown."""
+    """The evidence behind a time, from best to worst.
+
+    A sum is as good as its worst part, and an empty sum is unknown.
+    """
 
     UNKNOWN = -1  # no time was needed
-    VALIDATED = 0  # the shape itself was measured, or the whole was held against a run
-    INTERPOLATED = 1  # between measured shapes
-    EXTRAPOLATED = 2  # beyond them
+    VALIDATED = 0  # the shape itself was measured, or the whole was compared with a run
+    INTERPOLATED = 1  # the shape lies between measured ones
+    EXTRAPOLATED = 2  # the shape lies beyond measured ones
 
     @property
     def clause(self) -> str:
-        """What to say of a kernel: `was measured`."""
+        """The clause about a kernel: `was measured`."""
         return {0: "was measured", 1: "lies between measured shapes", 2: "lies beyond measured shapes"}[self]
 
 
@@ -44,12 +47,15 @@ class KernelTimes(Protocol):
     gpu: GpuSpec
 
     def time(self, operation: Operation) -> Estimate:
-        """One occurrence of `operation`. Never below the roofline: FLOPs over peak rate, bytes over bandwidth."""
+        """Return the time of one occurrence of `operation`.
+
+        It is never below the roofline: FLOPs over peak rate, bytes over bandwidth.
+        """
         ...
 
 
 def floor_ns(gpu: GpuSpec, operation: Operation) -> Any:
-    """The roofline: no device does `operation` faster than its datasheet allows."""
+    """Return the roofline: no device does `operation` faster than its datasheet allows."""
     if isinstance(operation, Collective):
         if operation.link is not None:
             return 1e9 * operation.sent_between_nodes / operation.link.bytes_per_s
@@ -59,7 +65,7 @@ def floor_ns(gpu: GpuSpec, operation: Operation) -> Any:
 
 
 def bound_by(gpu: GpuSpec, operation: Operation, flops: float, moved_bytes: float) -> str:
-    """`compute`, `memory`, `link` or `network`: which roof is over an operation of so many FLOPs and bytes."""
+    """Return `compute`, `memory`, `link` or `network`: the roof over an operation of so many FLOPs and bytes."""
     if isinstance(operation, Collective):
         return "link" if operation.link is None else "network"
     rate = gpu.flop_per_s(getattr(operation, "dtype", "bfloat16"))

@@ -1,10 +1,10 @@
-"""A GPU that nobody tabulated: the kernels of GPUs that are like it, on its datasheet.
+"""Kernels of a GPU without a table: the kernels of similar GPUs on its datasheet.
 
-Every GPU with a fit of a whole table predicts how long it would take with this datasheet: its own shares of the rates,
-its own surfaces. The answer is their geometric mean, marked as extrapolated throughout. A donor counts the more, the
-nearer its datasheet is, and the better it predicts the few kernels of this GPU that were measured, if any were. How
-near that comes, and what the widths below were chosen on, are the errors of fitted GPUs that were left out in turn,
-alone and with all others of their chip (`lab/benchmarks/kernel_surfaces.py`).
+Every GPU with a fit of a whole table predicts a time on this datasheet, with its own shares of the rates and its own
+surfaces. The answer is the geometric mean of these times, and it is marked as extrapolated throughout. The nearer a
+donor's datasheet is, and the better it predicts the few measured kernels of this GPU, the more the donor counts. The
+errors of fitted GPUs that were left out in turn, alone and with all others of their chip, say how good that is, and the
+widths below were chosen by them (`lab/benchmarks/kernel_surfaces.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
-_SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
+_SIGMA = {  # error of log time by operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
     Gemm: 0.25,
     PrefillAttention: 0.55,
     DecodeAttention: 0.4,
@@ -34,13 +34,11 @@ _SIGMA = {  # of log time, by type of operation: 90 % of the errors of GPUs left
     Experts: 0.75,
     Elementwise: 0.4,
 }
-_UNTABLED_SIGMA = 0.7  # of what no GPU has tables
-_LEAST_NS = 1e-6  # below any time, so that nothing has a logarithm
+_UNTABLED_SIGMA = 0.7  # no GPU has tables of the operation
+_LEAST_NS = 1e-6  # below any time, so that a time of 0 has a logarithm
 _NEAR = 1.0  # octaves of bandwidth, rate or SMs at which a donor counts 0.61 of one with the same datasheet
-_OTHER_GENERATION = 1.0  # octaves that another generation is worth
-_RIGHT = (
-    0.2  # root mean square error of the logarithm at measured kernels at which a donor counts 0.61 of a perfect one
-)
+_OTHER_GENERATION = 1.0  # octaves that count for a different generation
+_RIGHT = 0.2  # root mean square error of log time at measured kernels at which a donor counts 0.61 of a perfect one
 
 
 @dataclass
@@ -53,7 +51,10 @@ class TransferredKernels:
 
     @classmethod
     def to(cls, gpu: GpuSpec, anchors: KernelSurfaces | None = None, without: Sequence[str] = ()) -> TransferredKernels:
-        """From the bundled fits of whole tables, but for the GPUs `without`. `anchors` is a fit of few shapes."""
+        """Make kernel times from the bundled fits of whole tables, except for the GPUs `without`.
+
+        `anchors` is a fit of a few measured shapes of `gpu`.
+        """
         names = [name for name in bundled_names() if name not in {gpu.name, *without}]
         fits = [read_surfaces(bundled(name), find_gpu(name)) for name in names]
         whole = [fit for fit in fits if is_whole(fit)]
@@ -70,14 +71,14 @@ class TransferredKernels:
         times = np.array([donor.time(operation).ns for donor in self.donors])
         logs = np.log(np.maximum(times, _LEAST_NS))
         mean = np.tensordot(self.weights, logs, axes=1)
-        ns = np.where(times.any(axis=0), np.exp(mean), 0.0)  # nothing takes no time
+        ns = np.where(times.any(axis=0), np.exp(mean), 0.0)  # an empty operation takes no time
         apart = np.sqrt(np.tensordot(self.weights, np.square(logs - mean), axes=1))
         sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), apart)
         return Estimate(ns, sigma, np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))
 
 
 def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
-    """Logarithm of a Gaussian of the octaves between two datasheets."""
+    """Return the logarithm of a Gaussian of the octaves between two datasheets."""
     rates = [(g.memory_bytes_per_s, g.bf16_flop_per_s, g.sm_count) for g in (gpu, donor)]
     octaves = np.log2(rates[0]) - np.log2(rates[1])
     other = _OTHER_GENERATION * (gpu.generation != donor.generation)
@@ -85,7 +86,10 @@ def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
 
 
 def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
-    """Of the logarithm of a donor's over the measured time, at every shape and size of `anchors`; kinds count alike."""
+    """Return the mean square log of a donor's over the measured time, over all shapes and sizes of `anchors`.
+
+    Every kind of kernel counts alike.
+    """
     found = []
     for key, fit in anchors.fits.items():
         misses = []

@@ -1,1 +1,1 @@
-"""What prices steps: cost models, how they are fitted to measured steps, and where the time of a step goes."""
+"""Prices of steps: cost models, their fits to measured steps, and the parts of a step's time."""

@@ -1,4 +1,4 @@
-"""Calibrations as files: written whole or not at all, and never read where a number in them is impossible."""
+"""Calibration files: a file is written whole or not at all, and an impossible number in it is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Price = Annotated[float, Field(ge=0, lt=1e12)]
 
 
 def save(calibration: Any, path: Path) -> None:
-    """Write a calibration, a dataclass. Raises UserError where that cannot be done."""
+    """Write a calibration, a dataclass; raise UserError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -30,7 +30,7 @@ def save(calibration: Any, path: Path) -> None:
 
 
 def read(path: Path, format: int) -> dict[str, Any]:
-    """What a file of that format holds. Raises UserError for any other."""
+    """Return the contents of a file of format `format`; raise UserError for any other file."""
     data = read_json_file(path, "calibration", "; tokentwin calibrate makes one")
     found = data.get("format") if isinstance(data, dict) else None
     if found != format:
@@ -39,7 +39,7 @@ def read(path: Path, format: int) -> dict[str, Any]:
 
 
 def checked(kind: type[Made], data: Any, where: str) -> Made:
-    """`data` as a dataclass. Raises UserError, one line, that names what is wrong."""
+    """Return `data` as a dataclass; raise UserError, in one line, that names the damaged field."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

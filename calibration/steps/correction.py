@@ -1,9 +1,10 @@
-"""What whole steps teach about the sum of their parts.
+"""Correction of the sum of a step's parts, learnt from whole steps.
 
-Kernels timed alone do not add up to a step: clocks drop under sustained load, launches leave gaps, the engine
+Kernels timed alone do not add up to a step: clocks drop under sustained load, launches leave gaps, and the engine
 computes around them. A correction multiplies each part and adds times per step, row and prompt. It is fitted to
-measured steps on log errors, a regime weighing as the root of its steps, outliers little (soft L1); each multiplier is
-drawn towards its prior, 1 for most, so that what the steps say nothing about stays as the kernels have it.
+measured steps on log errors. A regime weighs as the root of its steps, and outliers weigh little (soft L1). Each
+multiplier is drawn towards its prior, 1 for most, so parts that the steps say nothing about stay as the kernels have
+them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Floats = NDArray[np.float64]
 
 CLOCK_KNOTS = (256, 1024, 3072, 8192)  # tokens of a step at which the multiplier of `compute` is fitted
 COMPUTE = tuple(f"compute@{tokens}" for tokens in CLOCK_KNOTS)
-WEIGHTS = ("weights", "compute", "experts", "expert compute")  # parts that the type of the weights decides over
-PROMPT_PARTS = ("compute", "expert compute", "prompt attention", "past attention")  # what prompts add to a step
+WEIGHTS = ("weights", "compute", "experts", "expert compute")  # parts that depend on the type of the weights
+PROMPT_PARTS = ("compute", "expert compute", "prompt attention", "past attention")  # parts that prompts add to a step
 FACTORS = ("weights", *COMPUTE, *(part for part in PARTS if part not in ("weights", "compute")))
 ADDED = {
     "step": "every step",
@@ -40,7 +41,7 @@ _OF_PROMPTS = (*COMPUTE, *PROMPT_PARTS, "prompt", "prompts only", "prompts only,
 _PRIOR = {"imbalance": 0.3}
 _ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
 _TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
-_LOOSE = 1.0  # standard deviation of a logarithm: the rest may well be off by e
+_LOOSE = 1.0  # standard deviation of a logarithm: other numbers may well be off by a factor of e
 _RIDGE = 0.02
 _OUTLIER = 0.02  # relative error beyond which a step counts less and less
 _SMALLEST_NS = 1e-6
@@ -48,12 +49,12 @@ _SMALLEST_NS = 1e-6
 
 @dataclass(frozen=True)
 class Correction:
-    """Multipliers of parts and nanoseconds added. The default changes nothing, and leaves the imbalance out.
+    """Multipliers of parts, and added nanoseconds. The default changes nothing, and leaves the imbalance out.
 
-    source  what it was fitted to, empty when nothing
-    sigma   relative error of a step that is left, by regime (standard deviation, robust)
-    domain  least and most tokens, decode rows and decode context of the steps it was fitted to
-    wider   by type of weights of more bits, its multipliers of `WEIGHTS` over those of the own type
+    source  the steps of the fit; empty without a fit
+    sigma   remaining relative error of a step, by regime (standard deviation, robust)
+    domain  least and most tokens, decode rows and decode context of the steps of the fit
+    wider   for each weight type of more bits, its multipliers of `WEIGHTS` over those of the narrowest type
     """
 
     factors: Mapping[str, Price] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
@@ -65,7 +66,7 @@ class Correction:
 
     @property
     def by_type(self) -> TypeFactors:
-        """`wider` with those of the own type, as `step_parts` takes them."""
+        """The multipliers of each weight type, as `step_parts` takes them; the narrowest type has an empty name."""
         own = {**self.factors, "compute": self.factors[COMPUTE[0]]}
         return self.wider and {
             "": own,
@@ -73,7 +74,7 @@ class Correction:
         }
 
     def scaled(self, decode: float, prompts: float) -> Correction:
-        """The same, with what a step takes without prompts and what prompts add so many times as long."""
+        """Return the correction with the time without prompts times `decode`, and that of prompts times `prompts`."""
 
         def factor(name: str) -> float:
             return prompts if name in _OF_PROMPTS else decode
@@ -85,11 +86,14 @@ class Correction:
         )
 
     def of_kernels(self) -> Correction:
-        """The multipliers alone: what an engine adds per step, row and prompt it adds once for all."""
+        """Return the multipliers alone.
+
+        The time that an engine adds per step, row and prompt it adds only once.
+        """
         return replace(self, added_ns=dict.fromkeys(ADDED, 0.0))
 
     def apply(self, parts: Mapping[str, Floats], sizes: StepSizes) -> dict[str, Floats]:
-        """Corrected nanoseconds by part, `host and launch` among them; they sum to the step."""
+        """Return corrected nanoseconds by part, including `host and launch`; they sum to the step."""
         tokens = np.asarray(sizes.tokens, dtype=np.float64)
         clock = np.interp(
             np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS), [self.factors[name] for name in COMPUTE]
@@ -114,7 +118,7 @@ def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
 
 
 def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str) -> Correction:
-    """The correction that best explains `measured_ns` `[steps]` by `parts` of the same steps.
+    """Return the correction that best explains `measured_ns` `[steps]` by `parts` of the same steps.
 
     Raises UserError if there are fewer than twenty steps.
     """
@@ -154,7 +158,7 @@ def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: F
 
 
 def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], Floats]:
-    """Names and `[steps, names]` of everything that a factor or an added time multiplies and that occurs at all."""
+    """Return names and columns `[steps, names]` of all occurring amounts that a factor or an added time multiplies."""
     tokens = np.asarray(sizes.tokens, dtype=np.float64)
     share = _hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
     found: dict[str, Floats] = {}
@@ -169,19 +173,19 @@ def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], 
 
 
 def _hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
-    """Weights `[len(at), knots]` of linear interpolation, constant beyond the ends."""
+    """Return weights `[len(at), knots]` of linear interpolation, constant beyond the ends."""
     unit = np.eye(len(knots))
     return np.column_stack([np.interp(at, knots, unit[i]) for i in range(len(knots))])
 
 
 def _balanced(regime: NDArray[np.int64]) -> Floats:
-    """Weights that make a regime count as the square root of its steps: a few mixed steps among thousands still do."""
+    """Return weights that make a regime count as the root of its steps, so that the few mixed steps count."""
     count = np.bincount(regime, minlength=len(REGIMES))
     return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)
 
 
 def domain_amounts(sizes: StepSizes) -> dict[str, Any]:
-    """What a domain bounds, by name."""
+    """Return the amounts that a domain bounds, by name."""
     return {
         "tokens": sizes.tokens,
         "decode rows": sizes.decode_rows,

@@ -1,6 +1,7 @@
-"""How well the time of a step is known: of one step, or of as many as it takes to draw a map of a deployment.
+"""The certainty of a step's time: of one step, or of the many steps of a map of a deployment.
 
-A step is as sure as the worst kernel that tells in it: one whose standard error is not negligible beside the step.
+A step is as sure as the worst kernel that matters in it. A kernel matters if its standard error is not negligible
+beside the step.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 
 Floats = NDArray[np.float64]
-NEGLIGIBLE = 0.01  # of the step: a part whose standard error is less cannot change how far to trust it
+NEGLIGIBLE = 0.01  # share of the step: a part with a smaller standard error does not change the trust in it
 _AT_ONCE = 100_000  # steps
 
 
 class StepCoverage(NamedTuple):
-    """Of every step, in the shape of its sizes.
+    """The certainty of every step; arrays have the shape of the step sizes.
 
-    kernels     the `Coverage` of the worst kernel that tells
-    worst       which of `names` that is; -1 where none tells
-    covered     whether measured steps cover it
-    sigma       standard error of the logarithm of its kernels' time, were all of them off alike
-    beyond      reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
+    kernels     `Coverage` of the worst kernel that matters
+    worst       index of this kernel in `names`; -1 if no kernel matters
+    covered     whether measured steps cover the step
+    sigma       standard error of the logarithm of its kernels' time, if all kernels were off alike
+    beyond      reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
     """
 
     kernels: NDArray[np.int64]
@@ -48,17 +49,17 @@ class StepCoverage(NamedTuple):
 
     @property
     def coverage(self) -> NDArray[np.int64]:
-        """The `Coverage` of the step: validated where measured steps cover it, and nowhere else."""
+        """The `Coverage` of the step: validated only where measured steps cover it."""
         return np.where(self.covered, Coverage.VALIDATED, np.maximum(self.kernels, Coverage.INTERPOLATED))
 
     def worst_alone(self) -> StepCoverage:
-        """That of the first of the steps known worst."""
+        """Return the coverage of the first among the least certain steps."""
         at = [int(self.coverage.argmax())]
         return self._replace(**{name: of[at] for name, of in self._asdict().items() if name != "names"})
 
 
 def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
-    """How well the steps of `sizes` (arrays of one shape) are known."""
+    """Return how well the steps of `sizes` (arrays of one shape) are known."""
     parts = cost.parts(sizes)
     step_ns = np.sum(list(parts.values()), axis=0)
     shape = step_ns.shape
@@ -77,7 +78,7 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         error_ns += error
         beyond_ns += np.where(time.coverage == Coverage.EXTRAPOLATED, error, 0.0)
     covered = _covered(cost, sizes)
-    if WAITING in parts:  # for launches
+    if WAITING in parts:  # the step waits for launches
         known = cost.host.launches
         mark = Coverage.EXTRAPOLATED if known == PUBLISHED else Coverage.INTERPOLATED
         waits = parts[WAITING] > NEGLIGIBLE * step_ns
@@ -97,15 +98,15 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
 
 
 def stacked(steps: Sequence[StepSizes]) -> StepSizes:
-    """Steps of plain numbers as arrays."""
+    """Return steps of plain numbers as one `StepSizes` of arrays."""
     return StepSizes(*np.array([astuple(step) for step in steps], dtype=np.float64).T)
 
 
-NEGLIGIBLE_STEPS = 0.01  # share of steps beyond what was measured that does not change how far to trust a run
+NEGLIGIBLE_STEPS = 0.01  # share of steps beyond the measured ones that does not change the trust in a run
 
 
 def mark_of(coverage: NDArray[np.int64], weights: Floats) -> Coverage:
-    """How far to trust a run of steps of these coverages, each of which occurs so often."""
+    """Return how far to trust a run of steps of these coverages; `weights` say how often each step occurs."""
     worst = Coverage(int(coverage.max()))
     if worst < Coverage.EXTRAPOLATED:
         return worst
@@ -114,14 +115,17 @@ def mark_of(coverage: NDArray[np.int64], weights: Floats) -> Coverage:
 
 
 def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Coverage, str]:
-    """How far to trust steps that none of these (of plain numbers) falls short of, and the part that made it so."""
+    """Return how far to trust the steps within these `corners` (of plain numbers), and the reason.
+
+    No step is less certain than the corners.
+    """
     if not corners:
         return Coverage.UNKNOWN, "no step was priced"
     return standing(cost, step_coverage(cost, stacked(corners)))
 
 
 def standing(cost: OperationCost, found: StepCoverage) -> tuple[Coverage, str]:
-    """How far to trust the worst known of the steps, and the part that made it so."""
+    """Return how far to trust the least certain of the steps, and the part that is the reason."""
     if found.covered.all():
         return Coverage.VALIDATED, f"measured steps cover it ({cost.correction.source})"
     if cost.untaught:
@@ -134,8 +138,8 @@ def standing(cost: OperationCost, found: StepCoverage) -> tuple[Coverage, str]:
 
 
 def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterval:
-    """The interval of such steps: what is known of all, wider where kernels lie beyond the measured ones."""
-    beyond = {False: 0.0, True: 0.0}  # how far decode rows alone are off, and steps with prompts
+    """Return the interval of the steps within `corners`: the known interval, wider for kernels beyond measured ones."""
+    beyond = {False: 0.0, True: 0.0}  # error of decode steps, and of steps with prompts
     if corners:
         sizes = stacked(corners)
         for has_prompts, reach in zip(sizes.prefill_tokens > 0, step_coverage(cost, sizes).beyond, strict=True):
@@ -145,7 +149,7 @@ def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterv
 
 
 class Beyond(NamedTuple):
-    """How much of a run lies beyond what was measured: shares of its steps, and of the time that they took."""
+    """The part of a run beyond the measured domain: shares of its steps, and of their time."""
 
     steps: float
     time: float
@@ -159,7 +163,7 @@ class Beyond(NamedTuple):
 
 
 def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
-    """Of the steps that a recording kept; None if it kept none."""
+    """Return the share beyond measurements of the steps in a recording; None if it has no steps."""
     out, took_ns = [], []
     for steps in recording.pieces("steps", ["start_ns", "end_ns", *AGGREGATES], _AT_ONCE):
         out.append(step_coverage(cost, recorded_sizes(steps)).coverage >= Coverage.EXTRAPOLATED)
@@ -168,12 +172,12 @@ def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
 
 
 def shown_share(share: float) -> str:
-    """In percent, never as nothing what is something."""
+    """Return a share in percent; a small share is not shown as zero."""
     return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
 def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:
-    """Whether steps of these amounts were among those that the correction was fitted to."""
+    """Return whether the amounts of each step lie within those of the steps that the correction was fitted to."""
     domain = cost.correction.domain
     amounts = {name: np.asarray(values) for name, values in domain_amounts(sizes).items()}
     inside = [(values >= domain[name][0]) & (values <= domain[name][1]) for name, values in amounts.items() if domain]

@@ -1,8 +1,8 @@
-"""The short traces a calibration is measured on.
+"""The short traces that a calibration measures.
 
-Real traffic through the real loop, not a synthetic grid: an engine's steps in situ differ by tens of percent from
-the same shapes timed alone. Closed loops at several concurrencies visit every batch size without knowing the
-engine's speed; lengths cover what the deployment admits. The seed is far from anything a user would validate with.
+They are real traffic through the real loop, not a synthetic grid: an engine's steps in situ differ by tens of percent
+from the same shapes timed alone. Closed loops at several concurrencies visit every batch size without knowing the
+engine's speed. Lengths cover all that the deployment admits. The seed is far from anything a user would validate with.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
 
 _SEED = 7_919_000
-_NEW_TOKENS = 16  # mean output that has little of itself to repeat
+_NEW_TOKENS = 16  # mean output that is too short to repeat itself much
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast the engine is, roughly: one decode step and one prompt token, in ns."""
+    """The rough speed of the engine: one decode step and one prompt token, in ns."""
 
     decode_step_ns: int
     prompt_token_ns: int
 
 
 def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Workload]:
-    """Traces that together take about `seconds` at `pace`."""
+    """Return traces that together take about `seconds` at `pace`."""
     most = config.max_num_seqs
     longest = config.max_model_len
     shapes = [
@@ -37,7 +37,7 @@ def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> l
         ("full", most, longest / 16, longest / 40),
         ("long", max(most // 4, 1), longest / 3, longest / 64),
     ]
-    if config.speculative:  # a long answer repeats itself and is drafted at every step: what a row costs cannot be seen
+    if config.speculative:  # long answers repeat themselves: drafts at every step hide the cost of a row
         shapes += [
             ("new-few", max(most // 4, 1), longest / 64, _NEW_TOKENS),
             ("new-full", most, longest / 64, _NEW_TOKENS),

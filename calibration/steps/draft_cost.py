@@ -1,7 +1,7 @@
-"""What drafting adds to a step: the passes of whatever proposes the tokens that the next step verifies.
+"""The time that drafting adds to a step: the passes that propose the tokens for the next step to verify.
 
-As in vLLM, drafting is the end of a step: a first pass over the step's own tokens, prompts included, which gives the
-first draft token of every row that sampled, and one more pass over those rows for each further token.
+As in vLLM, drafting is the end of a step. A first pass over the step's own tokens, prompts included, gives the first
+draft token of every row that sampled. Each further token takes one more pass over these rows.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from serving.step_plan import StepPlan
 
 
 class DraftCost(Protocol):
-    """Time of the drafting that ends a step; `step` is what the step takes without it."""
+    """Time of the drafting that ends a step; `step` is the time of the step without it."""
 
     def ps(self, plan: StepPlan, step: int) -> int:
-        """Picoseconds, of a plan."""
+        """Return picoseconds for a plan."""
         ...
 
     def ns(self, sizes: StepSizes, step: Any) -> Any:
-        """Nanoseconds, of one step or many."""
+        """Return nanoseconds for one step or many."""
         ...
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
-        """What it computes, as far as that is known."""
+        """Return the operations of drafting, as far as they are known."""
         ...
 
 
 class PassCost(CostModel, Protocol):
-    """What prices a pass of a draft model: a cost model of its operations."""
+    """The price of a pass of a draft model: a cost model of its operations."""
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]: ...
     def operations(self, sizes: StepSizes) -> list[Operation]: ...
 
 
 class StatedDraft:
-    """Passes of a stated cost.
+    """Draft passes of a configured cost.
 
-    `eagle` makes one for each draft token, and one where nothing samples; `ngram` one where something does. Raises
-    UserError where no cost is stated.
+    `eagle` makes one pass for each draft token, and one if nothing samples; `ngram` makes one if something samples.
+    Raises UserError if the configuration has no cost.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -99,13 +99,13 @@ class ModelDraft:
 
 
 def draft_passes(sizes: StepSizes, again: int) -> list[tuple[int, StepSizes]]:
-    """The first pass of a draft model, and how many more there are, as the one in the middle of those."""
+    """Return the first pass of a draft model, and the count of further passes with the middle one as their example."""
     rows = sizes.sampled_rows
     later = StepSizes(decode_rows=rows, decode_context=_context(sizes) + rows * (again - 1) / 2, sampled_rows=rows)
     return [(1, sizes), (again, later)] if again else [(1, sizes)]
 
 
 def _context(step: StepPlan | StepSizes) -> Any:
-    """Tokens before the rows that sampled, summed; the prompts that end in this step are as long as its others."""
+    """Return the summed tokens before the rows that sampled; prompts that end are as long as the step's others."""
     ending = np.maximum(step.sampled_rows - step.decode_rows, 0) / np.maximum(step.prefill_rows, 1)
     return step.decode_context + step.decode_rows + (step.prefill_context + step.prefill_tokens) * ending

@@ -1,11 +1,11 @@
-"""What measured runs of engines teach about engines in general, as levels that share strength.
+"""The evidence of measured runs about engines in general, as levels that share strength.
 
 Thirteen numbers say how an engine differs from its kernels. Each number of a configuration is the product of one that
-all engines share and of deviations of its engine, the engine's version, its generation of GPUs, its precision, both of
-these together, its model, and its source. Deviations are drawn towards 1, each level by a spread of its own, so that
-one that nobody measured changes nothing and widens the band by its spread. All of them are one regularised
-least-squares problem on log errors (a linear mixed model), of which every source contributes its normal equations:
-predictions without a source, a GPU, an engine or a model need no further simulation.
+all engines share and of deviations of its engine, the engine's version, its generation of GPUs, its precision, the last
+two together, its model, and its source. Deviations are drawn towards 1. Each level has its own spread, so that an
+unmeasured deviation changes nothing and widens the band by its spread. All of them are one regularised least-squares
+problem on log errors (a linear mixed model), to which every source contributes its normal equations. So predictions
+without a source, a GPU, an engine or a model need no further simulation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class Number(NamedTuple):
-    """Prior value of a number (a factor, or nanoseconds), standard deviation of its logarithm, its kernel family."""
+    """A number (a factor, or nanoseconds): prior value, standard deviation of its logarithm, kernel family."""
 
     prior: float
     spread: float
@@ -80,12 +80,12 @@ LEVELS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a configuration stands in the hierarchy; an empty name is of nothing that was ever measured.
+    """The place of a configuration in the hierarchy; an empty name stands for something that was never measured.
 
-    gemm, experts   what weights are kept in, of dense layers and of routed experts, if there are any
-    source          who measured it: a case, with the model, the GPU and the engine
-    version         of the engine, with its name
-    client          that sent the requests and measured; empty where a server did
+    gemm, experts   types of the weights of dense layers and of routed experts, if there are any
+    source          the measurement: a case, with the model, the GPU and the engine
+    version         name and version of the engine
+    client          program that sent the requests and measured; empty if a server measured
     """
 
     engine: str
@@ -100,19 +100,19 @@ class Origin:
 
     @classmethod
     def of(cls, model: ModelSpec, gpu: GpuSpec, deployment: Deployment, source: str = "", client: str = "") -> Origin:
-        """That of `deployment`, which says what engine it is of."""
+        """Return the origin of `deployment`, which names its engine."""
         name, version = deployment.engine_name
         gemm = _bits(stored(model, deployment, "attention out", model.num_layers)[0].dtype)
         experts = _bits(narrowest_dtype(model, deployment)) if model.num_experts else ""
         return cls(name, gpu.name, gpu.generation, model.name, gemm, experts, source, version, client)
 
     def stored_as(self, dtype: str) -> Origin:
-        """The same with weights of `dtype` where they are now in the narrowest of its types."""
+        """Return the same origin with weights of `dtype` instead of its narrowest type."""
         narrow, kept = self.experts or self.gemm, _bits(dtype)
         return replace(self, gemm=kept if self.gemm == narrow else self.gemm, experts=self.experts and kept)
 
     def effects(self, number: int) -> Iterator[tuple[str, str]]:
-        """Level and name of every deviation that the number has here."""
+        """Yield level and name of every deviation that the number has here."""
         family = _FAMILIES[number]
         precision = self.gemm if family == "gemm" else self.experts
         names = {
@@ -135,9 +135,9 @@ def _bits(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Taught:
-    """What the rows of one origin say: normal equations in the logarithms of the numbers over their priors.
+    """Information from the rows of one origin: normal equations in the logarithms of the numbers over their priors.
 
-    information `[numbers, numbers]`, vector `[numbers]`, and the number of rows
+    It has the information `[numbers, numbers]`, the vector `[numbers]`, and the number of rows.
     """
 
     origin: Origin
@@ -148,7 +148,7 @@ class Taught:
 
 @dataclass(frozen=True)
 class Belief:
-    """What is known of the numbers of one configuration: logarithms over their priors, and their covariance."""
+    """The knowledge of the numbers of one configuration: logarithms over their priors, and their covariance."""
 
     logs: Floats
     covariance: Floats
@@ -159,7 +159,7 @@ class Belief:
         return dict(zip(_NAMES, (PRIORS * np.exp(self.logs)).tolist(), strict=True))
 
     def correction(self, source: str, others: Mapping[str, Belief] = MappingProxyType({})) -> Correction:
-        """The numbers of steps; `others` is what is known of types of weights of more bits."""
+        """Return the numbers of steps as a correction; `others` are the beliefs about weight types of more bits."""
         value = self.values
         factors = dict(Correction().factors)
         factors.update({name: value[name] for name in factors if name in value})
@@ -175,7 +175,7 @@ class Belief:
         return HostTimes(self.values["host step"], self.values["host row"])
 
     def variance(self, slopes: Floats) -> Floats:
-        """Of the logarithm of what changes with the logarithms of the numbers by `slopes` `[..., numbers]`."""
+        """Return the variance of a logarithm, given its slopes `[..., numbers]` in the logarithms of the numbers."""
         return np.asarray(np.einsum("...i,ij,...j->...", slopes, self.covariance, slopes))
 
 
@@ -185,9 +185,9 @@ Spreads = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Missed:
-    """How many standard deviations a figure was off in the rows of one origin that had taught nothing, in order.
+    """Errors of a figure in the rows of one left-out origin, in standard deviations, in order.
 
-    rows    how many there were; `misses` are quantiles of them where they are many
+    rows    number of rows; if they are many, `misses` are quantiles
     """
 
     origin: Origin
@@ -196,13 +196,13 @@ class Missed:
     misses: Sequence[float]
 
 
-_REACHED = 0.92  # share of others' rows within a band, at which 9 of 10 rows were that taught nothing
+_REACHED = 0.92  # share of others' rows in the band with which the band had 9 of 10 rows of a left-out origin
 _LEAST_REACH = 1.0  # standard deviations
-_ALIKE = 5.0  # times that what was missed counts where it has the engine, the GPU or the model in common
+_ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that it shares
 
 
 def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
-    """How many standard deviations 9 of 10 rows of `origin` are off at most, by those of others (split conformal).
+    """Return the standard deviations within which 9 of 10 rows of `origin` lie, judged by others (split conformal).
 
     An origin counts as the root of its rows, and more the more it has in common with this one.
     """
@@ -223,10 +223,10 @@ def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that was taught, and how far the deviations of each level spread.
+    """All evidence, and the spread of the deviations of each level.
 
     noise   log error of a figure that no level explains
-    missed  how far off rows were of sources left out in turn
+    missed  errors of rows of sources that were left out in turn
     """
 
     taught: Sequence[Taught]
@@ -236,7 +236,7 @@ class Evidence:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Evidence:
-        """From what `as_dict` gave."""
+        """Make evidence from the output of `as_dict`."""
         upper = np.triu_indices(len(_NAMES))
         taught = []
         for each in data["taught"]:
@@ -248,11 +248,11 @@ class Evidence:
         return cls(taught, data["spreads"], data["noise"], missed)
 
     def reach(self, figure: str, origin: Origin) -> float:
-        """Standard deviations of a 90 % band of a figure of `origin`."""
+        """Return the standard deviations of a 90 % band of a figure of `origin`."""
         return reach_of([each for each in self.missed if each.figure == figure], origin)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, to be written as JSON: of the symmetric information the upper half, row by row."""
+        """Return everything for JSON; of the symmetric information, the upper half row by row."""
         upper = np.triu_indices(len(_NAMES))
         taught = [
             {
@@ -267,7 +267,7 @@ class Evidence:
         return {"spreads": self.spreads, "noise": self.noise, "missed": missed, "taught": taught}
 
     def untaught(self, origin: Origin) -> str:
-        """What of a configuration no measured run taught, of what matters to every step; empty where all of it was."""
+        """Return the part of a configuration that no measured run taught; empty if nothing important is missing."""
         missing = []
         for level in ("engine", "generation", "generation and precision"):
             known = {name for each in self.taught for name in _names(each.origin, level)}
@@ -276,12 +276,12 @@ class Evidence:
 
     @cached_property
     def posterior(self) -> tuple[dict[tuple[str, str, int], int], Floats, Floats]:
-        """Where each effect stands, their means, and their covariance."""
+        """The place of each effect, the means of the effects, and their covariance."""
         places: dict[tuple[str, str, int], int] = {}
         for each in self.taught:
             for number in range(len(_NAMES)):
                 for level, name in _effects(each.origin, number):
-                    if name or level == "all":  # what has no name is like nothing else
+                    if name or level == "all":  # an unnamed thing is like no other
                         places.setdefault((level, name, number), len(places))
         precision = np.diag([1.0 / self._spread(level, number) ** 2 for level, _, number in places])
         wanted = np.zeros(len(places))
@@ -293,7 +293,7 @@ class Evidence:
         return places, covariance @ wanted, covariance
 
     def belief(self, origin: Origin) -> Belief:
-        """What all of it says of a configuration; deviations that nobody measured have their spread."""
+        """Return the belief about a configuration; deviations without a measurement have the spread of their level."""
         places, means, covariance = self.posterior
         rows, columns = _design(origin, places)
         design = np.zeros((len(_NAMES), len(places)))
@@ -309,7 +309,7 @@ class Evidence:
         return Belief(design @ means, design @ covariance @ design.T + np.diag(unseen))
 
     def without(self, left_out: Callable[[Origin], bool]) -> Evidence:
-        """What the other origins taught."""
+        """Return the evidence without the origins for which `left_out` is true."""
         missed = [each for each in self.missed if not left_out(each.origin)]
         return Evidence([each for each in self.taught if not left_out(each.origin)], self.spreads, self.noise, missed)
 
@@ -318,7 +318,7 @@ class Evidence:
 
     @property
     def log_evidence(self) -> float:
-        """Logarithm of the probability of what was taught under these spreads, but for a constant."""
+        """Logarithm of the probability of the evidence under these spreads, up to a constant."""
         places, means, covariance = self.posterior
         _, log_det = np.linalg.slogdet(covariance)
         prior = sum(np.log(self._spread(level, number)) for level, _, number in places)
@@ -326,7 +326,7 @@ class Evidence:
 
 
 def _names(origin: Origin, level: str) -> Iterator[str]:
-    """Of the numbers that the model has."""
+    """Yield the origin's names at `level` for the numbers that its model has."""
     for number, family in enumerate(_FAMILIES):
         if family != "experts" or origin.experts:
             yield from (name for found, name in origin.effects(number) if found == level)
@@ -338,7 +338,7 @@ def _effects(origin: Origin, number: int) -> Iterator[tuple[str, str]]:
 
 
 def _design(origin: Origin, places: Mapping[tuple[str, str, int], int]) -> tuple[Any, Any]:
-    """Rows (numbers) and columns (effects) at which the design of an origin has a 1."""
+    """Return rows (numbers) and columns (effects) at which the design of an origin has a 1."""
     found = [
         (number, places[level, name, number])
         for number in range(len(_NAMES))

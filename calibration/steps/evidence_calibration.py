@@ -1,7 +1,7 @@
-"""From evidence to the calibration of a configuration, and from one configuration's calibration to another's.
+"""The calibration of a configuration from evidence, and from another configuration's calibration.
 
-The band of a configuration is that of the numbers behind its steps, as the levels know them, times as many standard
-deviations as sources left out in turn needed.
+The band of a configuration has the width of the numbers behind its steps, as the levels know them, times as many
+standard deviations as sources left out in turn needed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from serving.errors import UserError
 
 Floats = NDArray[np.float64]
 
-_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # of the steps by which a configuration is judged
+_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # amounts of the steps that judge a configuration
 
 
 def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> Floats:
-    """Nanoseconds of each number's part, at its prior, in a decode step and in what a prompt adds `[2, numbers]`."""
+    """Return nanoseconds of each number's part at its prior, for a decode step and for a prompt `[2, numbers]`."""
     rows = float(min(_ROWS, deployment.scheduler.max_num_seqs))
     decode = StepSizes(decode_rows=rows, decode_context=rows * _CONTEXT, sampled_rows=rows)
     pairs = _CHUNK * (_CHUNK + 1) / 2
@@ -53,7 +53,7 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
 def correction_of(
     evidence: Evidence, origin: Origin, belief: Belief, deployment: Deployment, gpu: GpuSpec
 ) -> Correction:
-    """What `belief` says of steps, with what the evidence says of types of more bits, in which none is faster."""
+    """Return the correction of `belief`, with the evidence's multipliers for weight types of more bits."""
     wider = wider_types(narrowest_dtype(find_model(deployment.model), deployment), gpu)
     others = {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
     return belief.correction("measured runs of other engines", others)
@@ -62,7 +62,7 @@ def correction_of(
 def of_belief(
     evidence: Evidence, origin: Origin, deployment: Deployment, gpu: GpuSpec, shares: Floats
 ) -> ExternalCalibration:
-    """What the evidence says of one configuration on `gpu`, of which `shares` are `step_shares`."""
+    """Return the calibration of one configuration on `gpu` from the evidence; `shares` are its `step_shares`."""
     belief = evidence.belief(origin)
     decode, prompts = (
         factors_of(evidence.reach(figure, origin) * sqrt(float(belief.variance(slopes)) + evidence.noise[figure] ** 2))
@@ -96,11 +96,11 @@ def transferred(
     here: ExternalCalibration,
     there: ExternalCalibration,
 ) -> ExternalCalibration:
-    """A calibration as it may be used for `deployment` on `gpu`: as it is where it was learnt, of which it is sure.
+    """Return a calibration for use with `deployment` on `gpu`, unchanged for the configuration it was learnt on.
 
-    At another parallel split, precision, loop, engine or release its numbers are those that are known blind `here`,
-    times by how much it differed from what was known blind `there`, where it was learnt. Its interval is then no
-    narrower than the blind one. Raises UserError on another GPU and for another model, whose kernels are others.
+    At another parallel split, precision, loop, engine or release, each number is the blind one `here` times the ratio
+    of the learnt number to the blind one `there`, at the configuration it was learnt on. Its interval is then no
+    narrower than the blind one. Raises UserError for another GPU or model, because its kernels differ.
     """
     for field, was, now in (("gpu", learnt.gpu, gpu.name), ("model", learnt.learnt_as.model, deployment.model)):
         if was != now:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: every operation with its roofline, and what the correction makes of their sum."""
+"""The parts of a step's time: every operation with its roofline, and the correction of their sum."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from calibration.steps.parts import never_slower, parts_of
 
 @dataclass(frozen=True)
 class ExplainedOperation:
-    """One kind of kernel in the step; times and amounts are of all its occurrences, on one device.
+    """One kind of kernel in the step; times and amounts are sums of all its occurrences, on one device.
 
-    utilisation     roofline time over expected time: how close to what the device can do
+    utilisation     roofline time over expected time: how close to the limit of the device
     bound           `compute`, `memory`, `link` or, between nodes, `network`
     """
 
@@ -41,7 +41,7 @@ class ExplainedOperation:
 
     @property
     def provenance(self) -> Provenance:
-        """How far its time can be trusted."""
+        """The trust in its time."""
         return Provenance(self.coverage.name.lower(), f"{self.name} {self.coverage.clause}")
 
 
@@ -54,18 +54,18 @@ class ExplainedStage(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """A step, explained.
+    """An explained step.
 
-    operations     every kind of kernel, with the time that it takes measured alone
+    operations     every kind of kernel, with the time measured for the kernel alone
     kernels_ns     by part, the sum of these times
     parts_ns       by part, the time within a step of the engine, as whole steps teach it; they sum to `step_ns`
     stages         of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
     host_ns        CPU time before the step, hidden in an overlapped loop
-    beyond         reach of a 90 % interval in the logarithm for the kernels beyond measured ones alone, all off alike
+    beyond         reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
     interval       factors of `step_ns` between which 9 of 10 runs lie
-    coverage, why  how far to trust it, and the part that made it so
-    launches       kernels that the host launches one by one, 0 in a graph; what each takes of it, and
-    launch_source  how that is known
+    coverage, why  how far to trust the step, and the part that is the reason
+    launches       kernels that the host launches one by one, 0 in a graph
+    launch_ns      host time of one launch; `launch_source` is the source of this number
     """
 
     operations: list[ExplainedOperation]
@@ -86,7 +86,7 @@ class Explanation:
 def explained(
     cost: OperationCost, operation: Operation, name: str, there: NDArray[np.bool_], weight: float = 1.0
 ) -> ExplainedOperation:
-    """All of an operation in the steps where it is `there`, `weight` times."""
+    """Return the sum of an operation over the steps where it is `there`, `weight` times."""
     gpu, estimate, each = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
 
     def total(amount: Any) -> float:
@@ -142,7 +142,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
 
 
 def _kernels_ns(cost: OperationCost, operations: list[Operation], sizes: StepSizes) -> dict[str, float]:
-    """Sum what the kernels of `operations` take alone, by part; those that draft come after those of the step."""
+    """Sum the times of the kernels of `operations` alone, by part; drafting operations come after those of the step."""
     count = len(step_operations(cost.model, cost.deployment, sizes))
     kernels: dict[str, float] = {}
     for name, ns in parts_of(operations[:count], cost.kernels, {}):

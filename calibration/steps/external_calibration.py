@@ -1,7 +1,7 @@
-"""A calibration of an engine that is not ours: kernels of its GPU, a correction learnt from its logs, host times.
+"""A calibration of an engine other than ours: kernels of its GPU, a correction learnt from its logs, host times.
 
-The file says what it was learnt from, so that a result made with it can. Without any measurement of the engine it is
-`blind`: kernel tables and the correction that other engines taught.
+The file says what it was learnt from, so that a result made with it can say so, too. Without any measurement of the
+engine it is `blind`: kernel tables and the correction that other engines taught.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class ExternalCalibration:
-    """What is known of one engine on one GPU.
+    """The knowledge of one engine on one GPU.
 
     gpu, deployment     the catalogued GPU, and the deployment it was learnt with, as JSON, with the engine if known
-    correction, host    what whole steps taught; the CPU time between them
+    correction, host    correction learnt from whole steps; CPU time between steps
     interval            factors of the predicted time between which 9 of 10 runs lie
-    prompt_interval     the same of what prompts add to a step, where it is known apart
-    request_ms          what a server and a client add to TTFT, which no simulation has; its interval
-    untaught            what of it no measurement taught; empty where all that matters was
+    prompt_interval     the same for the time that prompts add to a step, if it is known separately
+    request_ms          time that a server and a client add to TTFT, which no simulation has; `request_interval` is its
+                        interval
+    untaught            the part that no measurement taught; empty if all that matters was measured
     residuals           held-out errors in percent by regime: steps, median, p95
     source, created     what it was learnt from, and when
     """
@@ -60,14 +61,14 @@ class ExternalCalibration:
 
     @property
     def id(self) -> str:
-        """Twelve hexadecimal digits that change with everything a prediction depends on."""
+        """Twelve hexadecimal digits that change with everything that a prediction depends on."""
         known = (self.gpu, self.correction, self.host, self.step_interval)
         contents = repr((*known, dict(self.correction.wider)) if self.correction.wider else known)
         return blake2b(contents.encode(), digest_size=6).hexdigest()
 
     @property
     def step_interval(self) -> StepInterval:
-        """Both intervals."""
+        """Both intervals, of decode steps and of prompts."""
         return StepInterval(self.interval, self.prompt_interval or self.interval)
 
     def save(self, directory: Path) -> None:
@@ -76,7 +77,7 @@ class ExternalCalibration:
 
     @classmethod
     def load(cls, path: Path) -> ExternalCalibration:
-        """Read the file `path`. Raises UserError when it is of another make or damaged."""
+        """Read the file `path`; raise UserError if it is of another make or damaged."""
         loaded = checked(cls, read(path, _FORMAT), str(path))
         numbers = {**loaded.correction.factors, **loaded.correction.added_ns}
         if missing := [name for name in (*FACTORS, *ADDED) if name not in numbers]:
@@ -89,18 +90,18 @@ class ExternalCalibration:
 
     @property
     def learnt_as(self) -> Deployment:
-        """`deployment`, read."""
+        """The parsed `deployment`."""
         return parse(Deployment, json.loads(self.deployment), where="calibration.deployment")
 
     def differs(self, deployment: Deployment) -> str:
-        """What it was learnt with that decides over times and is otherwise in `deployment`; empty for nothing.
+        """Return the first setting that affects times and is different in `deployment`; empty if there is none.
 
-        A release that `deployment` does not state is taken to be the one of which it was learnt.
+        If `deployment` states no release, it counts as the release that the calibration was learnt with.
         """
         then, now = self.learnt_as, deployment.engine_name
         if now.name != then.engine_name.name or now.version not in ("", then.engine_name.version):
             return f"engine {then.engine_name}"
-        longest = deployment.scheduler.max_model_len  # which changes no time
+        longest = deployment.scheduler.max_model_len  # max_model_len changes no time
         before, after = (
             each.rescheduled(max_model_len=longest).timing().model_dump(exclude={"engine"})
             for each in (then, deployment)
@@ -109,7 +110,7 @@ class ExternalCalibration:
         return "an engine of another loop" if name == "scheduler" else name and f"{name} {before[name]}"
 
     def cost(self, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
-        """The cost model of `deployment`; if it is another than the one it was learnt with, nothing is validated."""
+        """Return the cost model of `deployment`; if it differs from the learnt one, nothing is validated."""
         same = self.gpu == kernels.gpu.name and not self.differs(deployment)
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost

@@ -1,7 +1,7 @@
-"""What the time of a step depends on, by name.
+"""The features of a step's time, by name.
 
-The same quantities from a plan (to predict) and from the `steps` of a recording (to fit). Two parts are timed
-apart: the *step*, from launch to tokens, and the *cpu* work between steps: taking tokens in, scheduling, making
+They come from a plan (to predict) and from the `steps` of a recording (to fit), as the same quantities. Two parts are
+timed apart: the *step*, from launch to tokens, and the *cpu* work between steps: taking tokens in, scheduling, making
 tensors.
 """
 
@@ -52,13 +52,15 @@ CPU_FEATURES = {
     "prefill_tokens": "prompt tokens in the step",
 }
 _ON_EITHER_SIDE = 2
-_IDLE_NS = 5_000_000  # between a step and the planning of the next: nothing was waiting
+_IDLE_NS = 5_000_000  # a longer gap before the next plan means that nothing was waiting
 REGIMES = ("prefill", "decode", "mixed")
 
 
 def step_features(step: StepPlan | StepSizes, rows: Any, padding: Any = 0) -> tuple[Any, ...]:
-    """STEP_FEATURES of one plan, or of many steps, in order; `rows` are the decode rows after padding, `padding` what a
-    graph adds to a mixed step's tokens."""
+    """Return STEP_FEATURES of one plan or of many steps, in order.
+
+    `rows` are the decode rows after padding, and `padding` is what a graph adds to a mixed step's tokens.
+    """
     return (
         1,
         rows,
@@ -73,7 +75,7 @@ def step_features(step: StepPlan | StepSizes, rows: Any, padding: Any = 0) -> tu
 
 
 def draft_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
-    """DRAFT_FEATURES of one plan, or of many steps, in order."""
+    """Return DRAFT_FEATURES of one plan or of many steps, in order."""
     return (
         (step.draft_tokens > 0) * 1,
         step.draft_tokens,
@@ -85,37 +87,42 @@ def draft_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
 
 
 def cpu_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
-    """CPU_FEATURES of one plan, or of many steps, in order."""
+    """Return CPU_FEATURES of one plan or of many steps, in order."""
     return (1, step.decode_rows + step.prefill_rows, step.prefill_tokens)
 
 
 def regimes(sizes: StepSizes) -> NDArray[np.int64]:
-    """Index into REGIMES of every step."""
+    """Return the index into REGIMES of every step."""
     prompts, rows = np.asarray(sizes.prefill_tokens), np.asarray(sizes.decode_rows)
     return np.where(prompts > 0, np.where(rows > 0, 2, 0), 1)
 
 
 def recorded_sizes(steps: pa.Table) -> StepSizes:
-    """The steps of a recording, as arrays. How uneven decode rows were is not recorded; they are taken for equal."""
+    """Return the steps of a recording as arrays.
+
+    The spread of decode contexts is not recorded; contexts count as equal.
+    """
     return StepSizes(**{name: pc.fill_null(steps[name].cast(pa.float64()), 0.0).to_numpy() for name in AGGREGATES})
 
 
 def pads_mixed_steps(deployment: Deployment) -> bool:
-    """Whether our engine runs mixed steps as graphs: on a GPU, with attention that can be captured whatever a step
-    holds."""
+    """Return whether our engine runs mixed steps as graphs.
+
+    It does on a GPU with attention that can be captured whatever a step holds.
+    """
     return deployment.device == "cuda" and not deployment.enforce_eager and deployment.attention in ("auto", "triton")
 
 
 def mixed_padding(step: StepPlan | StepSizes, rows: int) -> int:
-    """Tokens that a graph adds to a step, `rows` of which are its decode rows after padding; none to decode steps."""
+    """Return the tokens that a graph adds to a step with prompts or drafts and `rows` padded decode rows."""
     more = int(step.prefill_tokens + step.draft_tokens)
     return padded_tokens(rows + more) - rows - more if more else 0
 
 
 def feature_rows(sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[np.bool_] = False) -> Floats:
-    """STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`.
+    """Return STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`.
 
-    graphs  which of them are graphs, or all
+    graphs  which steps are graphs, or all
     """
     rows = np.array([padded(int(n)) for n in sizes.decode_rows], dtype=np.float64)
     padding = np.zeros_like(rows)
@@ -130,7 +137,7 @@ def _columns(features: tuple[Any, ...]) -> Floats:
 
 
 def sums_around(values: Floats, reach: int) -> tuple[Floats, NDArray[np.int64]]:
-    """The sum of each value and of up to `reach` on either side, and how many they are."""
+    """Return the sum of each value and its neighbours, up to `reach` on either side, and the count of summed values."""
     until = np.concatenate(([0.0], np.cumsum(values)))
     place = np.arange(len(values))
     first, last = np.maximum(place - reach, 0), np.minimum(place + reach + 1, len(values))
@@ -138,7 +145,7 @@ def sums_around(values: Floats, reach: int) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def by_replica(steps: pa.Table) -> list[pa.Table]:
-    """The steps of each engine of a recording, which follow one another, engine by engine."""
+    """Return the steps of each engine of a recording, sorted by engine."""
     replicas = pc.unique(steps["replica"]).to_pylist() if "replica" in steps.column_names else []
     if len(replicas) < 2:
         return [steps]
@@ -146,23 +153,23 @@ def by_replica(steps: pa.Table) -> list[pa.Table]:
 
 
 class MeasuredSteps:
-    """The steps of recordings, one after the other, as arrays. Of several engines, those of one after the other's.
+    """The steps of recordings as arrays, one after the other; a recording of several engines gives one after the other.
 
     features         names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
     step, cpu        features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
     step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it. A step
-                     that was planned behind another, as in the overlapped loop, begins when that ends
-    own_ns           of step_ns, CPU time of the thread that computed it `[steps]`, and of the wait before it the same
-                     share; all of it where that is not recorded
-    speed            of the machine around the step, as recorded there and in two steps on either side, in the geometric
-                     mean `[steps]`: a single look is too noisy; 1 where it is not recorded
-    sample_ns        of step_ns, the time spent sampling `[steps]`; NaN where it was not timed apart
-    draft_ns         of step_ns, the time spent drafting `[steps]`; NaN where nothing drafts
-    mask_ns          host time for one masked row, on average, which cpu_ns is without; None if none was masked
+                     that was planned behind another, as in the overlapped loop, begins when the other ends
+    own_ns           share of step_ns that was CPU time of the computing thread `[steps]`; the wait before it has the
+                     same share. All of step_ns if it is not recorded
+    speed            speed of the machine: geometric mean over the step and two steps on either side `[steps]`, because
+                     a single look is too noisy; 1 if it is not recorded
+    sample_ns        share of step_ns spent sampling `[steps]`; NaN if it was not timed apart
+    draft_ns         share of step_ns spent drafting `[steps]`; NaN if nothing drafts
+    mask_ns          mean host time of one masked row, which cpu_ns excludes; None if no row was masked
     regime           index into REGIMES `[steps]`
-    recording        which of the recordings, and of their engines, a step is of `[steps]`
+    recording        index of the step's recording and engine `[steps]`
 
-    There are `drafts` if any recording has speculative decoding, unless that is said.
+    By default there are `drafts` if any recording has speculative decoding.
     """
 
     def __init__(self, tables: list[pa.Table], drafts: bool | None = None) -> None:
@@ -173,7 +180,7 @@ class MeasuredSteps:
         def column(name: str) -> Floats:
             of_each = [
                 numbers(table, name) if name in table.column_names else np.full(table.num_rows, np.nan)
-                for table in tables  # one may be older than the column
+                for table in tables  # a recording may be older than the column
             ]
             return np.concatenate(of_each)
 
@@ -198,7 +205,7 @@ class MeasuredSteps:
         of_each = (sums_around(one, _ON_EITHER_SIDE) for one in np.split(logs, np.flatnonzero(first)[1:]))
         self.speed = np.exp(np.concatenate([sums / counts for sums, counts in of_each]))
         idle = first | (column("plan_ns") - before > _IDLE_NS)
-        between = np.where(idle, np.nan, start - before)  # in the plain loop the device waits for the host
+        between = np.where(idle, np.nan, start - before)  # the device waits for the host in the plain loop
         self.cpu_ns = np.where(np.isnan(host), between, host) - mask_ns
 
     def __len__(self) -> int:

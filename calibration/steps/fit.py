@@ -1,11 +1,11 @@
-"""Fitting a calibration to measured steps.
+"""The fit of a calibration to measured steps.
 
 Prices are non-negative least squares on relative errors (each step weighs 1 / its predicted time, so a decode step
-counts as much as a long prefill), with outliers weighed down as Huber does. To weigh by the measured time would favour
-whatever was fast, and total times would come out too short. They are fitted to the CPU time of the engine's
-thread at the machine's median speed, where that is recorded, and then raised by the share of time that others took:
-so the prices are those of a usual moment, and the weather is known beside them. The scores are of every fifth stretch
-of steps, predicted by a fit without them.
+counts as much as a long prefill). Outliers are weighed down as Huber does. Weights by measured time would favour fast
+steps, and total times would come out too short. The fit takes the CPU time of the engine's thread at the machine's
+median speed, if they are recorded, and then raises prices by the share of time that other processes took. So prices are
+those of a usual moment, and the weather is known beside them. Scores are of every fifth stretch of steps, predicted by
+a fit without them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from calibration.steps.weather import Weather
 from serving.errors import UserError
 from traces.distribution import percentiles
 
-_STRETCH = 20  # steps in a row that are held out together: neighbours are alike
-_HELD_OUT = 5  # one stretch of so many
+_STRETCH = 20  # steps in a row that are held out together, because neighbours are alike
+_HELD_OUT = 5  # one stretch in so many is held out
 _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
-_LEAST_EXPECTED = 1e-3  # of the measured time: a step without a price does not weigh without end
+_LEAST_EXPECTED = 1e-3  # share of the measured time: bounds the weight of a step without a price
 _COVERAGE = 0.9
 _EXPONENTS = tuple(n / 10 for n in range(16))
 _MOST_MISSES = 1000
-_LEAST_PARTS = 5  # recordings to leave out in turn; fewer are cut into so many stretches
+_LEAST_PARTS = 5  # recordings to leave out in turn; fewer recordings are cut into so many stretches
 
 
 def fit(
@@ -48,7 +48,7 @@ def fit(
     noise: Mapping[str, Any],
     launches: LaunchCost = UNKNOWN,
 ) -> Calibration:
-    """A calibration from `steps`. Raises UserError when there are too few of them."""
+    """Fit a calibration to `steps`; raise UserError if there are too few."""
     if len(steps) < _LEAST_STEPS:
         remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
         raise UserError("steps", len(steps), remedy)
@@ -84,19 +84,17 @@ def fit(
 
 
 def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
-    """Predicted step times in ns."""
+    """Return predicted step times in ns."""
     prices = np.array([calibration.step_prices_ps[name] / 1000 for name in steps.features])
     return steps.step @ prices
 
 
 def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, float]:
-    """Between which factors of the predicted time a whole run lies, 9 times out of 10.
+    """Return the factors of the predicted time between which 9 of 10 whole runs lie.
 
-    With `same_weather` the prediction knows the weather of the run.
-
-    Every recording in turn is predicted from the others: how far the total time of its steps is off is what one
-    more run will be off by, as Student's t has it for so few of them. Errors of single steps average out over a run,
-    this does not.
+    With `same_weather` the prediction knows the weather of the run. Every recording in turn is predicted from the
+    others. The error of the total time of its steps is the error of one more run, by Student's t for so few of them.
+    Errors of single steps average out over a run, but this error does not.
     """
     part = steps.recording
     if part[-1] + 1 < _LEAST_PARTS:
@@ -117,7 +115,7 @@ def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, f
 
 
 def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) -> dict[str, Residuals]:
-    """Relative errors by regime; regimes without steps are left out."""
+    """Return relative errors by regime; regimes without steps are left out."""
     found = {}
     for index, name in enumerate(REGIMES):
         mine = regime == index
@@ -136,7 +134,7 @@ def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) ->
 
 
 def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
-    """One row a step: regime, measured and predicted time, and what was in it."""
+    """Return one row for each step: regime, measured and predicted time, and sizes of the step."""
     column = {name: steps.step[:, i] for i, name in enumerate(steps.features)}
     return pa.table(
         {
@@ -151,7 +149,7 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
 
 
 def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weather]:
-    """Prices of the steps' features in the weather of the steps `used`, and that weather."""
+    """Return prices of the steps' features in the weather of the `used` steps, and that weather."""
     taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
     speed = float(np.median(steps.speed[used]))
     best: tuple[float, Floats, Weather] | None = None
@@ -167,14 +165,20 @@ def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weath
 
 
 def _misses(steps: MeasuredSteps, predicted: Floats, weather: Weather) -> tuple[float, ...]:
-    """Of the last of the steps, which are enough to draw from, around their mean: the run's own is in the interval."""
+    """Return log errors of the last steps around their mean, enough to draw from.
+
+    The interval has the error of the run's mean.
+    """
     misses = np.log(steps.step_ns / (predicted * weather.slowdown(steps)))[-_MOST_MISSES:]
     return tuple(np.round(misses - np.log(np.exp(misses).mean()), 3).tolist())
 
 
 def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Prices of the steps' features for `times_ns`: sampling and drafting from their shares where they were timed, the
-    rest from the rest."""
+    """Return prices of the steps' features for `times_ns`.
+
+    Sampling and drafting are priced by their own times if these were measured, and the other features by the remaining
+    time.
+    """
     features, rest_ns = steps.step[used], times_ns[used]
     prices, rest = np.zeros(features.shape[1]), np.ones(features.shape[1], dtype=np.bool_)
     for place, part_ns in ((SAMPLING, steps.sample_ns), (DRAFTING, steps.draft_ns)):
@@ -187,7 +191,7 @@ def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]
 
 
 def _prices(features: Floats, times: Floats) -> Floats:
-    """Non-negative prices `[features]` in ns that minimise relative errors, robustly (iteratively reweighted)."""
+    """Return non-negative prices `[features]` in ns that minimise relative errors, robustly (reweighted in rounds)."""
     from scipy.optimize import nnls  # imports slowly, as scipy.stats does
 
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)

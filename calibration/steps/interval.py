@@ -1,7 +1,7 @@
-"""How far off all the steps of a run may be together.
+"""The common error of all steps of a run.
 
-Errors of single steps average out over a run; what an engine, a model and a GPU are off by together does not. Engines
-miss what decode rows take and what prompts add by different factors, so that there are two of them.
+Errors of single steps average out over a run; an error that an engine, a model and a GPU share does not. Engines miss
+the time of decode rows and the time that prompts add by different factors, so there are two.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ REACH = 1.645  # standard deviations of a normal's 90 % interval
 
 
 def factors_of(reach: float) -> Factors:
-    """The factors that lie `reach` from 1 in their logarithms."""
+    """Return the factors that lie `reach` from 1 in their logarithms."""
     return exp(-reach), exp(reach)
 
 
 class StepInterval(NamedTuple):
     """Factors of the predicted times between which 9 of 10 runs lie.
 
-    decode      what decode rows take: weights and KV that are read, launches and CPU time
-    prompts     what prompts add: GEMMs and experts where they compute, attention of prompts
+    decode      for the time of decode rows: reads of weights and KV, launches and CPU time
+    prompts     for the time that prompts add: GEMMs and experts where they compute, attention of prompts
     """
 
     decode: Factors = (1.0, 1.0)
     prompts: Factors = (1.0, 1.0)
 
     def of_step(self, share: float) -> Factors:
-        """The factors of a step of which prompts take that share."""
+        """Return the factors of a step in which prompts take `share` of the time."""
         low, high = (p * share + d * (1.0 - share) for d, p in zip(self.decode, self.prompts, strict=True))
         return low, high
 
     def __str__(self) -> str:
-        """In words, in percent."""
+        """Return both intervals in words, in percent."""
         decode, prompts = (f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %" for low, high in self)
         text = f"9 of 10 runs within {decode} of the predicted time"
         return text if self.decode == self.prompts else f"{text} of decode rows and {prompts} of that of prompts"
@@ -48,7 +48,7 @@ SURE = StepInterval()
 
 
 def factor_at(known: Factors, share: float) -> float:
-    """The factor that the time stays below in so large a share (0 to 1) of the runs: lognormal, by the ends known."""
+    """Return the factor below which the time stays in `share` (0 to 1) of the runs: lognormal, by the `known` ends."""
     fast, slow = known
     normal = NormalDist()
     reach = normal.inv_cdf(max(share, 1 - share)) / normal.inv_cdf(0.95)
@@ -56,6 +56,6 @@ def factor_at(known: Factors, share: float) -> float:
 
 
 def widened(known: Factors, reach: float) -> Factors:
-    """With a further, independent error of that reach in the logarithm."""
+    """Return the interval with a further, independent error of `reach` in the logarithm."""
     low, high = (hypot(log(factor), reach) for factor in known)
     return exp(-low), exp(high)

@@ -1,7 +1,7 @@
-"""A calibration from a per-iteration log: fit the correction, and say how well it predicts steps it has not seen.
+"""A calibration from a per-iteration log: the fitted correction, and its errors on steps that it has not seen.
 
-Neighbouring steps are alike, so what is held out is a stretch of time: fitted on the first and the last third of the
-log, scored on the middle one.
+Neighbouring steps are alike, so a whole stretch of time is held out: the fit has the first and the last third of the
+log, and the middle third is scored.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class StepErrors:
 
 
 class PricedLog:
-    """A log with the parts of every step, so that corrections can be fitted to some and scored on others."""
+    """A log with the parts of every step, so that a correction can be fitted to some steps and scored on others."""
 
     def __init__(self, log: IterationLog, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> None:
         self.log = log
         self.parts = step_parts(model, deployment, kernels, log.sizes)
 
     def fit(self, chosen: NDArray[np.bool_], source: str) -> Correction:
-        """A correction from the steps where `chosen` is true."""
+        """Fit a correction to the steps where `chosen` is true."""
         log = self.log.take(chosen)
         parts = {name: ns[chosen] for name, ns in self.parts.items()}
         return fit_correction(parts, log.sizes, log.measured_ns, source)
 
     def predict(self, correction: Correction, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Predicted nanoseconds of the chosen steps."""
+        """Return predicted nanoseconds of the chosen steps."""
         parts = {name: ns[chosen] for name, ns in self.parts.items()}
         return np.sum(list(correction.apply(parts, self.log.take(chosen).sizes).values()), axis=0)
 
     def score(self, correction: Correction, chosen: NDArray[np.bool_]) -> dict[str, StepErrors]:
-        """Errors by regime of the chosen steps; regimes without steps are left out."""
+        """Return errors by regime of the chosen steps; regimes without steps are left out."""
         log = self.log.take(chosen)
         predicted, regime = self.predict(correction, chosen), regimes(log.sizes)
         found = {}
@@ -73,7 +73,7 @@ class PricedLog:
 
 
 def middle_third(log: IterationLog) -> NDArray[np.bool_]:
-    """Which steps are in the middle third of the log in time."""
+    """Return a mask of the steps in the middle third of the log in time."""
     return np.asarray(np.arange(len(log)) * 3 // len(log) == 1)
 
 
@@ -86,7 +86,7 @@ def calibrate_from_log(
     source: str,
     created: str,
 ) -> ExternalCalibration:
-    """The calibration of the engine that wrote `log`. Raises UserError if the log is too short."""
+    """Return the calibration of the engine that wrote `log`; raise UserError if the log is too short."""
     priced = PricedLog(log, model, deployment, kernels)
     middle = middle_third(log)
     scored = priced.score(priced.fit(~middle, "first and last third"), middle)
@@ -96,7 +96,7 @@ def calibrate_from_log(
         gpu=gpu,
         deployment=deployment.model_dump_json(),
         correction=priced.fit(everything, source),
-        host=HostTimes(),  # a log's latency is from step to step: what the CPU does not hide is in it
+        host=HostTimes(),  # a log's latency is from step to step, so it includes CPU time that is not hidden
         interval=_interval(priced),
         source=source,
         created=created,
@@ -105,7 +105,7 @@ def calibrate_from_log(
 
 
 def _interval(priced: PricedLog) -> tuple[float, float]:
-    """How far the total time of a fifth of the log is off when it is predicted from the others."""
+    """Return the interval of the total time of a fifth of the log that is predicted from the others."""
     stretch = np.arange(len(priced.log)) * _STRETCHES // len(priced.log)
     logs = []
     for index in range(_STRETCHES):

@@ -1,7 +1,7 @@
 """Importer of per-iteration logs: one row an engine step, as aiconfigurator's collector writes them for vLLM.
 
-The columns count prompts and decodes of a step and their KV tokens, and its latency. How a step's prompt tokens divide
-over its prompts is not in the log; the first chunks of a step continue what the step before left over.
+The columns count prompts and decodes of a step and their KV tokens, and its latency. The log does not say how a step's
+prompt tokens divide over its prompts; the first chunks of a step continue the last ones of the step before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 class StepLog(Settings):
-    """What a case file says of a log."""
+    """The entry for a log in a case file."""
 
     format: Literal["iteration-log"]
     file: str
@@ -39,7 +39,7 @@ class StepLog(Settings):
 
 @dataclass(frozen=True)
 class IterationLog:
-    """Measured steps in time order: what was in each `[steps]` and how long it took, ns."""
+    """Measured steps in time order: sizes of each `[steps]`, and its time in ns."""
 
     sizes: StepSizes
     measured_ns: NDArray[np.float64]
@@ -48,13 +48,13 @@ class IterationLog:
         return len(self.measured_ns)
 
     def take(self, chosen: NDArray[np.bool_]) -> IterationLog:
-        """The steps where `chosen` is true."""
+        """Return the steps where `chosen` is true."""
         fields = {name: value[chosen] if np.ndim(value) else value for name, value in vars(self.sizes).items()}
         return IterationLog(StepSizes(**fields), self.measured_ns[chosen])
 
 
 def read_iteration_log(path: str | Path) -> IterationLog:
-    """Read a CSV (or .csv.gz) log. Raises UserError that names the file and what is wrong with it."""
+    """Read a CSV (or .csv.gz) log; raise UserError that names the file and its fault."""
     try:
         table = csv.read_csv(Path(path))
     except (OSError, pa.ArrowInvalid) as error:

@@ -1,8 +1,8 @@
-"""The host's launches of a step that runs kernel by kernel: how many there are, and what each takes at the least.
+"""The host's launches in a step that runs kernel by kernel: their number, and the least time of each.
 
-While the device works on one kernel the host launches the next, so launches cost nothing as long as the device is the
-slower of the two. A step of little work waits for the host: it takes as long as its launches do. In a CUDA graph all
-of them are one, which is in what measured steps teach.
+While the device works on one kernel, the host launches the next, so launches cost nothing as long as the device is the
+slower of the two. A step of little work waits for the host: it takes as long as its launches do. A CUDA graph has one
+launch for all kernels, and measured steps include it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from traces.numeric_columns import numbers
 
-_FEW_TOKENS = 64  # of a step that can be waiting for its launches
-_FEWEST = 10  # such steps, eager ones and graphs
-_SLOWER = 1.1  # eager steps than graphs, or else it was not the host that took the time
-_QUIET = 10  # percentile of the steps: those that nothing else held up
+_FEW_TOKENS = 64  # tokens of a step that can be waiting for its launches
+_FEWEST = 10  # steps of each kind, eager and graph, that are needed
+_SLOWER = 1.1  # eager steps over graphs; with a smaller ratio the host was not the limit
+_QUIET = 10  # percentile of the steps that nothing else held up
 
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """Host time per kernel, all that an engine does around a launch included; `ns` is None where it is not known.
+    """Host time per kernel, with all that an engine does around a launch; `ns` is None if it is not known.
 
     sigma   standard error of its logarithm
-    source  which measurement it is from, or why it is not known
+    source  the measurement, or the reason why there is none
     """
 
     ns: Price | None
@@ -43,7 +43,7 @@ class LaunchCost:
     source: str
 
     def scaled(self, factor: float) -> LaunchCost:
-        """The same, `factor` times as long, if it is known."""
+        """Return the cost `factor` times as long, if it is known."""
         return self if self.ns is None else replace(self, ns=self.ns * factor)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ UNKNOWN = LaunchCost(None, 0.0, "nobody looked at its launches")
 
 
 def launches(operations: Iterable[Operation]) -> Any:
-    """Kernels of a step of `operations`: one for each occurrence, or as many as it says."""
+    """Return the kernels of a step of `operations`: one for each occurrence, or the operation's own number."""
     return sum(
         np.where(np.asarray(operation.size) > 0, operation.count * getattr(operation, "launches", 1), 0)
         for operation in operations
@@ -70,7 +70,7 @@ def launches(operations: Iterable[Operation]) -> Any:
 
 
 def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, bool, bool], int]:
-    """Picoseconds of the launches of a step, by whether it has decode rows, prompts and samples."""
+    """Return picoseconds of a step's launches, by whether it has decode rows, prompts and samples."""
     found = {}
     for decodes, prompts, samples in product((False, True), repeat=3):
         rows, chunk = float(decodes), float(prompts)
@@ -80,10 +80,10 @@ def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, b
 
 
 def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> LaunchCost:
-    """From the dataset `steps` of our own engine on a GPU, which tells eager steps and graphs apart.
+    """Return the launch cost from the dataset `steps` of our own engine on a GPU, which marks eager steps and graphs.
 
-    Steps of few tokens that ran eagerly take what their launches take, if those that were graphs took less for as many
-    kernels: the time of a kernel is then the 10th percentile of step time over kernels. `where` names the machine.
+    Eager steps of few tokens take the time of their launches if graphs of as many kernels took less. The time of a
+    kernel is then the 10th percentile of step time over kernels. `where` names the machine.
     """
     if deployment.device != "cuda":
         return LaunchCost(None, 0.0, "a CPU launches no kernels")

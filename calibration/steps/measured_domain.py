@@ -1,4 +1,4 @@
-"""Which steps lie outside what a calibration of our own engine measured, and how far: recorded ones, or priced ones."""
+"""Steps outside the domain that a calibration of our own engine measured, recorded or priced, and their distance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from calibration.steps.step_cost import Calibration
 
 
 def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each feature of each step was never measured so in its regime: `[steps, features]`, both."""
-    out = np.ones(features.shape, dtype=bool)  # in a regime that was not measured, everything is
+    """Return whether each feature of each step lies outside its measured range in the regime:
+
+    `[steps, features]`, both.
+    """
+    out = np.ones(features.shape, dtype=bool)  # every feature is outside in a regime that was not measured
     for index, name in enumerate(REGIMES):
         ranges = calibration.domain.get(name)
         if ranges is not None:
@@ -24,7 +27,7 @@ def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]
 
 
 def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
-    """What puts most of the steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside."""
+    """Return what puts most steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside."""
     outside = np.flatnonzero(out.any(axis=1))
     if not len(outside):
         return ""
@@ -34,7 +37,10 @@ def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
 
 
 def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[str, Floats]) -> Floats:
-    """How many times beyond the nearest measured value the farthest of `amounts` (arrays of one shape) is; 1 inside."""
+    """Return how many times beyond the nearest measured value the farthest of `amounts` is; 1 inside.
+
+    The amounts are arrays of one shape.
+    """
     factors = [np.ones(np.broadcast_shapes(*(np.shape(values) for values in amounts.values())))]
     for name, values in amounts.items():
         low, high = ranges[name]

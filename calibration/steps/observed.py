@@ -1,7 +1,7 @@
-"""Which steps a cost model timed, and so how far a result can be trusted.
+"""The steps that a cost model priced, and so the trust in a result.
 
-An observed cost model prices exactly as the one behind it, and notes what each plan held. It is judged later, in
-blocks and as arrays, by the rules that recordings are judged by. It never changes a price.
+An observed cost model prices exactly as the one behind it, and notes the sizes of each plan. They are judged later, in
+blocks and as arrays, by the rules for recordings. It never changes a price.
 """
 
 from __future__ import annotations
@@ -35,35 +35,38 @@ class JudgedCost(CostModel, Protocol):
     """A cost model that knows how sure it is of the steps that it has priced."""
 
     def ends(self) -> tuple[JudgedCost, JudgedCost]:
-        """The same at the fast and the slow end of its 90 % interval, for steps like those priced so far."""
+        """Return the cost model at the fast and the slow end of its 90 % interval.
+
+        It holds for steps like those priced so far.
+        """
         ...
 
     def at(self, share: float) -> JudgedCost:
-        """The same with times that steps stay below in so large a share (0 to 1) of the runs; itself if none is known.
+        """Return the cost model with times below which steps stay in `share` (0 to 1) of the runs.
 
-        For steps like those priced so far.
+        It holds for steps like those priced so far. Without a known interval the result is the cost model itself.
         """
         ...
 
     def provenance(self) -> tuple[Coverage, str]:
-        """How far to trust the steps priced so far, and why."""
+        """Return how far to trust the steps priced so far, and why."""
         ...
 
 
 class _Observed:
-    """What every observer does: it prices by `pure`, and notes aggregates until there is a block of them."""
+    """The common part of observers: it prices by `pure`, and notes aggregates until there is a block of them."""
 
     def __init__(self, pure: CostModel) -> None:
         self.pure = pure
         self._noted = array("q")  # AGGREGATES, step after step
-        self._leaps: dict[int, int] = {}  # where a row stands for several decode steps: how many
+        self._leaps: dict[int, int] = {}  # number of decode steps that a row stands for, if several
 
     def at(self, share: float) -> Self:
-        """See `JudgedCost`."""
+        """Return the cost model at `share`; see `JudgedCost`."""
         raise NotImplementedError
 
     def ends(self) -> tuple[Self, Self]:
-        """See `JudgedCost`."""
+        """Return the cost model at both ends; see `JudgedCost`."""
         return self.at(0.05), self.at(0.95)
 
     def cpu_ns(self, plan: StepPlan) -> int:
@@ -87,7 +90,7 @@ class _Observed:
             self._count_noted()
 
     def _count_noted(self) -> None:
-        """Count what was noted."""
+        """Count the noted steps."""
         if not self._noted:
             return
         rows = np.array(self._noted, dtype=np.float64).reshape(-1, len(AGGREGATES))
@@ -98,25 +101,26 @@ class _Observed:
         self._count(StepSizes(**dict(zip(AGGREGATES, rows.T, strict=True))), steps)
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
-        """`sizes` were priced; where there are several `steps`, all rows of each grew by a token after the one before.
+        """Count the priced `sizes`.
 
-        Those are pure decode steps.
+        Where `steps` is more than one, all decode rows grew by a token from step to step; such steps are pure decode
+        steps.
         """
         raise NotImplementedError
 
 
 class ObservedOperations(_Observed):
-    """Of kernels: the longest context of each number of decode rows, and prompts to a factor of two."""
+    """An observer of kernels: it keeps the longest context by decode rows, and prompts by powers of two."""
 
     pure: OperationCost
 
     def __init__(self, pure: OperationCost) -> None:
         super().__init__(pure)
-        self.known_interval: StepInterval | None = None  # of steps priced elsewhere, instead of those priced here
-        self._judged: tuple[list[StepSizes], StepInterval] | None = None  # corners, and what is known of such steps
+        self.known_interval: StepInterval | None = None  # interval to use instead of the one of steps priced here
+        self._judged: tuple[list[StepSizes], StepInterval] | None = None  # corners, and the interval of such steps
         self._longest: dict[int, float] = {}  # context, by decode rows
-        self._decode_steps: Counter[int] = Counter()  # by decode rows
-        self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents of prompts, tokens of each, past of each
+        self._decode_steps: Counter[int] = Counter()  # steps, by decode rows
+        self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents: prompts, tokens of each, past of each
 
     def network_ns(self, tokens: int) -> int:
         return self.pure.network_ns(tokens)
@@ -128,7 +132,7 @@ class ObservedOperations(_Observed):
 
     @property
     def interval(self) -> StepInterval:
-        """Wider than the known one where kernels lie beyond the measured ones."""
+        """The interval of the steps, wider than the known one where kernels lie beyond the measured ones."""
         if self.known_interval is not None:
             return self.known_interval
         self._count_noted()
@@ -138,9 +142,9 @@ class ObservedOperations(_Observed):
         return self._judged[1]
 
     def provenance(self) -> tuple[Coverage, str]:
-        """As far as the worst known step, and the part that made it so.
+        """Return the trust in the least certain step, and the part that is the reason.
 
-        Fewer steps beyond what was measured than are worth a word do not count; of more, their share is told.
+        A negligible share of steps beyond measured ones does not count; a larger share is named.
         """
         self._count_noted()
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
@@ -173,11 +177,15 @@ class ObservedOperations(_Observed):
         self._prompts.update(map(tuple, exponents.tolist()))
 
     def _kinds(self) -> list[tuple[float, float, float]]:
-        """Prompts of a step, tokens of each, and tokens behind each."""
+        """Return the kinds of prompt steps: prompts, tokens of each, and tokens behind each."""
         return [(2.0**i, 2.0**j, 2.0**k - 1.0) for i, j, k in self._prompts]
 
     def _corners(self) -> list[StepSizes]:
-        """What no step went beyond: most decode rows at the longest of any, most and longest prompts on most past."""
+        """Return steps that no priced step went beyond.
+
+        One has the most decode rows, all at the longest context. The other has the most and longest prompts on the
+        longest past.
+        """
         found = []
         if self._longest:
             longest = max(longest / rows for rows, longest in self._longest.items())
@@ -204,7 +212,7 @@ class ObservedOperations(_Observed):
 
 
 class ObservedPipeline(ObservedOperations):
-    """The same of an engine with pipeline stages."""
+    """An observer of an engine with pipeline stages."""
 
     pure: PipelineCost
 
@@ -217,7 +225,7 @@ class ObservedPipeline(ObservedOperations):
 
 
 class ObservedPrices(_Observed):
-    """Of a calibration of our own engine: how many steps lie outside what it measured, and what puts them there."""
+    """An observer of a calibration of our own engine: it counts the steps outside the measured domain, by feature."""
 
     pure: StepCost
 
@@ -226,7 +234,7 @@ class ObservedPrices(_Observed):
         self._steps = 0
         self._outside = np.zeros(
             (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
-        )  # by the first feature that is
+        )  # steps, by the first feature that is outside
 
     def at(self, share: float) -> Self:
         known = self.pure.calibration
@@ -235,7 +243,7 @@ class ObservedPrices(_Observed):
 
     @property
     def extrapolated_share(self) -> float:
-        """Of the steps priced, those outside the measured domain."""
+        """The share of priced steps that lie outside the measured domain."""
         self._count_noted()
         return int(self._outside.sum()) / max(self._steps, 1)
 
@@ -258,7 +266,7 @@ class ObservedPrices(_Observed):
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         self._steps += int(steps.sum())
         last = StepSizes(**{**vars(sizes), "decode_context": sizes.decode_context + sizes.decode_rows * (steps - 1)})
-        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # and so what lies between them
+        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # steps between, too
         rest, counts = np.flatnonzero(~inside), steps[~inside].astype(np.int64)
         each = StepSizes(
             **{name: np.repeat(np.broadcast_to(v, steps.shape)[rest], counts) for name, v in vars(sizes).items()}
@@ -275,7 +283,7 @@ class ObservedPrices(_Observed):
 
 
 class ObservedOwn(_Observed):
-    """Of a cost model of one's own, of which nothing is known but what it says."""
+    """An observer of a user's own cost model, of which only its own statements are known."""
 
     pure: OwnCost
 
@@ -288,11 +296,11 @@ class ObservedOwn(_Observed):
         return Coverage.UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}"
 
     def _note(self, plan: StepPlan) -> None:
-        """Steps are not counted: nothing is known of where this model was measured."""
+        """Count no step, because the domain in which this model was measured is not known."""
 
 
 def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | ObservedPrices | ObservedOwn:
-    """`cost`, which has timed no step yet."""
+    """Return `cost` in its observer, which has timed no step yet."""
     if isinstance(cost, PipelineCost):
         return ObservedPipeline(cost)
     if isinstance(cost, OperationCost):
@@ -301,11 +309,11 @@ def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | O
 
 
 def pure(cost: CostModel) -> CostModel:
-    """What prices behind an observed cost model, or `cost` itself."""
+    """Return the cost model behind an observed one, or `cost` itself."""
     return cost.pure if isinstance(cost, _Observed) else cost
 
 
 def _as_they_came(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each value once, in the order of the first."""
+    """Return each value once, in order of first occurrence."""
     different, first = np.unique(values, return_index=True)
     return different[np.argsort(first)]

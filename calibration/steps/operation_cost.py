@@ -1,9 +1,9 @@
 """The cost model made of operations, fast enough for the simulator.
 
-What depends on the number of tokens (GEMMs, experts, norms, collectives) and on sampled rows is tabulated once, in
-numpy. Decode attention is piecewise linear in the context for each number of rows, prompt attention is
-interpolated over a grid of prompts, lengths and pasts: tables are sampled from the same corrected parts that
-`explain` shows. `StepPrices` sums them up.
+Times that depend on the number of tokens (GEMMs, experts, norms, collectives) and on sampled rows are tabulated once,
+in numpy. Decode attention is piecewise linear in the context for each number of rows. Prompt attention is interpolated
+over a grid of prompts, lengths and pasts. Tables are sampled from the same corrected parts that `explain` shows.
+`StepPrices` sums them up.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.step_plan import StepPlan
 from serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices
 
-_GRAPH_TOKENS = 512  # steps of so many tokens at most run as CUDA graphs, padded to their bucket
+_GRAPH_TOKENS = 512  # steps of up to so many tokens run as CUDA graphs, padded to their bucket
 _DECODE_PARTS = ("decode attention",)
 _PROMPT_PARTS = ("prompt attention", "past attention")
 _ADDED = "host and launch"
 WAITING = "waiting for launches"
 _SHARED = ("experts", "dispatch", "combine")  # operations over the tokens of all data-parallel ranks
 _AT_ONCE = 64  # numbers of rows whose curves are made together
-_MOST_SCALED = 8  # whose tables, about 1 MB each, are kept
+_MOST_SCALED = 8  # scaled cost models that are kept; their tables take about 1 MB each
 
 Tables = dict[object, dict[str, NDArray[np.float64]]]
 
@@ -51,9 +51,9 @@ Tables = dict[object, dict[str, NDArray[np.float64]]]
 class HostTimes:
     """CPU time of an engine between two steps; an overlapped loop hides it behind the step that runs.
 
-    step_ns     every step: scheduling, making tensors, sampling on the host, sending tokens out
-    row_ns      every request in the step
-    launches    every kernel that it launches, where steps do not run as graphs
+    step_ns     time per step: scheduling, making tensors, sampling on the host, sending tokens out
+    row_ns      time per request in the step
+    launches    time per kernel that the host launches, if steps do not run as graphs
     """
 
     step_ns: Price = 0.0
@@ -62,16 +62,16 @@ class HostTimes:
 
     @property
     def times_ns(self) -> dict[str, float]:
-        """Those of steps and rows, by name."""
+        """The times per step and per row, by name."""
         return {"step_ns": self.step_ns, "row_ns": self.row_ns}
 
     @property
     def launch_ns(self) -> float:
-        """Of a kernel; nothing where it is not known."""
+        """The time per kernel; 0 if it is not known."""
         return self.launches.ns or 0.0
 
     def scaled(self, factor: float, launching: float | None = None) -> HostTimes:
-        """The same, `factor` times as long; a launch `launching` times, if it is given."""
+        """Return times `factor` times as long; a launch is `launching` times as long, if it is given."""
         launches = self.launches.scaled(factor if launching is None else launching)
         return HostTimes(self.step_ns * factor, self.row_ns * factor, launches)
 
@@ -79,10 +79,10 @@ class HostTimes:
 class OperationCost:
     """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
 
-    known_interval  how far off all steps of 9 of 10 runs are, where kernels were measured
-    untaught    what of it no measured run taught; empty where all that matters was
-    stages      what prices each stage of a pipeline, in order; empty without one
-    tables      uncorrected parts of what it tabulates, if others that differ in factors alone share theirs
+    known_interval  common error of all steps in 9 of 10 runs, where kernels were measured
+    untaught    the part that no measured run taught; empty if all that matters was measured
+    stages      cost models of the stages of a pipeline, in order; empty without one
+    tables      uncorrected parts behind its tables, for sharing with models that differ in factors alone
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class OperationCost:
         self._most_tokens = max(scheduler.max_num_batched_tokens, self._most_rows)
         self._longest = scheduler.max_model_len
         speculative = scheduler.speculative
-        self._drafts = speculative.num_speculative_tokens if speculative else 0  # of a decode row in a step
+        self._drafts = speculative.num_speculative_tokens if speculative else 0  # tokens of a decode row in a step
         self._drafting = self._draft_cost()
         self._most_logits = self._most_rows * (1 + self._drafts)
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
@@ -115,18 +115,18 @@ class OperationCost:
         self._curves: dict[int, DecodeRows] = {}
         self._prompts = _PromptGrid(self)
         self._eager = deployment.enforce_eager
-        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # what has no price is refused at once
+        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # refuses what has no price
         self.stages = self._stages()
 
     def _stages(self) -> list[OperationCost]:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name != "_prices"}  # sums of the tables beside it
+        kept = {name: value for name, value in vars(self).items() if name != "_prices"}  # sums of tables
         return kept | {"_tables": {}}
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        """Corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
+        """Return corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
         found = self.own_parts(sizes)
         if self.deployment.enforce_eager:
             found[WAITING] = self.waiting_ns(sizes, sum(found.values()))
@@ -135,9 +135,9 @@ class OperationCost:
         return found
 
     def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
-        """The same without the drafting that ends the step, and without waiting for the host.
+        """Return the parts without the drafting that ends the step and without waiting for the host.
 
-        What kernels take in the sizes of a `table` is kept.
+        With a `table` the uncorrected times of these sizes are kept under its name.
         """
         raw = self._tables.get(table)
         if raw is None:
@@ -147,12 +147,12 @@ class OperationCost:
         return self.correction.apply(raw, sizes)
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
-        """What a step of `device_ns` waits for the host that launches its kernels, where no graph does."""
+        """Return how long a step of `device_ns` waits for the host, which launches its kernels without a graph."""
         launching = self.host.launch_ns * launches(step_operations(self.model, self.deployment, sizes))
         return np.maximum(launching - device_ns, 0.0)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
-        """What a step of `sizes` computes on one device, with the drafting that ends it."""
+        """Return the operations of a step of `sizes` on one device, with the drafting that ends it."""
         own = step_operations(self.model, self.deployment, sizes)
         return own + self._drafting.operations(sizes) if self._drafting else own
 
@@ -175,7 +175,7 @@ class OperationCost:
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
     def scaled(self, decode: float, prompts: float, launching: float | None = None) -> OperationCost:
-        """The same, with what decode steps take, what prompts add and, where given, launches so many times as long."""
+        """Return the cost model with decode, prompt and, if given, launch times multiplied by these factors."""
         factors = decode, prompts, launching
         if factors not in self._scaled:
             if len(self._scaled) == _MOST_SCALED:
@@ -219,7 +219,7 @@ class OperationCost:
 
     @cached_property
     def _network_ns(self) -> list[int]:
-        """By tokens: the bytes that collectives send between nodes, at the rate of the link."""
+        """Return, by tokens, the time of the bytes that collectives send between nodes, at the rate of the link."""
         tokens, gpu = np.arange(self._most_tokens + 1, dtype=np.float64), self.kernels.gpu
         busy = np.zeros_like(tokens)
         for operation in step_operations(self.model, self.deployment, StepSizes(prefill_tokens=tokens)):
@@ -233,12 +233,13 @@ class OperationCost:
 
     @cached_property
     def _dense_ps(self) -> list[int]:
-        # Rows without context and prompts: attention is left out below, it has tables of its own.
+        # The sizes have neither decode rows nor past tokens: `_token_parts` leaves out attention, which has its own
+        # tables.
         return _picoseconds(self._token_parts("tokens", StepSizes(prefill_tokens=self._run_tokens)))
 
     @cached_property
     def _shared_ps(self) -> list[int]:
-        """Of `_dense_ps`, by the tokens of a data-parallel rank on average, what follows from those of all ranks."""
+        """The part of `_dense_ps` that depends on the tokens of all data-parallel ranks, by a rank's mean tokens."""
         sizes = StepSizes(prefill_tokens=self._run_tokens)
         operations = step_operations(self.model, self.deployment, sizes)
         shared = [operation for operation in operations if operation.name.startswith(_SHARED)]
@@ -250,7 +251,7 @@ class OperationCost:
 
     @cached_property
     def _run_tokens(self) -> NDArray[np.float64]:
-        """By the tokens of a step, those that run: as many as the graph has, if it is one."""
+        """The tokens that run, by the tokens of a step: as many as the graph has, if it is one."""
         run = np.arange(self._most_tokens + 1)
         if not self.deployment.enforce_eager:
             buckets = np.array([padded(int(n)) for n in run[: _GRAPH_TOKENS + 1]])
@@ -291,9 +292,9 @@ class OperationCost:
         return self._curves[rows]
 
     def _make_rows(self, many: range) -> None:
-        """Curves of several numbers of rows in one go, which is what numpy is fast at.
+        """Make the curves of several numbers of rows in one go, which is fast in numpy.
 
-        A row is priced with a whole draft to verify: its KV, which is what takes the time, is read once in any case.
+        A row is priced with a whole draft to verify. Its KV, which takes the time, is read once in any case.
         """
         lengths = np.unique(np.round(np.geomspace(1, max(self._longest, 2), 48)).astype(np.int64))
         rows = np.array(many)[:, None]
@@ -324,7 +325,7 @@ class _PromptGrid:
         self._corners: dict[tuple[int, int, int], float] = {}
 
     def cell(self, i: int, j: int, k: int) -> Cell:
-        """Coefficients of the trilinear form between eight corners, in the distances from the lowest."""
+        """Return the coefficients of the trilinear form between eight corners, in the distances from the lowest."""
         near, far = (self._face(i, j, k + step) for step in (0, 1))
         a, b, c, d = near
         e, f, g, h = (beyond - here for here, beyond in zip(near, far, strict=True))
@@ -335,7 +336,7 @@ class _PromptGrid:
         return low, up - low, right - low, both - up - right + low
 
     def _at(self, i: int, j: int, k: int) -> float:
-        """Logarithm of the picoseconds at a corner: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
+        """Return the log picoseconds at a corner: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
         if (i, j, k) not in self._corners:
             scheduler = self._cost.deployment.scheduler
             most, longest = scheduler.max_num_batched_tokens.bit_length(), scheduler.max_model_len.bit_length()

@@ -1,10 +1,10 @@
-"""What the time of a step is made of: named parts, each the sum of like operations.
+"""The parts of a step's time, by name; each is the sum of like operations.
 
-Parts are what a correction scales. GEMMs are split at the time they would take for one token, experts at that for as
-many tokens as it takes to reach nearly all of them: up to there weights are read, beyond it tensor cores work, and
-engines miss the two by different factors (a long prompt runs at the clock that the power limit leaves, a decode step
-does not). Attention of prompts is split into what they see of themselves and what of their past. `imbalance` is what
-uneven decode rows add; see `imbalance_ns`.
+Parts are the units that a correction scales. GEMMs are split at the time that they would take for one token, experts at
+the time for as many tokens as reach nearly all experts. Up to there weights are read, and beyond it tensor cores work.
+Engines miss the two by different factors (a long prompt runs at the clock that the power limit leaves, a decode step
+does not). Attention of prompts is split into attention to their own chunk and to their past. `imbalance` is the time
+that uneven decode rows add; see `imbalance_ns`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ PARTS = {
     "collectives": "communication between devices",
 }
 _BUCKETS = np.array((0, *DECODE_BUCKETS))
-_SATURATED = 2.0  # choices for every expert: all but exp(-2) of them have a token
+_SATURATED = 2.0  # choices for each expert, of which all but a share of exp(-2) then have a token
 _WAVE_SHARE = 0.5  # up to half a wave of thread blocks, attention splits rows and balances by itself
-_INVARIANT_CUTS = 16  # of each row, by our own kernels
-_WAVES_MORE = 1.5  # beyond two waves more, further rows fill the gaps
+_INVARIANT_CUTS = 16  # cuts of each row by our own kernels
+_WAVES_MORE = 1.5  # waves more, after which further rows fill the gaps
 
 
 TypeFactors = Mapping[str, Mapping[str, float]]
@@ -71,7 +71,7 @@ def step_parts(
     sizes: StepSizes,
     factors: TypeFactors | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """Nanoseconds of every part that the step has, uncorrected; shapes are those of `sizes`.
+    """Return nanoseconds of every part that the step has, uncorrected; shapes are those of `sizes`.
 
     With `factors` no operation is slower after the correction than with weights of more bits.
     """
@@ -85,7 +85,7 @@ def step_parts(
 def parts_of(
     operations: Iterable[Operation], kernels: KernelTimes, factors: TypeFactors
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Nanoseconds of every operation in a step, all its occurrences, under the part it belongs to."""
+    """Yield nanoseconds of every operation in a step, all its occurrences, under the part that it belongs to."""
     for operation in operations:
         found = _split(operation, never_slower(operation, kernels).ns, kernels)
         if factors and isinstance(operation, Gemm | Experts):
@@ -97,7 +97,7 @@ def parts_of(
 def _cheapest(
     operation: Gemm | Experts, found: list[tuple[str, Any]], kernels: KernelTimes, factors: TypeFactors
 ) -> list[tuple[str, Any]]:
-    """What is fastest once it is corrected: the operation as it is, or as weights of more bits would have it."""
+    """Return the fastest after correction: the operation as it is, or with weights of more bits."""
     own = factors[""]
     least = sum(own[name] * ns for name, ns in found)
     for dtype, theirs in factors.items():
@@ -118,7 +118,7 @@ _NARROW = ("fp8", "fp8_block", "int8", "int4", *_FOUR_BITS)
 
 
 def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
-    """The time of an operation, which in a narrower type is never longer than in a wider one.
+    """Return the time of an operation, which in a narrower type is never longer than in a wider one.
 
     An engine that has the slower kernel would take the other.
     """
@@ -133,14 +133,17 @@ def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
 
 
 def wider_types(dtype: str, gpu: GpuSpec) -> tuple[str, ...]:
-    """Types of more bits that are computed no faster; 4 bits are computed in 16 where the GPU has no unit for them."""
+    """Return types of more bits that are computed no faster.
+
+    Types of 4 bits are computed in 16 bits on a GPU without a unit for them.
+    """
     if dtype in _FOUR_BITS and gpu.fp4_flop_per_s:
         return "fp8", "fp8_block", "bfloat16"
     return ("bfloat16",) if dtype in _NARROW else ()
 
 
 def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[str, Any]]:
-    """The parts that one occurrence of `operation`, of `ns` nanoseconds, belongs to."""
+    """Return the parts that one occurrence of `operation`, of `ns` nanoseconds, belongs to."""
     if isinstance(operation, Gemm):
         weights = np.minimum(ns, never_slower(replace(operation, m=1), kernels).ns)
         return [("weights", weights), ("compute", ns - weights)]
@@ -176,12 +179,12 @@ def _without_past(operation: PrefillAttention) -> PrefillAttention:
 
 
 def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: StepSizes) -> Any:
-    """What decode rows of unequal length may cost over equal ones: the unit of the part `imbalance`.
+    """Return the possible extra time of unequal decode rows over equal ones: the unit of the part `imbalance`.
 
-    A thread block walks one row's KV of one head, at its share of the bandwidth. While blocks are few, kernels
-    split rows and the work evens out; when they fill the device, a row that is one standard deviation longer keeps
-    its block busy for that much longer after the others. Kernels of latent attention divide all rows' KV evenly, and
-    so do ours, which cut a step's rows at one length (docs/kernels.md); in the batch-invariant mode each into 16.
+    A thread block walks one row's KV of one head, at its share of the bandwidth. While blocks are few, kernels split
+    rows and the work evens out. When they fill the device, a row that is one standard deviation longer keeps its block
+    busy for that much longer after the others. Kernels of latent attention divide all rows' KV evenly. Ours do so, too:
+    they cut a step's rows at one length (docs/kernels.md), or in the batch-invariant mode each row into 16.
     """
     ours = deployment.attention in ("triton", "hybrid")
     if model.latent is not None or (ours and not deployment.batch_invariant):

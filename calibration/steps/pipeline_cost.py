@@ -1,9 +1,9 @@
 """The cost model of an engine whose layers are on several pipeline stages.
 
-As an `OperationCost` it prices a step with the pipeline to itself: all layers, and the transfers between stages. Each
-stage is one again, of a model with that stage's layers; stages that are alike share theirs. Only the last has a head
-and a sampler. It also has what a correction adds by step, row and prompt, as it is the one whose results the CPU waits
-for: the others' CPUs run ahead of their GPUs.
+As an `OperationCost` it prices a step that has the pipeline to itself: all layers, and the transfers between stages.
+Each stage is also an `OperationCost`, of a model with that stage's layers; equal stages share one. Only the last stage
+has a head and a sampler. It also has the times that a correction adds by step, row and prompt, because the CPU waits
+for its results: the other stages' CPUs run ahead of their GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PipelineCost(OperationCost):
 
     @cached_property
     def _places(self) -> list[int]:
-        """Of each stage, the first one that is like it."""
+        """The place of the first equal stage, for each stage."""
         return [self.stages.index(stage) for stage in self.stages]
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
@@ -46,7 +46,7 @@ class PipelineCost(OperationCost):
         return [alike[place] for place in self._places]
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
-        """Every stage has a host of its own."""
+        """Return the summed waits of the stages, because every stage has its own host."""
         return sum(stage.waiting_ns(sizes, sum(stage.own_parts(sizes).values())) for stage in self.stages)
 
     def step_ns(self, plan: StepPlan) -> int:
@@ -69,7 +69,7 @@ class PipelineCost(OperationCost):
 
     @cached_property
     def _hop_ns(self) -> dict[bool, list[int]]:
-        """Of one hop, by whether it leaves the node and by tokens."""
+        """Nanoseconds of one hop, by whether it leaves the node, and by tokens."""
         tokens = np.arange(self._most_tokens + 1, dtype=np.float64)
         found = {}
         for across in dict.fromkeys(self._hops):
@@ -80,7 +80,7 @@ class PipelineCost(OperationCost):
 
 
 class _EarlyStage(OperationCost):
-    """A stage before the last: nothing is sampled on it."""
+    """A stage before the last, on which nothing is sampled."""
 
     def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
         return super().own_parts(_unsampled(sizes), table)

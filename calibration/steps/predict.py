@@ -1,4 +1,4 @@
-"""A cost model for an engine that was never measured here: kernels of its GPU, and what other engines taught."""
+"""A cost model for an engine that was never measured here: kernels of its GPU, and lessons from other engines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def predicted_cost(
     calibration: ExternalCalibration | None = None,
     launches: LaunchCost = PUBLISHED,
 ) -> OperationCost:
-    """The cost model of `deployment` on `gpu`, by `calibration` or, blind, by what is bundled; with `launches`, where
-    they were measured.
+    """Return the cost model of `deployment` on `gpu`, by `calibration` or, blind, by the bundled evidence.
 
-    Raises UserError for a GPU or a model that is not known, for heads that cannot be split, and for a calibration of
-    another GPU or model.
+    `launches` replaces the launch cost if it was measured. Raises UserError for a GPU or a model that is not known, for
+    heads that cannot be split, and for a calibration of another GPU or model.
     """
     model = find_model(deployment.model)
     check_heads(model, deployment.tensor_parallel_size)
@@ -50,8 +49,10 @@ def predicted_cost(
 
 
 def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
-    """Twelve hexadecimal digits that change when the calibration does, what was learnt, the kernel tables, or
-    the datasheet of a GPU of one's own."""
+    """Return twelve hexadecimal digits that change with everything that a prediction depends on.
+
+    These are the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
+    """
     digest = blake2b((calibration.id if calibration else "").encode() + _bundled_bytes(), digest_size=6)
     spec = find_gpu(gpu)
     if spec != gpus().get(spec.name):
@@ -64,7 +65,7 @@ def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
 
 @cache
 def kernels(gpu: str) -> KernelTimes:
-    """Kernel times of a GPU by its name or its file, read once."""
+    """Return the kernel times of a GPU by its name or its file; they are read once."""
     return load_kernels(find_gpu(gpu))
 
 
@@ -74,9 +75,9 @@ def blind(
     without: Callable[[Origin], bool] | None = None,
     client: str = "",
 ) -> ExternalCalibration:
-    """What measured runs of engines teach about that of `deployment` on `gpu`, of which no run is known.
+    """Return what measured runs of other engines teach about `deployment` on `gpu`.
 
-    `without` picks the origins that must have taught it nothing.
+    `without` picks the origins whose evidence is left out.
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = bundled_evidence()
@@ -90,7 +91,7 @@ def blind(
 
 @cache
 def bundled_evidence() -> Evidence:
-    """What `lab.external.teaching` learnt."""
+    """Return the evidence that `lab.external.teaching` learnt."""
     return Evidence.read(json.loads(_bundled_bytes()))
 
 

@@ -1,7 +1,8 @@
-"""Where the step time of a whole run goes: by part, by operation, and in which kind of step.
+"""The step time of a whole run: by part, by operation, and by kind of step.
 
-Measured, where an engine timed its operations. Otherwise from a sample of steps, evenly spaced, of each regime: a cost
-model of operations says what their time is made of, and the regime's recorded time is shared out accordingly.
+The times are measured if an engine timed its operations. Otherwise they come from a sample of steps, evenly spaced, of
+each regime: a cost model of operations says what their time is made of, and the regime's recorded time is shared out
+accordingly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from calibration.steps.operation_cost import OperationCost
 from serving.step_plan import AGGREGATES
 from traces.numeric_columns import numbers
 
-SAMPLE = 600  # steps of a regime: shares of a part are then known to a percent or two
+SAMPLE = 600  # steps of a regime, which give shares of a part to a percent or two
 PREDICTED_COLUMNS = ("start_ns", "end_ns", *AGGREGATES)
 MEASURED_COLUMNS = ("start_ns", "end_ns", "prefill_rows", "decode_rows", "forward_ns", "sample_ns", "op_ns")
 SAMPLING, REST_OF_MODEL, MODEL = "sampling", "rest of the model", "model"
@@ -33,11 +34,11 @@ PartTimes = Mapping[Regime, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class RunExplanation:
-    """The step time of a run, explained.
+    """The explained step time of a run.
 
-    parts_ns    nanoseconds by regime and part; all together the recorded time of the steps
+    parts_ns    nanoseconds by regime and part; their sum is the recorded time of the steps
     operations  kernels by regime, of all steps together, as in `explanation`
-    steps       how many steps stand behind the shares
+    steps       number of steps behind the shares
     """
 
     parts_ns: PartTimes
@@ -46,15 +47,15 @@ class RunExplanation:
 
     @property
     def telling(self) -> list[ExplainedOperation]:
-        """Those that are not known too well, or too short, to change how far to trust the whole; as of one step."""
+        """Operations whose error can change the trust in the whole, as in one step; all of them if there are none."""
         whole = sum(sum(parts.values()) for parts in self.parts_ns.values())
         return [o for o in self.operations if o.sigma * o.ns >= NEGLIGIBLE * whole] or self.operations
 
 
 def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:
-    """By a cost model, from the columns `PREDICTED_COLUMNS` of the dataset `steps`.
+    """Explain a run by a cost model, from the columns `PREDICTED_COLUMNS` of the dataset `steps`.
 
-    How uneven decode rows are is not recorded: they are taken for equal, so that there is no part `imbalance`.
+    The spread of decode contexts is not recorded. Contexts count as equal, so there is no part `imbalance`.
     """
     took = numbers(steps, "end_ns") - numbers(steps, "start_ns")
     regime = _regime(steps)
@@ -77,9 +78,9 @@ def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:
 
 
 def measured_parts(steps: pa.Table) -> PartTimes | None:
-    """As the engine timed them, from `MEASURED_COLUMNS`; None for steps that nobody timed within.
+    """Return the times that the engine measured, from `MEASURED_COLUMNS`; None if no step has times of its parts.
 
-    By operation where steps were timed so; else the model and sampling.
+    They are by operation if operations were timed, else the model and sampling.
     """
     forward = numbers(steps, "forward_ns")
     timed = np.isfinite(forward)
@@ -108,7 +109,7 @@ def _operation_totals(column: pa.ChunkedArray) -> dict[str, float]:
 
 
 def _kernels(cost: OperationCost, sizes: StepSizes, regime: Regime, weight: float) -> Iterator[ExplainedOperation]:
-    """Each operation, all of it in the steps of a regime, `weight` times as much as in the sampled ones."""
+    """Yield each operation of a regime's steps, `weight` times its amount in the sampled steps."""
     for operation in step_operations(cost.model, cost.deployment, sizes):
         there = np.broadcast_to(np.asarray(operation.size) > 0, np.shape(sizes.decode_rows))
         if there.any():

@@ -1,8 +1,8 @@
-"""A calibrated cost model: named prices, where they were measured, and how far off they are.
+"""A calibrated cost model: named prices, their measured domain, and their errors.
 
-A step's time is a sum of non-negative prices per feature (launch, padded rows, KV read, prompt tokens, attention
-pairs, sampling) and the CPU time between steps is another. Sums are integers, in picoseconds, so that a run of decode
-steps costs the same whether taken one by one or in a leap.
+A step's time is a sum of non-negative prices per feature (launch, padded rows, KV read, prompt tokens, attention pairs,
+sampling). The CPU time between steps is another sum. Sums are integers, in picoseconds, so a run of decode steps costs
+the same whether taken one by one or in a leap.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ _CONTEXT = [list(FEATURES).index(name) for name in ("decode_context", "draft_con
 
 @dataclass(frozen=True)
 class Residuals:
-    """How measured steps differ from predicted ones, in percent of the measured: held-out steps of one regime.
+    """Errors of predicted steps in percent of the measured time: held-out steps of one regime.
 
-    A calibration's are of CPU time, at the machine's speed then, where its recordings tell them.
-
+    A calibration's errors are of CPU time at the machine's speed at that moment, if its recordings have them.
     `quantiles_pct` are signed errors (predicted - measured) / measured at 5, 25, 50, 75 and 95 %.
     """
 
@@ -63,16 +62,16 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was learnt from an engine, and on what.
+    """The calibration of an engine, and the measurements behind it.
 
     step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only
     domain                          smallest and largest measured value of each step feature, by regime
     residuals                       held-out error by regime
-    mask_ps                         of working out what a token of a structured answer may be; None: none was
+    mask_ps                         price of the mask for one token of a structured answer; None if no token had one
     interval                        factors of the predicted time between which 9 of 10 runs lie
-    weather                         what the prices contain of the machine's weather; None in an older calibration
-    noise                           the canary's times and what else speaks about the machine's calm
-    launches                        what its host takes to launch a kernel, from steps that were no graphs
+    weather                         the machine's weather that the prices contain; None in an older calibration
+    noise                           the canary's times and other measures of the machine's calm
+    launches                        host time to launch a kernel, from steps that were no graphs
     """
 
     id: str
@@ -94,17 +93,17 @@ class Calibration:
 
     @property
     def drafts(self) -> bool:
-        """Whether it is of an engine with speculative decoding."""
+        """True if the engine has speculative decoding."""
         return any(name in self.step_prices_ps for name in DRAFT_FEATURES)
 
     @property
     def learnt_as(self) -> Deployment:
-        """`deployment`, read."""
+        """The parsed `deployment`."""
         return parse(Deployment, json.loads(self.deployment or "{}"), where="calibration.deployment")
 
     @property
     def features(self) -> dict[str, str]:
-        """What a step's time depends on, and what each of it is."""
+        """The features that a step's time depends on, each with its meaning."""
         return FEATURES if self.drafts else STEP_FEATURES
 
     def save(self, directory: Path) -> None:
@@ -113,7 +112,7 @@ class Calibration:
 
     @classmethod
     def load(cls, directory: str | Path) -> Calibration:
-        """Read it back. Raises UserError when there is none or it is of another make."""
+        """Read the file of `directory`; raise UserError if there is none or it is of another make."""
         path = Path(directory) / FILE
         calibration = checked(cls, read(path, _FORMAT), str(path))
         missing = [f for f in calibration.features if f not in calibration.step_prices_ps]
@@ -124,13 +123,13 @@ class Calibration:
 
 
 class StepCost:
-    """The cost model of a calibration. Steps outside the measured domain are priced all the same.
+    """The cost model of a calibration; steps outside the measured domain are priced all the same.
 
     An engine that was calibrated with CUDA graphs may serve as a `deployment` without: a step takes as long as before,
     or as its launches do.
 
     pads       whether mixed steps run as graphs
-    launching  whether its host launches kernel by kernel what was calibrated as graphs
+    launching  whether its host launches kernels one by one that were calibrated as graphs
     """
 
     def __init__(self, calibration: Calibration, deployment: Deployment | None = None) -> None:
@@ -149,7 +148,7 @@ class StepCost:
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
     def scaled(self, factor: float, launching: float | None = None) -> StepCost:
-        """The same, with every price `factor` times as high; that of a launch `launching` times, if it is given."""
+        """Return the cost with every price multiplied by `factor`, and a launch's by `launching` if it is given."""
         known = self.calibration
         made = replace(
             known,

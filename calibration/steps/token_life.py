@@ -20,7 +20,7 @@ _ID_BYTES, _FLOAT_BYTES = 8, 4
 
 
 class Stage(NamedTuple):
-    """A tensor on a token's way: `times` in a step, in all so many bytes."""
+    """A tensor on a token's way: it occurs `times` in a step and has `bytes` bytes in all."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,9 +30,9 @@ class Stage(NamedTuple):
 
 
 def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Stage]:
-    """The stages of the step of `sizes` (plain numbers), in the order in which its tokens pass them.
+    """Return the stages of the step of `sizes` (plain numbers), in the order in which its tokens pass them.
 
-    Of layers with a constant state instead of KV, what attention has of its own is left out.
+    Layers with a constant state instead of KV have no stages for their attention.
     """
     tokens, sampled = int(sizes.tokens), int(sizes.sampled_rows)
     tp, dtype, cached = deployment.tensor_parallel_size, deployment.dtype, kv_dtype(deployment)
@@ -60,7 +60,7 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         found.append(stage("layer: gate and up", tokens, 2, -(-model.intermediate_size // tp), times=dense))
     if model.moe_layers:
         inter = model.moe_intermediate_size
-        ranks = deployment.data_parallel_size  # step together, and share their experts
+        ranks = deployment.data_parallel_size  # the ranks step together and share their experts
         inter = inter if deployment.enable_expert_parallel else -(-inter // (tp * ranks))
         routed = tokens * ranks * model.experts_per_token // deployment.expert_parallel_size
         found += [

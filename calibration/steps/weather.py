@@ -1,10 +1,9 @@
-"""The weather of a machine: what takes time from the engine beside its own work, and is not the model's to predict.
+"""The weather of a machine: things that slow an engine beside its own work, and that no model can predict.
 
-Two things do. Others run in its place: the time on the wall that is not CPU time of the thread was taken. And the CPU
-time itself is longer while memory, caches or clocks are slower, which the recorded `speed` tells.
-
-What is said of a step's weather never depends on that step's own duration: time taken is that of its neighbours, and
-speed is looked at before and after it.
+There are two. Other processes run in its place: the part of the wall time that is not CPU time of the thread was taken.
+And CPU time itself is longer while memory, caches or clocks are slower; the recorded `speed` shows it. The weather of a
+step never depends on that step's own duration: the time taken is that of its neighbours, and speed is measured before
+and after it.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ import numpy as np
 from calibration.steps.features import Floats, MeasuredSteps, sums_around
 from calibration.steps.interval import REACH
 
-_STRETCH = 10  # steps whose misses are drawn together
-_NEIGHBOURS = 5  # steps on each side that tell how much time others take
+_STRETCH = 10  # steps whose errors are drawn together
+_NEIGHBOURS = 5  # steps on each side that say how much time others take
 
 
 @dataclass(frozen=True)
 class Weather:
-    """What a calibration's prices contain of the weather it was measured in.
+    """The weather that a calibration's prices contain.
 
     taken     wall time over CPU time of the steps
     speed     median recorded speed
     exponent  a step takes (speed / its speed) ** exponent times as long
     interval  factors of the predicted time between which 9 of 10 runs lie, once their own weather is known
-    misses    logarithm of measured over predicted time of each measured step, one after the other, in its own weather:
-              how far a single step is off that the weather around it does not tell
+    misses    logarithm of measured over predicted time of each measured step in its own weather, in order: the error of
+              a single step that the weather around it does not explain
     """
 
     taken: float
@@ -39,15 +38,18 @@ class Weather:
     misses: tuple[float, ...] = ()
 
     def slowness(self, steps: MeasuredSteps) -> Floats:
-        """By how much the CPU time of each step is longer than at the calibration's speed `[steps]`."""
+        """Return the factor by which each step's CPU time is longer than at the calibration's speed `[steps]`."""
         return (self.speed / steps.speed) ** self.exponent
 
     def own_ns(self, predicted_ns: Floats, steps: MeasuredSteps) -> Floats:
-        """The CPU time of each step at the machine's speed then `[steps]`, where the prices predict `predicted_ns`."""
+        """Return each step's CPU time `[steps]` at the machine's speed then, where prices predict `predicted_ns`."""
         return predicted_ns / self.taken * self.slowness(steps)
 
     def slowdown(self, steps: MeasuredSteps) -> Floats:
-        """The factor on the calibration's prices at each step `[steps]`, to six decimals: more depend on the CPU."""
+        """Return the factor on the calibration's prices at each step `[steps]`.
+
+        It is rounded to six decimals, because more depend on the CPU.
+        """
         taken = np.empty(len(steps))
         for index in range(steps.recording[-1] + 1):
             mine = steps.recording == index
@@ -55,9 +57,9 @@ class Weather:
         return np.round(taken / self.taken * self.slowness(steps), 6)
 
     def drawn(self, slowdown: Floats, rng: np.random.Generator) -> Floats:
-        """Another `slowdown` `[steps]` that this weather could as well have meant.
+        """Draw another `slowdown` `[steps]` that this weather could as well have meant.
 
-        All of it is off by a factor of the interval, and each step by a miss; misses are drawn in stretches, because
+        All of it is off by a factor of the interval, and each step by a miss. Misses are drawn in stretches, because
         neighbours are alike (moving-block bootstrap, Künsch 1989).
         """
         misses = np.array(self.misses or (0.0,))
@@ -68,7 +70,7 @@ class Weather:
         return np.round(slowdown * np.exp(spread * rng.standard_normal() + misses[places]), 6)
 
     def told(self, steps: MeasuredSteps) -> str:
-        """What the weather of `steps` was, in a clause."""
+        """Return a clause about the weather of `steps`."""
         others = 1 - steps.own_ns.sum() / steps.step_ns.sum()
         low, high = np.percentile(steps.speed, (5, 95))
         return (
@@ -78,5 +80,5 @@ class Weather:
 
 
 def _of_neighbours(times: Floats) -> Floats:
-    """The sum over the steps around each, without it; of a single step, itself."""
+    """Return the sum over the steps around each step, without the step; a single step gives itself."""
     return times if len(times) == 1 else sums_around(times, _NEIGHBOURS)[0] - times

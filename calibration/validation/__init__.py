@@ -1,1 +1,1 @@
-"""What holds predictions against measurements: rungs 1 to 4 of the ladder, and bands on what a simulation reports."""
+"""Comparisons of predictions with measurements: rungs 1 to 4 of the ladder, and bands on simulated results."""

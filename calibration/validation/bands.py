@@ -1,8 +1,8 @@
-"""90 % bands on what a simulation reports.
+"""90 % bands on the results of a simulation.
 
-How long a whole run's steps take is uncertain by a factor that all of them share; errors of single steps average out.
-So the run is simulated again with every step at the lower and at the upper end of the interval. Queueing makes of a few
-percent in service what it makes of them: near saturation the band opens by itself.
+The time of a whole run's steps is uncertain by a factor that all of them share; errors of single steps average out. So
+the run is simulated again with every step at the lower and at the upper end of the interval. Queueing amplifies a few
+percent in service: near saturation the band opens by itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def run_metrics(
     fleet: FleetConfig | None = None,
     pools: Sequence[PricedPool] | None = None,
 ) -> RunMetrics:
-    """The metrics of a simulated run of which nothing else is kept; see `sim.cluster.Cluster` for what is simulated."""
+    """Return the metrics of a simulated run and keep nothing else of it.
+
+    See `sim.cluster.Cluster` for the arguments.
+    """
     sink = TableSink()
     Cluster(
         deployment,
@@ -52,16 +55,16 @@ def run_metrics(
 
 
 def bands(central: RunMetrics, ends: Iterable[RunMetrics]) -> dict[str, dict[str, Band]]:
-    """The band of every statistic of every latency, and of the throughputs under `value`.
+    """Return the band of every statistic of every latency, and of the throughputs under `value`.
 
-    A band spans the simulations of the centre and both ends: what is in the middle need not come out between these. Of
-    `ends` that are made as they are taken, one is in memory at a time.
+    A band spans the simulations of the centre and both ends, because the centre need not come out between the ends. If
+    `ends` makes its runs lazily, only one of them is in memory at a time.
     """
     return _bands(chain((central,), ends), outside=0)
 
 
 def drawn_bands(runs: Sequence[RunMetrics]) -> dict[str, dict[str, Band]]:
-    """The same of `runs` that were each drawn: without a twentieth of them at either end."""
+    """Return the bands of `runs` that were drawn: they leave out a twentieth of the runs at either end."""
     return _bands(runs, outside=len(runs) // 20)
 
 

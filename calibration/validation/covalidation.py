@@ -1,12 +1,12 @@
-"""Rungs 1 to 3: one policy on two clocks, held against each other.
+"""Rungs 1 to 3: comparisons of one policy on two clocks.
 
-Rung 1, decisions: must be identical. Rung 2, steps: predicted against measured, by regime, on runs the calibration has
-not seen. Rung 3, the run: latencies and throughputs of the simulated run against the real ones, beside the *floor*:
-how far repeats of the real run are from each other. No simulator can be closer than that.
+Rung 1, decisions: they must be identical. Rung 2, steps: predicted times against measured ones, by regime, on runs that
+the calibration has not seen. Rung 3, the run: latencies and throughputs of the simulated run against the real ones,
+beside the *floor*: the difference between repeats of the real run. No simulator can be closer than that.
 
-Rungs 2 and 3 are climbed twice. Blind is what a planner gets. In the same weather the simulator is told how slow the
-machine was at each moment of the real run: what is left is the twin's own error. It is always
-told which drafts were proposed and accepted, as it is told output lengths: both follow from texts, which it has not.
+Rungs 2 and 3 are climbed twice. Blind is what a planner gets. In the same weather the simulator knows how slow the
+machine was at each moment of the real run, so the remaining error is the twin's own. The simulator always knows which
+drafts were proposed and accepted, and output lengths: both follow from texts, which it does not have.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
 
 
 def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str) -> ValidationReport:
-    """Hold a simulation against recordings of the same workload on the real engine.
+    """Compare a simulation with recordings of the same workload on the real engine, and return the report.
 
-    Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError when
-    the recordings are not of one workload and deployment, or not of the calibrated deployment.
+    Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError when the
+    recordings are not of one workload and deployment, or not of the calibrated deployment.
     """
     if not real:
         raise UserError("real", None, "give at least one recording of the real engine")
@@ -171,7 +171,10 @@ def _run_errors(
 
 
 def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: Sequence[InWeather]) -> list[RunRow]:
-    """The rows with what came out in the weather of each real run. Two runs are as far apart as their errors are."""
+    """Return the rows with the results in the weather of each real run.
+
+    The floor is the distance between the errors of the runs.
+    """
     measured = [_numbers(metrics) for metrics in real]
     simulated = [_numbers(run.central) for run in same]
     found = []
@@ -192,14 +195,14 @@ def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: S
 
 
 def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]]) -> float | None:
-    """The share of them that lie between their ends; None where no ends are known."""
+    """Return the share of middle numbers between their ends; None if no ends are known."""
     known = [[number for number in row if number is not None] for row in numbers]
     inside = [row[0] <= row[1] <= row[2] for row in known if len(row) == 3]
     return sum(inside) / len(inside) if inside else None
 
 
 def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
-    """One sentence with the numbers a reader asks for first."""
+    """Return the verdict: one sentence with the numbers that a reader asks for first."""
     chosen = [next(r for r in rows if (r.metric, r.stat) == (metric, "p50")) for metric in LATENCIES]
     told = _told([(row, row.error_pct, row.floor_pct) for row in chosen])
     if chosen[0].weather_error_pct is not None:
@@ -212,7 +215,10 @@ def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
 
 
 def _told(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
-    """Errors of statistics against their noise: those that are smaller say nothing, and are not told as figures."""
+    """Return errors of statistics with their noise.
+
+    An error below the noise says nothing, so its figure is left out.
+    """
     parts, within = [], []
     for row, error_pct, floor_pct in errors:
         name = f"{row.metric.removesuffix('_ms').upper()} {row.stat}"

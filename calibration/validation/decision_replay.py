@@ -1,9 +1,9 @@
-"""Rung 1: do engine and simulator decide the same?
+"""Rung 1: a check that engine and simulator decide alike.
 
-The engine's measured step times are fed to the simulator; every decision of the recorded run must come out again: each
-step's requests with their tokens, every preemption, every prefix hit. Times are not compared, they are given, and so is
-which drafts there were and what was accepted: that follows from tokens. Where there are several engines, each is
-replayed with the requests that it had, and what sent them there by itself.
+The simulator gets the engine's measured step times. Every decision of the recorded run must come out again: each step's
+requests with their tokens, every preemption, every prefix hit. Times are given, not compared, and so are drafts and
+their acceptance, because they follow from tokens. Of several engines, each is replayed with the requests that it had,
+and the router's choices are replayed separately.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _TIERED = ("loaded_ids", "released_ids", "kv_attempts", "kv_attempts_in_flight")
 
 @dataclass(frozen=True)
 class DecisionReplay:
-    """How many steps, requests and routes came out identical; `first_difference` is None or says which did not.
+    """Counts of steps, requests and routes that came out identical.
 
     routes  requests that the router of several engines sent to one of them
+    first_difference  a description of the first other one, or None
     """
 
     steps: int
@@ -57,16 +58,16 @@ class DecisionReplay:
 
 
 class GivenTimes:
-    """The cost model of a replay: every plan is made, and every step has ended, when the recorded one had.
+    """The cost model of a replay: every plan is made, and every step ends, when the recorded one did.
 
-    plans_ns   when each step was planned
+    plans_ns   time at which each step was planned
     in_flight  steps under way at that time: 0, or 1 in the overlapped loop
-    end_ns     when the last step ended
-    tried      for each step, plans before it that could run nothing: when, and how many steps were under way then
-    left       of each request whose client wanted no more of it when, and how many steps had returned then
+    end_ns     end of the last step
+    tried      for each step, plans before it that could run nothing: their times, and the steps under way then
+    left       for each request that its client gave up: the time, and how many steps had returned then
 
-    A plan is made as soon as an earlier step ends, so those ends follow from the plans: with none in flight, the step
-    before has ended; with one, the step before that. Two ends that one plan waited for are a nanosecond apart.
+    A plan is made as soon as an earlier step ends, so these ends follow from the plans. With no step in flight, the
+    step before has ended; with one, the step before that one. Two ends that one plan waited for are a nanosecond apart.
     """
 
     def __init__(
@@ -96,28 +97,29 @@ class GivenTimes:
         self._cpu_ns = [0] * count
         self._step_ns = [0] * count
         left_ns = {self.left_ns(*one) for one in left}
-        free = 0  # when the device is
+        free = 0  # time from which the device is free
         for number, end in enumerate(ends):
             assert end is not None
             start = max(plans_ns[number], free)
             if number + 1 < count and in_flight[number] == 0 and plans[number + 1][0][1] == 1:
                 next_ns, _ = plans[number + 1][0]
-                self._cpu_ns[number] = next_ns - plans_ns[number]  # the next is planned at once
+                self._cpu_ns[number] = next_ns - plans_ns[number]  # the next step is planned at once
                 start = max(next_ns, free)
-            elif plans_ns[number] + 1 in left_ns:  # and the next is tried only then, in vain
+            elif plans_ns[number] + 1 in left_ns:  # the next plan is tried only then, in vain
                 self._cpu_ns[number] = 1
                 start = max(plans_ns[number] + 1, free)
             self._step_ns[number] = end - start
             free = end
 
     def next_plan_ns(self, now_ns: int) -> int:
-        """When the first step from now on was planned; long after all of them, if there is none."""
+        """Return when the first step from now on was planned; a time long after all of them if there is none."""
         at = bisect_left(self._plans_ns, now_ns)
         return self._plans_ns[at] if at < len(self._plans_ns) else now_ns + _NEVER_NS
 
     def left_ns(self, time_ns: int, returned: int) -> int:
-        """When the replay takes off a request whose client wanted no more of it at `time_ns`, after so many steps had
-        returned: before the next plan, and after the last one, or the end of the step before.
+        """Return when the replay takes off a request that its client gave up at `time_ns`, after `returned` steps.
+
+        The time is before the next plan, and after the last one or the end of the step before.
         """
         at = bisect_left(self._seen, (time_ns, 0))
         if at < len(self._seen) and self._seen[at][1] <= returned:
@@ -138,7 +140,7 @@ class GivenTimes:
 
 
 def replay_decisions(recording: Recording) -> DecisionReplay:
-    """Replay one recorded real run. Raises UserError if it lacks the steps' rows."""
+    """Replay one recorded real run; raise UserError if it lacks the steps' rows."""
     deployment = recorded_deployment(recording)
     drafted = DRAFT_COLUMNS if deployment.scheduler.speculative is not None else ()
     tiered = _TIERED if deployment.kv_tiers is not None else ()
@@ -165,7 +167,7 @@ def replay_decisions(recording: Recording) -> DecisionReplay:
 
 
 def worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:
-    """All replays as one: counts added up, the first difference kept."""
+    """Return all replays as one: counts added up, the first difference kept."""
     return DecisionReplay(
         steps=sum(r.steps for r in replays),
         identical=sum(r.identical for r in replays),
@@ -180,7 +182,7 @@ def worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:
 def _replay_engine(
     recording: Recording, deployment: Deployment, real_steps: list[dict[str, Any]], replica: int | None = None
 ) -> DecisionReplay:
-    """Of one engine: the only one, or the one that `replica` numbers."""
+    """Replay one engine: the only one, or the one with the number `replica`."""
     plans = [row["plan_ns"] for row in real_steps]
     tried = [_attempts(row) for row in real_steps]
     sink = TableSink()
@@ -223,18 +225,18 @@ def _replay_engine(
 
 
 def _attempts(step: dict[str, Any]) -> list[tuple[int, int]]:
-    """Plans before a recorded step that ran nothing: when, and how many steps were under way."""
+    """Return plans before a recorded step that ran nothing: their times, and the steps under way then."""
     times_ns = [one["plan_ns"] for one in step.get("kv_attempts") or ()]
     return list(zip(times_ns, step.get("kv_attempts_in_flight") or [0] * len(times_ns), strict=True))
 
 
 def recorded_deployment(recording: Recording) -> Deployment:
-    """The deployment that a recording was made with."""
+    """Return the deployment that a recording was made with."""
     return parse(Deployment, json.loads(recording.run["deployment"]), where=f"{recording.run['run_id']}.deployment")
 
 
 def _left(had: pa.Table, steps: Sequence[dict[str, Any]]) -> dict[int, tuple[int, int]]:
-    """When clients wanted no more of their requests, by id, and how many steps had returned then."""
+    """Return when clients gave up their requests, by id, and how many steps had returned then."""
     ends_ns = sorted(step["end_ns"] for step in steps)
     left = {}
     for row in had.to_pylist():
@@ -250,14 +252,15 @@ def _left(had: pa.Table, steps: Sequence[dict[str, Any]]) -> dict[int, tuple[int
 def _as_seen(
     workload: Workload, had: pa.Table, plans: Any, left_ns: Mapping[int, int]
 ) -> tuple[Workload, dict[int, int]]:
-    """The requests that an engine `had`, in the order in which its scheduler saw them, and when: at a planning time.
+    """Return the requests that an engine `had`, in the order in which its scheduler saw them, and the planning times.
 
-    Then it saw compiled grammars, too, and at `left_ns` that clients wanted no more of theirs. What came after the last
-    plan, and never ended, it did not see. Of a conversation it need not have had every turn, so that turns stand alone.
+    At a planning time the scheduler also saw compiled grammars, and at `left_ns` requests that their clients gave up.
+    It did not see requests that came after the last plan and never ended. An engine need not have had every turn of a
+    conversation, so turns stand alone.
     """
     rows = {row["request_id"]: row for row in had.to_pylist()}
     for row in rows.values():
-        if row["queued_ns"] is None:  # it had not ended when its process was killed
+        if row["queued_ns"] is None:  # the request had not ended when its process was killed
             row["queued_ns"] = row["arrival_ns"]
 
     def planned_ns(time_ns: int) -> int:
@@ -266,7 +269,7 @@ def _as_seen(
 
     seen = []
     for request in workload.requests:
-        row = rows.get(request.id)  # an interrupted run lacks some
+        row = rows.get(request.id)  # an interrupted run lacks some requests
         if row is None or (row["status"] == "unfinished" and row["queued_ns"] > plans[-1]):
             continue
         gone_ns = left_ns.get(request.id)

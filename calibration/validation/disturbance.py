@@ -1,9 +1,9 @@
-"""Whether the machine was calm while the real engine was recorded.
+"""The calm of the machine while the real engine was recorded.
 
-Where the recordings tell the machine's weather, no run counts as disturbed: it is simulated in its own weather. Of
-others there are two signs: the canary, a fixed reference step timed before and after every run, took as long each time;
-and few steps took much longer than a calibration of this engine predicts. Errors of a disturbed run are partly the
-machine's.
+If recordings have the machine's weather, no run counts as disturbed: it is simulated in its own weather. For others
+there are two signs of calm. The canary, a fixed reference step timed before and after every run, took as long each
+time. And few steps took much longer than a calibration of this engine predicts. Errors of a disturbed run are partly
+the machine's.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from traces.recording import Recording
 from traces.recording_notes import notes_of
 
 _SLOW = 1.25  # a step that took so much longer than predicted was held up by something
-_SLOW_SHARE = 0.03  # more of those than this marks the runs as disturbed
+_SLOW_SHARE = 0.03  # a larger share of such steps marks the runs as disturbed
 
 
 Side = tuple[Sequence[Recording], Calibration | None]
 
 
 class Disturbance(NamedTuple):
-    """Whether runs were disturbed, and what speaks for it or against it; empty where nothing was looked at."""
+    """A verdict on the runs, disturbed or not, and the evidence for it; the evidence is empty if there is none."""
 
     disturbed: bool
     evidence: str
 
 
 def disturbance(sides: Sequence[Side]) -> Disturbance:
-    """Of recordings of the real engine that were made together, each side with its calibration if there is one."""
+    """Judge recordings of the real engine that were made together, each side with its calibration if there is one."""
     steps = [run.steps for runs, _ in sides for run in runs if run.steps.num_rows]
     weathers = [calibration and known_weather(runs, calibration) for runs, calibration in sides]
     if steps and all(weathers):
@@ -50,12 +50,12 @@ def disturbance(sides: Sequence[Side]) -> Disturbance:
 
 
 def calibrated_deployment(calibration: Calibration) -> Deployment:
-    """What was calibrated."""
+    """Return the deployment that was calibrated."""
     return parse(Deployment, json.loads(calibration.deployment), where="calibration.deployment")
 
 
 def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
-    """By how much canaries of the same engine are apart, at most."""
+    """Return the largest relative distance between canaries of the same engine, and a clause about it."""
     times_ns: dict[str, list[int]] = defaultdict(list)
     for engine, ns in _canaries(sides):
         times_ns[engine].append(ns)
@@ -70,7 +70,7 @@ def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
 
 
 def _canaries(sides: Sequence[Side]) -> Iterator[tuple[str, int]]:
-    """Every canary, and what decides how long it takes on a calm machine."""
+    """Yield every canary with a key of all that decides its time on a calm machine."""
     for runs, calibration in sides:
         if calibration is not None:
             for ns in calibration.noise.get("canary_ns", []):
@@ -86,7 +86,7 @@ def _engine(deployment: Deployment) -> str:
 
 
 def _held_up(sides: Sequence[Side]) -> tuple[float, str]:
-    """The share of the steps that took too long, of those that a calibration predicts."""
+    """Return the share of steps that took too long, among the steps that a calibration predicts, and a clause."""
     slow = total = 0
     for runs, calibration in sides:
         if calibration is None:

@@ -1,7 +1,8 @@
-"""How evenly tokens chose a mixture's experts in real runs, beside what the cost model of operations assumes of them.
+"""The balance of a mixture's experts in real runs, beside the assumption of the cost model of operations.
 
-It takes each token to choose evenly and independently: that says how many experts a step reads (`Experts.touched`) and,
-under `expert_imbalance: random`, how much more than the mean the busiest device has to do.
+The cost model takes each token to choose evenly and independently. From this follow the number of experts that a step
+reads (`Experts.touched`) and, under `expert_imbalance: random`, how much more than the mean the busiest device has to
+do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ assert set(_TOKENS) <= set(AGGREGATES)
 
 
 def expert_balance(runs: Sequence[Recording]) -> ExpertBalance | None:
-    """The steps of all `runs`, which are of one mixture; None of a dense model, or where load was not recorded.
+    """Return the balance over all `runs` of one mixture; None for a dense model, or if load was not recorded.
 
     Imbalance weighs a step by its tokens, as the time that experts compute does.
     """

@@ -12,13 +12,14 @@ from sim.kv_tiers import TieredKv
 from sim.replica import Replica
 from sim.run_log import RunLog
 
-_NEVER_NS = 10**9  # after the last plan: of what had not come by then, nothing was decided
+_NEVER_NS = 10**9  # delay after the last plan; no decision depends on later transfers
 
 
 class RecordedTiers(TieredKv):
-    """The tiers of one engine. `steps` are the rows of its steps, which tell what had come before each was planned.
+    """The tiers of one engine.
 
-    Plans that ran nothing are among what they tell.
+    `steps` are the rows of its steps; they say which transfers had ended before each plan, plans that ran nothing
+    included.
     """
 
     def __init__(
@@ -26,14 +27,14 @@ class RecordedTiers(TieredKv):
     ) -> None:
         super().__init__(clock, log, replica, deployment)
         self._last_ns = steps[-1]["plan_ns"]
-        self._came_ns: dict[int, list[int]] = {}  # when the loads of each request had come, the first first
+        self._came_ns: dict[int, list[int]] = {}  # end times of each request's loads, in order
         plans = [plan for step in steps for plan in (*(step["kv_attempts"] or ()), step)]
         self._released = {id for plan in plans for id in plan["released_ids"] or ()}
         self._keeping: dict[int, Request] = {}
         for plan in plans:
             for id in plan["loaded_ids"] or ():
                 self._came_ns.setdefault(id, []).append(plan["plan_ns"])
-            if plan["released_ids"]:  # after what was loaded, as the engine has it
+            if plan["released_ids"]:  # the engine releases after loads, too
                 Alarm(clock, plan["plan_ns"], FLEET, partial(self._release, plan["released_ids"]))
 
     def _loads_until(self, request: Request, ends_ns: int) -> None:

@@ -1,6 +1,6 @@
 """A validation report, as `tokentwin validate` writes it: `report.json` and `step_residuals.parquet`.
 
-Whatever shows or exports a report reads it here, so that it never meets one that it cannot show.
+All code that shows or exports a report reads it here, so it never meets a report that it cannot show.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 REPORT = "report.json"
 RESIDUALS = "step_residuals.parquet"
 _RESIDUAL_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_MOST_NOISE_PCT = 50.0  # real runs that differ by more say nothing of a simulated one
+_MOST_NOISE_PCT = 50.0  # real runs that differ by more say nothing about a simulated one
 
 
 class Replay(Part):
-    """Rung 1: what the simulator, given the recorded times, decided identically."""
+    """Rung 1: the decisions that the simulator, given the recorded times, took identically."""
 
     steps: int = fact("recorded")
     identical: int = fact("of those")
@@ -41,7 +41,7 @@ class Replay(Part):
 
     @property
     def exact(self) -> bool:
-        """Whether everything was decided alike."""
+        """True if everything was decided alike."""
         return self.first_difference is None
 
 
@@ -71,7 +71,7 @@ class DeviceLoad(Part):
 
 
 class ExpertBalance(Part):
-    """How evenly the tokens of the real runs chose a mixture's experts, beside what the cost model assumes."""
+    """The balance of a mixture's experts in the real runs, beside the cost model's assumption."""
 
     steps: int = fact("recorded")
     experts: int = fact("of a layer")
@@ -105,26 +105,26 @@ class RunRow(RunFigures):
 
     @property
     def noisy(self) -> bool:
-        """Whether repeats of the real run differ by so much that nothing can be held against them."""
+        """True if repeats of the real run differ too much for any comparison."""
         return self.floor_pct is not None and abs(self.floor_pct) > _MOST_NOISE_PCT
 
     @property
     def covered(self) -> bool | None:
-        """Whether the band holds the real number; None when unknown, or noisy."""
+        """True if the band holds the real number; None when unknown, or noisy."""
         if self.real is None or self.low is None or self.high is None or self.noisy:
             return None
         return self.low <= self.real <= self.high
 
     @property
     def within_floor(self) -> bool | None:
-        """Whether the error is no larger than repeating the real run makes it; None when unknown, or noisy."""
+        """True if the error is no larger than the difference between repeats; None when unknown, or noisy."""
         if self.error_pct is None or self.floor_pct is None or self.noisy:
             return None
         return abs(self.error_pct) <= abs(self.floor_pct)
 
     @property
     def in_weather(self) -> RunRow | None:
-        """The row with what came out in the weather of the real runs; None where that is not known."""
+        """The row with the results in the weather of the real runs; None if they are not known."""
         if self.weather_error_pct is None:
             return None
         return RunRow(
@@ -148,7 +148,7 @@ class RunRung(Part):
 
 
 class Rungs(Part):
-    """What was climbed. A rung that was not is null."""
+    """The rungs of the ladder; a rung that was not climbed is null."""
 
     replay: Replay | None = fact("rung 1, decisions", default=None)
     step: StepRung | None = fact("rung 2, step times", default=None)
@@ -157,7 +157,7 @@ class Rungs(Part):
 
 
 class Recordings(Part):
-    """Where the runs lie, as seen from the report."""
+    """The places of the runs, relative to the report."""
 
     real: tuple[str, ...] = fact("of the real engine", default=())
     simulated: str | None = fact("the simulated run", default=None)
@@ -182,16 +182,16 @@ class ValidationReport(Document):
 
     @property
     def rows(self) -> tuple[RunRow, ...]:
-        """Those of rung 3."""
+        """The rows of rung 3."""
         return self.rungs.run.rows if self.rungs.run else ()
 
     @property
     def weather_rows(self) -> tuple[RunRow, ...]:
-        """The same in the weather of the real runs; empty where that is not known."""
+        """The rows in the weather of the real runs; empty if it is not known."""
         return tuple(same for row in self.rows if (same := row.in_weather))
 
     def worst_error_pct(self) -> float:
-        """The largest error of the run in absolute value; 0 without any."""
+        """Return the largest error of the run in absolute value; 0 without any."""
         return max((abs(row.error_pct) for row in self.rows if row.error_pct is not None), default=0.0)
 
     @property
@@ -199,12 +199,12 @@ class ValidationReport(Document):
         return ("rows",) if self.rows else ()
 
     def table(self, name: str) -> pa.Table:
-        """`rows`: rung 3, with the bands of rung 5."""
+        """Return the table `rows`: rung 3, with the bands of rung 5."""
         rows = self.rows
         return table_of(_Row, ({**dict(r), "covered": r.covered, "within_floor": r.within_floor} for r in rows))
 
     def report(self) -> Iterator[RenderableType]:
-        """As `tokentwin validate` prints it."""
+        """Return the report as `tokentwin validate` prints it."""
         return _ladder(self)
 
 
@@ -216,7 +216,7 @@ class _Row(RunFigures):
 
 
 def load_report(directory: Path) -> ValidationReport:
-    """The report in `directory`. Raises UserError, one line, when it is missing or damaged."""
+    """Read the report in `directory`; raise UserError, in one line, if it is missing or damaged."""
     name = f"{directory.name}/{REPORT}"
     try:
         data = parse_json((directory / REPORT).read_bytes())
@@ -228,9 +228,9 @@ def load_report(directory: Path) -> ValidationReport:
 
 
 def load_residuals(directory: Path, whole: bool = False) -> pa.Table | None:
-    """Regime, measured and predicted time of each held-out step, or the `whole` of what is known of it.
+    """Return regime, measured and predicted time of each held-out step, or with `whole` all columns.
 
-    None when the report has none.
+    The result is None when the report has no residuals.
     """
     path = directory / RESIDUALS
     if not path.is_file():
@@ -243,13 +243,13 @@ def load_residuals(directory: Path, whole: bool = False) -> pa.Table | None:
 
 
 def resolve(directory: Path, recording: str) -> Path:
-    """Where a recording that the report names lies: beside the report, or from where it was started."""
+    """Return the path of a recording that the report names: beside the report, or relative to the working directory."""
     beside = directory / recording
     return beside if beside.exists() else Path(recording)
 
 
 def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
-    """Rung by rung, those that were climbed."""
+    """Yield the rungs that were climbed."""
     from rich.text import Text
 
     replay, steps, run = report.rungs.replay, report.rungs.step, report.rungs.run
@@ -347,5 +347,5 @@ def _number(value: float | None, style: str) -> str:
 
 
 def _shown(value: float | None) -> str:
-    """At most two digits after the point, and none from 1,000 on."""
+    """Return the number with at most two digits after the point, and none from 1,000 on."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"

@@ -1,7 +1,7 @@
-"""Rung 1 of several engines: does the router choose again as it chose?
+"""Rung 1 of several engines: a check that the router chooses again as it chose.
 
-It is given what it knew then, in the order in which it learnt it: the requests, the tokens and the ends it had heard of
-when each request came.
+The router gets what it knew then, in the order in which it learnt it: the requests, the tokens and the ends that it had
+heard of when each request came.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sim.routed_replica import RoutedReplica
 from sim.router import find_router
 from traces.recording import Recording
 
-_GOT, _LEFT, _SENT = range(3)  # what a message tells is heard in this order
-_Event = tuple[int, int, int, dict[str, Any]]  # when, which of those, of which request, and the request's row
+_GOT, _LEFT, _SENT = range(3)  # order of messages with the same time
+_Event = tuple[int, int, int, dict[str, Any]]  # time, kind, request id, and the request's row
 
 
 @dataclass(frozen=True)
 class RouteReplay:
-    """How many requests went where they had gone; `first_difference` is None or says which did not."""
+    """Counts of requests and of those that went where they had gone; `first_difference` names the first other."""
 
     routes: int
     identical: int
@@ -30,7 +30,7 @@ class RouteReplay:
 
 
 def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
-    """Choose again for every request. Raises UserError for a recording that does not tell what its router knew."""
+    """Choose again for every request; raise UserError if a recording does not say what its router knew."""
     fleet, run = deployment.fleet, recording.run
     events = _events(recording)
     if fleet is None or not events:
@@ -64,7 +64,7 @@ def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
 
 
 def _events(recording: Recording) -> list[_Event]:
-    """Everything the router learnt; nothing, if that was not recorded."""
+    """Return everything the router learnt; nothing, if that was not recorded."""
     steps = recording.table("steps", ["replica", "end_ns", "heard_ns"]).to_pylist()
     heard_ns = {(row["replica"], row["end_ns"]): row["heard_ns"] for row in steps}
     columns = ["request_id", "replica", "arrival_ns", "send_ns", "heard_ns", "token_times_ns"]

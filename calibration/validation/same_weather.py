@@ -1,6 +1,6 @@
-"""The simulator in the weather of a real run: as slow at each moment as the machine then was.
+"""The simulator in the weather of a real run: as slow at each moment as the machine was then.
 
-It is told how much time others took and how fast the machine was, and nothing else of the run: see
+It knows how much time other processes took and how fast the machine was, and nothing else of the run: see
 `calibration.steps.weather`.
 """
 
@@ -23,7 +23,7 @@ from sim.priced_pool import plain_fleet
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
 
-_DRAWS = 39  # of which the second and the last but one are the ends of a 90 % band
+_DRAWS = 39  # number of draws; the second and the last but one are the ends of a 90 % band
 _FACTORS = 0.001, 1000.0  # a machine that slept for an hour is no slower than this
 _FOREVER_S = 1e9
 
@@ -36,13 +36,13 @@ class InWeather(NamedTuple):
 
 
 def known_weather(runs: Sequence[Recording], calibration: Calibration) -> Weather | None:
-    """The calibration's; None where it, or a recording, does not tell the machine's speed."""
+    """Return the calibration's weather; None if it, or a recording, lacks the machine's speed."""
     told = all("speed" in run.steps.column_names and not run.steps["speed"].null_count for run in runs)
     return calibration.weather if told else None
 
 
 def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) -> InWeather:
-    """The workload of `run` simulated in its weather."""
+    """Simulate the workload of `run` in its weather."""
     cost, workload = StepCost(calibration), with_drafts(run.workload(), run)
     deployment = as_linked(as_accepted(recorded_deployment(run), [run]), [run])
     slowdown, rng = weather.slowdown(MeasuredSteps([run.steps])), np.random.Generator(np.random.PCG64(0))
@@ -55,7 +55,7 @@ def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) ->
 
 
 def slowed_fleet(run: Recording, weather: Weather, begin_s: float = 0.0) -> FleetConfig:
-    """The engines of `run`, slowed down from the start of each of its steps to that of the next as that step was.
+    """Return the engines of `run` with a slowdown from the start of each step to the start of the next.
 
     Time 0 is `begin_s` of the run.
     """

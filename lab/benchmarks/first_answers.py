@@ -1,8 +1,9 @@
-"""How often a plan's answer lies outside of the range that it says first, and how wide that range is.
+"""The share of plans whose answer lies outside of the range that the plan says first, and the width of that range.
 
     python -m lab.benchmarks.first_answers [QUESTIONS] [FIRST]
 
-Asks QUESTIONS (default 20) random questions, the first with the seed FIRST (default 5000), and prints each that misses.
+The command asks QUESTIONS (default 20) random questions, the first with the seed FIRST (default 5000), and prints each
+answer outside of its range.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from planning.plan.request import PlanRequest
 
 
 def question(seed: int, traffic: Path) -> PlanRequest:
-    """A random question; its traffic is described in the file `traffic`."""
+    """Return a random question; the file `traffic` gets the description of its traffic."""
     chance = Random(seed)
     arrivals: dict[str, Any] = {"kind": chance.choice(["poisson", "poisson", "gamma"])}
     arrivals["rate"] = chance.choice([0.5, 2, 5, 10, 20, 40])

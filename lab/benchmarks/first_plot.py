@@ -1,11 +1,11 @@
-"""How long a browser with nothing cached waits for a page of the dashboard: for its title, and for its first plot.
+"""The time that a browser with an empty cache waits for a page of the dashboard: for its title and its first plot.
 
     python -m lab.benchmarks.first_plot [--cold] [--pages run,trust] [--rounds 5] [--runs RUNS --query 'run=NAME']
 
 Each page is opened once to warm the server, then once a round in a new Chromium; with `--cold` each time from a server
-that has only just answered. Medians are shown, and all in the last line, as JSON. `main` is CPU time of the page's main
-thread, which scripts, layout and Plotly share, up to the first plot or a little later: on a busy machine the only one
-that tells much. The targets are a first plot after 2.5 s, and after 6 s if cold, on two quiet cores.
+that has only just answered. The table shows medians, and the last line has all times as JSON. `main` is CPU time of the
+page's main thread, which scripts, layout and Plotly share, up to the first plot or a little later. On a busy machine
+only `main` is reliable. The targets are a first plot after 2.5 s, and after 6 s if cold, on two quiet cores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEASURED = ("title_s", "plot_s", "main_s", "fetched_mb")
 
 
 def opened(browser: Browser, address: str) -> dict[str, float]:
-    """Seconds until the title and the first plot, CPU seconds of the main thread, and megabytes that were fetched."""
+    """Return seconds until the title and the first plot, CPU seconds of the main thread, and megabytes fetched."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.add_init_script(SEEN)
@@ -56,7 +56,7 @@ def opened(browser: Browser, address: str) -> dict[str, float]:
 
 
 def measure(pages: list[str], rounds: int, runs: str | None, query: str, cold: bool) -> list[dict[str, Any]]:
-    """A row for every page and round; the first round of a server that is to be warm is left out."""
+    """Return a row for every page and round, without the first round of a server that is to be warm."""
     found = []
     with tempfile.TemporaryDirectory() as elsewhere, sync_playwright() as playwright:
         nothing = Path(elsewhere) / "runs"

@@ -1,15 +1,15 @@
-r"""What the front door costs: CPU time of its processes by request and by token, lateness of tokens, and memory.
+r"""The cost of the front door: CPU time of its processes by request and by token, lateness of tokens, and memory.
 
     python -m lab.benchmarks.front_door [--streams 1,64,512,1000] [--tokens 200] [--rate 20] [--api-workers 1] \
         [--alone 100]
 
-Serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, and lets so many clients stream
+It serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, and lets so many clients stream
 at once. A token is late by the time from the end of its step to its arrival at the client, which shares the machine.
-Every answer is held against what its seed gives: no token may be missing, or come twice. Tokens per second are those
-that came while all streams were under way. First of all, `--alone` requests come one after the other to a fleet in
-real time: what a client waits for its first token longer than the twin says that it should is the overhead of the
-front door. CPU time is of the processes alone, so that neighbours matter little for it; all else is wall time, and on
-a busy machine says more of that than of this. The last line is JSON.
+Every answer is compared with the answer of its seed: no token may be missing, or come twice. Tokens per second are
+tokens that came while all streams were under way. First of all, `--alone` requests come one after the other to a fleet
+in real time: the overhead of the front door is the time that a client waits for its first token beyond the twin's own.
+CPU time is of the processes alone, so neighbours matter little for it. Everything else is wall time, which on a busy
+machine says more about the machine than about the front door. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ REPLICAS = 4
 GPU, MODEL, MAX_NUM_SEQS = "H100", "Llama-3.1-8B", 256
 FLEET = ("--twin", "--gpu", GPU, "--model", MODEL, "--replicas", REPLICAS, "--max-num-seqs", MAX_NUM_SEQS)
 PROMPT = "Hello there"
-REQUESTS = 400  # of one token each, for the cost of a request
+REQUESTS = 400  # requests of one token each, for the cost of a request
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Stream(asyncio.Protocol):
-    """A client that notes when each piece of its answer came, and looks at it afterwards."""
+    """A client that notes when each piece of its answer came, and reads the pieces afterwards."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
@@ -68,7 +68,7 @@ class Stream(asyncio.Protocol):
             self.done.set_exception(error or ConnectionError("the server has hung up"))
 
     def words(self) -> tuple[list[str], list[int]]:
-        """Every token's word, and when it came; an event is as late as its last byte."""
+        """Return every token's word, and the time at which it came; an event comes with its last byte."""
         words: list[str] = []
         times: list[int] = []
         rest = b""
@@ -85,7 +85,7 @@ class Stream(asyncio.Protocol):
 
 
 async def stream_all(server: Server, bodies: list[dict[str, Any]]) -> list[Stream]:
-    """All at once, to their ends."""
+    """Stream all requests at once, to their ends."""
     loop = asyncio.get_running_loop()
     made = [await loop.create_connection(partial(Stream, body), *server.address) for body in bodies]
     streams = [stream for _, stream in made]
@@ -94,12 +94,12 @@ async def stream_all(server: Server, bodies: list[dict[str, Any]]) -> list[Strea
 
 
 async def stream_one_by_one(server: Server, bodies: list[dict[str, Any]]) -> list[Stream]:
-    """Each when the one before has ended."""
+    """Stream each request when the one before has ended."""
     return [stream for body in bodies for stream in await stream_all(server, [body])]
 
 
 def token_s(streams: int, tokens: int) -> float:
-    """Seconds of the fleet's own time from one token of a stream to the next, with so many streams at once."""
+    """Return seconds of the fleet's own time from one token of a stream to the next, with so many streams at once."""
     deployment = served().model_copy(update={"model": MODEL})
     scheduler = deployment.scheduler.model_copy(update={"max_num_seqs": MAX_NUM_SEQS})
     deployment = with_fleet(deployment.model_copy(update={"scheduler": scheduler}), REPLICAS, None)
@@ -109,27 +109,27 @@ def token_s(streams: int, tokens: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process so far."""
+    """Return the CPU time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process."""
+    """Return the memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def spent(
     server: Server, pids: dict[str, list[int]], bodies: list[dict[str, Any]]
 ) -> tuple[list[Stream], dict[str, float]]:
-    """The streams of these requests, and CPU seconds by kind of process."""
+    """Return the streams of these requests, and CPU seconds by kind of process."""
     before = {kind: sum(map(cpu_s, each)) for kind, each in pids.items()}
     streams = asyncio.run(stream_all(server, bodies))
     return streams, {kind: sum(map(cpu_s, each)) - before[kind] for kind, each in pids.items()}
 
 
 def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any]:
-    """One server, asked by `count` clients at once."""
+    """Measure one server that `count` clients ask at once."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         speed = token_s(count, tokens) * rate
@@ -156,8 +156,11 @@ def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any
 
 
 def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float) -> dict[str, float]:
-    """In ms. Streams are alike, so the n-th to come first is the n-th that was sent first; the run began where none
-    comes before it was sent."""
+    """Return the lateness of tokens in ms, and tokens per second.
+
+    Streams are alike, so the n-th to come first is the n-th that was sent first. The run's start is the time at which
+    no stream comes before it was sent.
+    """
     rows = sorted(rows, key=lambda row: row["first_sent_ns"])
     came_ns = sorted(came_ns, key=lambda times: times[0])
     origin_ns = min(times[0] - row["first_sent_ns"] / speed for row, times in zip(rows, came_ns, strict=True))
@@ -178,7 +181,7 @@ def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float)
 
 
 def overhead(requests: int, workers: int) -> dict[str, float]:
-    """In ms: of the first tokens of requests that come one after the other, what their clients waited too long."""
+    """Return the excess wait for first tokens in ms, for requests that come one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         with serving(Path(folder), *FLEET, "--api-workers", workers, "-o", out) as server:

@@ -1,9 +1,9 @@
-"""How far fitted kernel times can be trusted: errors held out of the tables, gaps in a grid, GPUs left out, and speed.
+"""The accuracy of fitted kernel times: errors held out of the tables, gaps in a grid, GPUs left out, and speed.
 
-`python -m lab.benchmarks.kernel_surfaces` prints what the bundled fits say of themselves and how long pricing takes.
-With `--tables package` (needs `aiconfigurator-core`) or a folder of systems (`h100_sxm`, `h200_sxm`, ...) it also
-measures two harder questions: shapes in the middle of a gap of two octaves, as wide as the widest in the tables, and
-whole GPUs left out (what `kernel_transfer` states as its sigma).
+`python -m lab.benchmarks.kernel_surfaces` prints the errors that the bundled fits state and the time of pricing. With
+`--tables package` (needs `aiconfigurator-core`) or a folder of systems (`h100_sxm`, `h200_sxm`, ...) it also measures
+two harder cases: shapes in the middle of a gap of two octaves, as wide as the widest in the tables, and whole GPUs left
+out (the sigma that `kernel_transfer` states).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
-_GAP = {12288, 16384}  # between 10240 and 51200; the tables' widest gap is from 16384 to 51200
+_GAP = {12288, 16384}  # sizes between 10240 and 51200; the tables' widest gap is from 16384 to 51200
 _ALIKE = ({"H100", "H200"}, {"B200", "B300", "GB200"})  # one chip under several names: left out together
 _TOKENS = 10_000
 _REPEATS = 5
@@ -83,7 +83,7 @@ def gpus_left_out(tables: str, names: Iterable[str]) -> None:
 
 
 def collectives_left_out() -> None:
-    """Closed forms of GPUs left out, from those over the same kind of link, against their own."""
+    """Print errors of closed forms of left-out GPUs, taken from those over the same kind of link, against their own."""
     print("\nCollectives of GPUs left out: sigma that fits")
     known = read_forms(json.loads(COLLECTIVES.read_text(encoding="utf-8")))
     pooled: dict[bool, list[np.ndarray]] = defaultdict(list)
@@ -101,7 +101,7 @@ def collectives_left_out() -> None:
 
 
 def speed() -> None:
-    """CPU time to price every operation of a model at ten thousand numbers of tokens."""
+    """Print the CPU time to price every operation of a model at ten thousand numbers of tokens."""
     model = find_model("Llama-3.1-8B")
     sizes = StepSizes(prefill_tokens=np.arange(1.0, _TOKENS + 1.0))
     operations = step_operations(model, Deployment(model="Llama-3.1-8B"), sizes)
@@ -131,7 +131,7 @@ def _in_gap(m: Measured) -> bool:
 
 
 def _logs(kernels: KernelSurfaces | TransferredKernels, measured: list[Measured]) -> np.ndarray:
-    """Log of predicted over measured time, where a measured one beyond the roofline counts as on it."""
+    """Return the log of predicted over measured time; a measured time beyond the roofline counts as on it."""
     return np.concatenate(
         [np.log(kernels.time(m.operation).ns / np.maximum(m.ns, floor_ns(kernels.gpu, m.operation))) for m in measured]
     )

@@ -26,12 +26,12 @@ from serving.deployments.model_spec import ModelSpec
 
 MODULE = {"queries up", "attention out", "keys and values up", "queries to latent", "latent to values", "latent down"}
 MODULE |= {"values down", "index queries", "prefill attention", "decode attention", "rotary, KV write", "latent norms"}
-ENTRIES = "(1 for"  # in names of what compressed attention adds
+ENTRIES = "(1 for"  # mark in names of operations that compressed attention adds
 SAMPLE = 600
 
 
 def of_v3(gpu: str, stored: str, kind: str) -> str:
-    """DeepSeek-V3's: at least 8 heads, 16-bit KV."""
+    """Return ratios for DeepSeek-V3: at least 8 heads, 16-bit KV."""
     table = _table(gpu, "mla", f"mla_{kind}_module_perf")
     rows = table[(table.kv_cache_dtype == "bfloat16") & (table.gemm_type == stored) & (table.num_heads >= 8)]
     model = find_model("DeepSeek-V3").model_copy(
@@ -41,7 +41,7 @@ def of_v3(gpu: str, stored: str, kind: str) -> str:
 
 
 def of_v4(gpu: str, layer: str, kind: str) -> str:
-    """DeepSeek-V4-Flash's layers of one kind, weights in fp8 by block and KV in fp8."""
+    """Return ratios for DeepSeek-V4-Flash's layers of one kind, weights in fp8 by block and KV in fp8."""
     table = _table(gpu, "sparse_attention", f"dsv4_{layer}_{kind}_module_perf")
     rows = table[table.model.str.contains("Flash")]
     flash = find_model("DeepSeek-V4-Flash")
@@ -61,7 +61,10 @@ def _table(gpu: str, family: str, name: str) -> Any:
 
 
 def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) -> str:
-    """Predicted over measured time at `SAMPLE` of the points: 10 %, median, 90 %; then of those over `long_ms`."""
+    """Return predicted over measured time at `SAMPLE` of the points: 10 %, median, 90 %; then for times over `long_ms`.
+
+    All three are numbers in one line of text.
+    """
     kernels = load_kernels(find_gpu(gpu))
     ratios, measured_ms = [], []
     for row in rows.sample(min(SAMPLE, len(rows)), random_state=1).itertuples():

@@ -1,4 +1,4 @@
-"""What the metrics of a running server cost its engine process: CPU time of one core.
+"""The cost of a running server's metrics for its engine process: CPU time of one core.
 
     python -m lab.benchmarks.live_metrics [--replicas 4] [--streams 1000] [--tokens-per-s 20] [--seconds 10]
 
@@ -73,7 +73,7 @@ class Stream:
         metrics.expects(id, now_ns)
 
     def end(self, metrics: LiveMetrics, replica: int, now_ns: int) -> None:
-        """It has its last token."""
+        """End the request, which has its last token."""
         row = {
             "request_id": self.id,
             "replica": replica,

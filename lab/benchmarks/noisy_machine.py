@@ -1,9 +1,8 @@
-"""What is left of the twin's error on a noisy machine, once it knows the machine's weather.
+"""The remaining error of the twin on a noisy machine, once it knows the machine's weather.
 
 A neighbour on every core computes for random times and rests for random times. Beside it an engine is calibrated and
-then records the same trace again and again; each recording is simulated blind, and in its own weather.
-
-`python -m lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves the neighbours out.
+then records the same trace again and again; each recording is simulated blind, and in its own weather. `python -m
+lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves the neighbours out.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def neighbour(seed: int) -> None:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes that start now
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the processes that start now read it
     made = [get_context("spawn").Process(target=neighbour, args=(seed,), daemon=True) for seed in range(count)]
     for process in made:
         process.start()
@@ -65,7 +64,7 @@ def validated(folder: Path, runs: int, minutes: float) -> Iterator[ValidationRep
     workload = synthesise(parse_spec(size.trace(), where="benchmark"))
     calibrated, real = [], []
     paths = measure(engine, folder, size.calibration_s, lambda work, out: record_whole(work, engine, out, True))
-    for number in range(max(runs, 5)):  # in turns, as the demo records them
+    for number in range(max(runs, 5)):  # runs take turns, as in the demo
         calibrated += [path for path in [next(paths, None)] if path is not None]
         if number < runs:
             real.append(folder / f"real-{number}")

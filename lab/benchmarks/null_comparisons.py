@@ -1,6 +1,6 @@
-"""How often `tokentwin compare` claims a difference where there is none: one time in twenty is what it promises.
+"""The rate at which `tokentwin compare` claims a difference where there is none; it promises one time in twenty.
 
-Two sides serve the same requests with the same cost model; what differs is the seed of slowly changing step times (a
+Two sides serve the same requests with the same cost model. They differ in the seed of slowly changing step times (a
 machine's noise), or of the errors of shortest-job-first's predictions. `python -m lab.benchmarks.null_comparisons`.
 """
 
@@ -30,7 +30,7 @@ SIDE = Side(deployment=RanDeployment(policy="vllm", scheduler={}))
 
 
 class NoisyCost(TokenCost):
-    """Steps that take 0.4 to 2.5 times as long, the factor changing over some twenty steps."""
+    """Steps that take 0.4 to 2.5 times as long, with a factor that changes over about twenty steps."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(6 * MS, 18_000, 450)
@@ -45,7 +45,7 @@ class NoisyCost(TokenCost):
 
 
 def workload(seed: int, count: int, rate: float) -> Workload:
-    """Poisson arrivals, lognormal prompts, exponential outputs."""
+    """Return Poisson arrivals, lognormal prompts and exponential outputs."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(S / rate, count)).astype(int).tolist()
     prompts = np.clip(rng.lognormal(4.5, 1.0, count), 1, 700).astype(int).tolist()
@@ -68,7 +68,7 @@ def guessed(case: int, seed: int, count: int, rate: float) -> pa.Table:
 
 
 def claimed(serve: Callable[..., pa.Table], count: int, rate: float, seeds: int = 1) -> float:
-    """The share of comparisons that claim something."""
+    """Return the share of comparisons that claim a difference."""
     claims = 0
     for run in range(RUNS):
         cases = range(seeds * run, seeds * (run + 1))

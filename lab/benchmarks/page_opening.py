@@ -1,11 +1,12 @@
-"""What opening a page of the dashboard costs a warm server: how long one waits, and in CPU seconds.
+"""The cost of opening a page of the dashboard on a warm server: waiting time and CPU seconds.
 
-    python -m lab.benchmarks.page_opening              # every page, on what is bundled
+    python -m lab.benchmarks.page_opening              # every page, on bundled data
     python -m lab.benchmarks.page_opening RUNS NAME    # the Run page on recording NAME under RUNS
 
 Pages are run in this process, by Streamlit's AppTest, without a browser. A page is opened once to warm the server (the
-Run page on a bundled recording), and then by a visitor who sees what nobody looked at yet; `again` is the next visitor.
-System time is apart: it is mostly memory that is touched for the first time. The last line of output is JSON.
+Run page on a bundled recording), and then by a visitor who sees data that nobody has opened yet; `again` is the next
+visitor. System time is separate: it is mostly memory that is touched for the first time. The last line of output is
+JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration"
 
 
 def page(module: str, runs: str) -> None:
-    """The script of one page; it holds all that it needs, since AppTest takes its source."""
+    """Run the script of one page; it contains all that it needs, since AppTest takes its source."""
     import inspect
     from importlib import import_module
 
@@ -36,7 +37,7 @@ def page(module: str, runs: str) -> None:
 
 
 def opened(module: str, runs: str, **url: str) -> dict[str, float]:
-    """Seconds that pass, and CPU seconds, in one visitor's first look at a page."""
+    """Return the seconds that pass, and CPU seconds, in one visitor's first look at a page."""
     app = AppTest.from_function(page, args=(module, runs), default_timeout=600)
     for name, value in url.items():
         app.query_params[name] = value

@@ -1,8 +1,8 @@
 """Other simulators of LLM serving, each run as its users run it: one process, one engine, Llama 3 8B on an H100.
 
-A peer is given a workload and says which one it ran, since not all of them read a trace, and what makes it faster or
-slower than ours for other reasons than being better made. CPU time is the operating system's account of the finished
-process, so an adapter needs no peer's output.
+A peer gets a workload and says which one it ran, since not all of them read a trace. It also names its handicaps:
+reasons for being faster or slower than ours other than being better made. CPU time is the operating system's account of
+the finished process, so an adapter needs no peer's output.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ H100 = {"name": "H100", "compute_flops": 989e12, "memory_bandwidth": 3.35e12, "m
 
 @dataclass(frozen=True)
 class PeerRun:
-    """CPU seconds of the process, those of the simulation in it where it says them, and what it simulated.
+    """CPU seconds of the process, CPU seconds of the simulation in it if the peer says them, and its workload.
 
-    `simulated_s` is when its last request ended, where it says that.
+    `simulated_s` is the end of its last request, if the peer says that.
     """
 
     process_cpu_s: float
@@ -53,10 +53,10 @@ class PeerRun:
 class Peer(Protocol):
     """A simulator by somebody else.
 
-    name       what it is called, with its version or place
-    handicaps  why its time and ours do not buy the same thing, a line each
+    name       its name, with its version or place
+    handicaps  reasons why its time and ours do not buy the same thing, a line each
     tried      whether this adapter has been run against the real thing
-    replicas   how many engines it simulates, behind a round-robin router
+    replicas   number of engines that it simulates, behind a round-robin router
     """
 
     name: str
@@ -65,17 +65,17 @@ class Peer(Protocol):
     replicas: int
 
     def run(self, workload: Workload, limits: SchedulerConfig) -> PeerRun:
-        """Simulate `workload`, or one of its shape. Raises PeerFailed."""
+        """Simulate `workload`, or one of its shape; raise PeerFailed if the peer fails."""
 
 
 class PeerFailed(Exception):
-    """The peer ended with an error; the message is the last it said."""
+    """The peer ended with an error; the message is its last line."""
 
 
 def timed(
     command: Sequence[str], *, given: str = "", cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[str, float]:
-    """Run `command` to its end: its output, and the CPU seconds of the process and of those it waited for."""
+    """Run `command` to its end; return its output, and the CPU seconds of the process and of those it waited for."""
     with TemporaryFile("w+") as given_file, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         given_file.write(given)
         given_file.seek(0)
@@ -92,10 +92,10 @@ def timed(
 
 
 class InferenceLab:
-    """inference-lab: Rust, compiled to WebAssembly, run by node.
+    """The peer inference-lab: Rust, compiled to WebAssembly, run by node.
 
-    It draws its own requests and reads no trace, so it gets Poisson arrivals and lognormal lengths fitted to the
-    workload's, and the requests it drew are read back from its result: its end-to-end times give the arrivals.
+    It draws its own requests and reads no trace. So it gets Poisson arrivals and lognormal lengths fitted to the
+    workload's, and its requests are read back from its result: its end-to-end times give the arrivals.
     """
 
     handicaps: Sequence[str] = (
@@ -127,7 +127,7 @@ class InferenceLab:
 
 
 def inference_lab_config(requests: Sequence[WorkloadRequest], limits: SchedulerConfig) -> dict[str, dict[str, object]]:
-    """The configuration of a run with as many requests, of their rate and of lengths distributed like theirs."""
+    """Return the configuration of a run with as many requests, of their rate and of lengths distributed like theirs."""
     kv_tokens = limits.num_blocks * limits.block_size
     span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
     return {
@@ -158,7 +158,7 @@ def _lognormal(lengths: Sequence[int]) -> dict[str, object]:
 
 
 class DynoSim:
-    """DynoSim (Rust, in the wheels of ai-dynamo): `python` is of an environment that has them."""
+    """The peer DynoSim (Rust, in the wheels of ai-dynamo): `python` belongs to an environment that has them."""
 
     handicaps: Sequence[str] = (
         "faster: native code; a step is priced by built-in polynomials, no tables of kernels",
@@ -187,9 +187,10 @@ class DynoSim:
 
 
 class Vidur:
-    """Vidur (Python, microsoft/vidur): `checkout` holds its kernel profiles, `python` has its dependencies.
+    """The peer Vidur (Python, microsoft/vidur): `checkout` has its kernel profiles, `python` its dependencies.
 
-    Written from its README and configuration classes. The package of that name on PyPI has other flags and no profiles.
+    The adapter follows its README and configuration classes. The package of that name on PyPI has other flags and no
+    profiles.
     """
 
     tried = False
@@ -217,7 +218,7 @@ class Vidur:
 
 
 def vidur_flags(trace: Path, out: str, limits: SchedulerConfig) -> list[str]:
-    """The command line after `python -m vidur.main`."""
+    """Return the command line after `python -m vidur.main`."""
     settings = {
         "replica_config_model_name": "meta-llama/Meta-Llama-3-8B",
         "replica_config_device": "h100",
@@ -248,9 +249,9 @@ def vidur_flags(trace: Path, out: str, limits: SchedulerConfig) -> list[str]:
 
 
 class Blis:
-    """BLIS (Go, inference-sim): a built binary, in the checkout whose tables it reads. It replays a trace (TraceV2).
+    """The peer BLIS (Go, inference-sim): a built binary, in the checkout whose tables it reads.
 
-    Written from its README and the code that reads such traces.
+    It replays a trace (TraceV2). The adapter follows its README and the code that reads such traces.
     """
 
     tried = False
@@ -282,7 +283,7 @@ class Blis:
 
 
 def blis_row(request: WorkloadRequest) -> tuple[object, ...]:
-    """A request as a row of `Blis.COLUMNS`: what is not known of it is empty or 0."""
+    """Return a request as a row of `Blis.COLUMNS`; an unknown value is empty or 0."""
     at_us = request.arrival_ns // 1000
     lengths = (request.prompt_len, request.output_len, request.prompt_len)
     return (
@@ -292,7 +293,7 @@ def blis_row(request: WorkloadRequest) -> tuple[object, ...]:
 
 
 def blis_flags(header: Path, data: Path, limits: SchedulerConfig) -> list[str]:
-    """The command line after `blis replay`. Its horizon is a day, so that every request ends."""
+    """Return the command line after `blis replay`. Its horizon is a day, so that every request ends."""
     settings = {
         "trace-header": header,
         "trace-data": data,

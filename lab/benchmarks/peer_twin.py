@@ -1,9 +1,10 @@
-"""Our own side of `peers.py`: one process that simulates a trace as limited as the peers are, and records it.
+"""Our own side of `peers.py`: one process that simulates a trace with the peers' limits, and records it.
 
     python -m lab.benchmarks.peer_twin trace.parquet limits.json summary OUT REPLICAS
 
-Records requests (`summary`), when each token came too (`tokens`), or every step besides (`steps`). Prints what it did
-and the CPU seconds of the simulation and its recording, without imports, the trace and the pricing tables, as JSON.
+It records requests (`summary`), also the time of each token (`tokens`), or also every step (`steps`). It prints its
+results and the CPU seconds of the simulation and its recording, without imports, the trace and the pricing tables, as
+JSON.
 """
 
 from __future__ import annotations

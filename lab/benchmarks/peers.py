@@ -4,13 +4,14 @@
     python -m lab.benchmarks.peers TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
     python lab/benchmarks/peers.py TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
-One engine, Llama 3 8B on an H100, with the same limits for all; of DynoSim fleets, on whole traces (`peer_dynosim.py`
-says how to have it). `--install` fetches inference-lab by npm into a
-directory that is removed again; a peer that is not given is left out, and said to be. Each run of a peer is followed by
-ours on the very requests that the peer simulated, and the ratios are of such pairs: their median, least and greatest.
-The last line of output is JSON.
+There is one engine, Llama 3 8B on an H100, with the same limits for all; for DynoSim there are fleets, on whole traces
+(`peer_dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
+again. A peer that is not given is left out, with a message. Each run of a peer is followed by ours on the very requests
+that the peer simulated, and the ratios are of such pairs: their median, least and greatest. The last line of output is
+JSON.
 
-Run against the real thing: inference-lab, DynoSim. Not run against it, for want of one: Vidur, BLIS.
+Adapters that were run against the real thing: inference-lab, DynoSim. Adapters that were not, because there was none:
+Vidur, BLIS.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from traces.reshape import reshaped
 TWIN = "lab.benchmarks.peer_twin"
 LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=131_072, num_blocks=27_000)
 RECORDS = ("summary", "tokens", "steps")
-_FLEETS = LIMITS.model_copy(update={"max_num_batched_tokens": 8192})  # of DynoSim
+_FLEETS = LIMITS.model_copy(update={"max_num_batched_tokens": 8192})  # limits of DynoSim's fleets
 OUR_HANDICAPS = (
     "Python; a step is priced from tables of kernels, and decides as vLLM 0.33 does",
     "summary: requests only; tokens: when each token came as well; steps: every step in addition."
@@ -50,7 +51,7 @@ OUR_HANDICAPS = (
 
 
 class Case(NamedTuple):
-    """What a peer is to simulate."""
+    """A peer with its workload and limits."""
 
     peer: Peer
     workload: Workload
@@ -59,14 +60,14 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """A run of a peer, and ours on the same requests, by what we record."""
+    """A run of a peer, and ours on the same requests, by the kind of our recording."""
 
     peer: PeerRun
     ours: dict[str, dict[str, float]]
 
 
 def run_ours(workload: Workload, case: Case, records: str, scratch: Path) -> dict[str, float]:
-    """CPU seconds of our process and of the simulation in it, and what it did."""
+    """Return CPU seconds of our process and of the simulation in it, and the simulation's results."""
     trace, given, out = scratch / "trace.parquet", scratch / "limits.json", scratch / f"run-{records}"
     write_parquet(workload, trace)
     given.write_text(case.limits.model_dump_json())
@@ -75,7 +76,7 @@ def run_ours(workload: Workload, case: Case, records: str, scratch: Path) -> dic
 
 
 def pairs(case: Case, runs: int) -> Iterator[Pair]:
-    """`runs` times the peer, then ours on what it simulated."""
+    """Yield `runs` pairs: the peer, then ours on the requests that it simulated."""
     for _ in range(runs):
         theirs = case.peer.run(case.workload, case.limits)
         with TemporaryDirectory() as scratch:
@@ -84,7 +85,7 @@ def pairs(case: Case, runs: int) -> Iterator[Pair]:
 
 
 def summary(case: Case, made: Sequence[Pair]) -> dict[str, Any]:
-    """Medians of seconds and ratios over the pairs, and whether both sides did the same work."""
+    """Return medians of seconds and ratios over the pairs, and figures of the work of both sides."""
     first = made[0]
     requests = list(first.peer.workload.requests)
     result: dict[str, Any] = {
@@ -163,7 +164,7 @@ def _spread(ratios: Sequence[float]) -> str:
 
 
 def install(stack: ExitStack) -> Path:
-    """inference-lab from npm, in a directory that `stack` removes."""
+    """Install inference-lab from npm, in a directory that `stack` removes."""
     where = stack.enter_context(TemporaryDirectory())
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
     subprocess.run(command, cwd=where, check=True, stdout=subprocess.DEVNULL)
@@ -171,7 +172,7 @@ def install(stack: ExitStack) -> Path:
 
 
 def found(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Case]:
-    """What the peers that were given are to simulate; a line about each that was not."""
+    """Yield the cases of the peers that were given, and print a line about each that was not."""
     whole = read_workload(options.trace)
     workload = reshaped(whole, limit=options.requests, rate_scale=options.rate_scale)
     if options.dynosim:

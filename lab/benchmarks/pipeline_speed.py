@@ -1,4 +1,4 @@
-"""CPU time of simulating an engine over pipeline stages, where every request of a step is looked at.
+"""CPU time of simulating an engine over pipeline stages, where every request of a step is visited.
 
 python -m lab.benchmarks.pipeline_speed
 """
@@ -35,7 +35,7 @@ class EvenStages(TokenCost):
 
 
 def workload() -> Workload:
-    """Poisson arrivals, lognormal prompts, exponential outputs."""
+    """Return Poisson arrivals, lognormal prompts and exponential outputs."""
     rng = np.random.default_rng(1)
     arrivals = np.cumsum(rng.exponential(1e9 / RATE_PER_S, COUNT)).astype(int).tolist()
     prompts = np.clip(rng.lognormal(4.5, 1.0, COUNT), 1, 700).astype(int).tolist()

@@ -1,10 +1,10 @@
-"""How long `tokentwin plan` takes for a typical query, and what it answers.
+"""The time that `tokentwin plan` takes for a typical query, and its answer.
 
     python -m lab.benchmarks.plan AzureLLMInferenceTrace_conv.csv [--rate-scale 4] [--jobs 2]
 
 The query: Llama-3.1-70B, an hour of conversation traffic, three GPU types by three tensor-parallel sizes, one policy.
 Times are of the whole command in a fresh process, imports and the reading of the trace included. CPU time over the
-number of jobs says how long it takes on a machine that does nothing else.
+number of jobs is the time that it takes on a machine that does nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How often a diagnosis shows the symptom of a planted illness, and names its layer and what lifts it, by kind.
+"""The rate at which a diagnosis shows the symptom of a planted illness, and names its layer and a lift, by kind.
 
 `python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each
-seed is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does. With a
-third argument, `healthy`, the deployments are diagnosed before they are made ill: a problem found is a false alarm.
+seed is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does it. With a
+third argument, `healthy`, the deployments are diagnosed before they are made ill: a reported problem is a false alarm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(seeds: int, first: int) -> None:
 
 
 def false_alarms(seeds: int, first: int) -> None:
-    """Count them, by the worst symptom."""
+    """Count false alarms, by the worst symptom."""
     found = Counter[str]()
     for seed in range(first, first + seeds):
         illness = planted(kind_of(seed), seed)
@@ -56,7 +56,7 @@ def false_alarms(seeds: int, first: int) -> None:
 
 
 def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
-    """Whether each of the FIGURES is right, and what is named first."""
+    """Return whether each of the FIGURES is right, and the cause that is named first."""
     with tempfile.TemporaryDirectory() as folder:
         found = diagnosed(illness, Path(folder) / "run")
     cause = found.blamed

@@ -1,10 +1,11 @@
-"""What each scheduling policy buys and what it costs, on one overloaded replica.
+"""The benefit and the cost of each scheduling policy, on one overloaded replica.
 
     python -m lab.benchmarks.policies
 
 Three tenants send two minutes of traffic, one of them several times as much as each of the others; chat requests want
 their first token within a second, batch requests within twenty. Every policy gets the same arrivals and the same step
-times, those of the oracle recordings. Prints a Markdown table; simulated time only, so it is the same everywhere.
+times, those of the oracle recordings. It prints a Markdown table with simulated time only, so it is the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COLUMNS = ("TTFT mean s", "TTFT p99 s", "TPOT p99 ms", "chat in time", "batch in
 
 
 def traffic(seed: int = 0) -> Workload:
-    """Poisson arrivals; a fifth is batch, with priority 1 and long outputs."""
+    """Return Poisson arrivals; a fifth is batch, with priority 1 and long outputs."""
     rng = np.random.default_rng(seed)
     drawn = []
     for tenant, rate in RATES.items():
@@ -53,7 +54,7 @@ def traffic(seed: int = 0) -> Workload:
 
 
 def measure(label: str) -> list[str]:
-    """The row of one policy."""
+    """Return the row of one policy."""
     limits = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "num_blocks": 6000}
     config = SchedulerConfig.model_validate({**limits, **POLICIES[label]})
     sink = TableSink()

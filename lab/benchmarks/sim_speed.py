@@ -1,12 +1,12 @@
-"""How fast the simulator is: requests, engine steps and tokens per CPU second, and peak memory.
+"""The speed of the simulator: requests, engine steps and tokens per CPU second, and peak memory.
 
     python -m lab.benchmarks.sim_speed                 # 160,000 requests on 16 replicas
     python -m lab.benchmarks.sim_speed --million       # a million on 1,000 replicas, behind least-requests
     python -m lab.benchmarks.sim_speed --fleets        # 20,000 requests each on 1 to 1,000 replicas, every router
 
-Every replica gets the same load, so all fleets do the same work for a request but for routing it. Rows are dropped as
-they end. The workload is generated while it is simulated, which is in the CPU time; making the replicas is not. The
-last line of output is JSON.
+Every replica gets the same load, so all fleets do the same work for a request except for routing it. Rows are dropped
+as they end. The workload is generated while it is simulated, and the CPU time includes that, but not the making of the
+replicas. The last line of output is JSON.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sim.cluster import Cluster
 from sim.router import ROUTERS
 
 FLEETS = (1, 10, 100, 1000)
-RATE_PER_S = 9.0  # at each replica
+RATE_PER_S = 9.0  # requests at each replica
 MEAN_PROMPT, MAX_PROMPT = 950, 7000
 MEAN_OUTPUT, MAX_OUTPUT = 200, 4000
-PREFIXES = 5000  # different beginnings, for routers that go by them
+PREFIXES = 5000  # different beginnings of prompts, for routers that choose by them
 BY_PREFIX = ("prefix-affinity", "session-sticky")
 CHUNK = 10_000
 SCHEDULER = SchedulerConfig(
@@ -49,7 +49,7 @@ class Poisson:
 
     requests: int
     replicas: int
-    named: bool  # whether a prompt begins with one of the prefixes
+    named: bool  # true if a prompt begins with one of the prefixes
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         rng = np.random.default_rng(0)
@@ -78,7 +78,7 @@ class Discard:
 
 
 def measure(requests: int, replicas: int, router: str) -> dict[str, Any]:
-    """One run, as a row of the table."""
+    """Return one run as a row of the table."""
     fleet = FleetConfig.model_validate({"pools": [{"replicas": replicas}], "router": router})
     cluster = Cluster(Deployment(scheduler=SCHEDULER), COST, Discard(), fleet=fleet, shares_prefixes=False, steps=False)
     began = time.process_time()

@@ -1,7 +1,7 @@
-"""What timing every step costs the engine: wall time of steady decode steps with it and without, in turns.
+"""The cost of timing every step for the engine: wall time of steady decode steps with and without it, in turns.
 
 `python -m lab.benchmarks.step_log_cost` prints both and their ratio for SmolLM2's shape on the CPU. The limit is noise:
-on a machine at rest the ratio should not be told from 1.
+on a machine at rest the ratio should not be distinguishable from 1.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What the model of operations costs the simulator, against the three prices of the oracle recordings.
+"""The cost of the model of operations for the simulator, against the three prices of the oracle recordings.
 
     python -m lab.benchmarks.step_model
 
-The workload of `sim_speed.py` at an eighth of its length, on 16 replicas, with either cost model in turns: CPU time,
-tables included (target: under 5 microseconds more per engine step, amortised; less than 30 % fewer requests per CPU
-second). Steps per second cannot be compared: the two engines batch differently. The last line is one JSON object.
+It runs the workload of `sim_speed.py` at an eighth of its length, on 16 replicas, with either cost model in turns, and
+measures CPU time, tables included (target: under 5 microseconds more per engine step, amortised; less than 30 % fewer
+requests per CPU second). Steps per second cannot be compared: the two engines batch differently. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def operations() -> ObservedOperations:
 
 
 def simulate(cost: CostModel) -> tuple[float, int]:
-    """CPU seconds and engine steps."""
+    """Return CPU seconds and the number of engine steps."""
     began = time.process_time()
     cluster = Cluster(DEPLOYMENT, cost, Discard(), replicas=REPLICAS, shares_prefixes=False, steps=False)
     done = cluster.run(Workload(Poisson(REQUESTS, REPLICAS, named=False), shares_prefixes=False))

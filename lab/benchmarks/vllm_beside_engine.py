@@ -1,4 +1,4 @@
-"""Our engine and vLLM on the same CPU: how fast each is, and how well the calibration of one predicts the other.
+"""Our engine and vLLM on the same CPU: the speed of each, and the errors of one's calibration on the other's runs.
 
 `python -m lab.benchmarks.vllm_beside_engine OUT [SECONDS]` needs `make vllm` and `tokentwin model fetch smollm2`. Both
 have SmolLM2, the same settings, one thread and the same requests. Each is calibrated, then runs REPEATS times, in
@@ -40,7 +40,7 @@ say = partial(print, file=sys.stderr, flush=True)
 
 
 def traffic(rate: float, seconds: float) -> Workload:
-    """Chats with two system prompts; `rate` requests a second."""
+    """Return chats with two system prompts, `rate` requests a second."""
     spec: dict[str, Any] = {
         "name": "beside",
         "seed": 5,
@@ -69,7 +69,7 @@ def measured(out: Path, seconds: float) -> None:
                     record = partial(_recorded, engine)
                     made = measure(engine, place, CALIBRATION_S, record)
                     fit_recordings(list(made), place)
-                if not rate:  # of the first, which is vLLM: both are sent the same
+                if not rate:  # the rate of the first engine, vLLM: both get the same
                     pace = pace_of(engine)
                     rate = 0.6e9 / (108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8)
                     print(f"{rate:.2g} requests a second")
@@ -79,7 +79,7 @@ def measured(out: Path, seconds: float) -> None:
 
 
 def speeds(out: Path) -> list[str]:
-    """Markdown rows: output tokens a second and CPU time of the computing thread per output token, of each run."""
+    """Return Markdown rows: each run's output tokens a second, and the computing thread's CPU time per token."""
     found = []
     for name in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / name).glob("at-once-*"))]
@@ -94,7 +94,7 @@ def speeds(out: Path) -> list[str]:
 
 
 def errors(out: Path) -> list[str]:
-    """Markdown rows: how far real latencies are predicted by the calibration of each engine, and their noise."""
+    """Return Markdown rows with errors of real latencies as predicted by each engine's calibration, and their noise."""
     found = []
     for real in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]

@@ -1,12 +1,12 @@
 """Five changes to a server, predicted by the simulator and then measured on vLLM itself, with the noise of both.
 
 `python -m lab.benchmarks.vllm_changes OUT [SEEDS] [SECONDS] [CHANGE ...]` needs `make vllm` and `tokentwin model fetch
-smollm2`. It calibrates vLLM once, on other traffic. For each change it makes a real run of each side with each of
-SEEDS (5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of docs/vllm.md.
-Requests of one run arrive within about SECONDS (25). An OUT that has a calibration keeps it.
+smollm2`. It calibrates vLLM once, on other traffic. For each change it makes a real run of each side with each of SEEDS
+(5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of docs/vllm.md. Requests
+of one run arrive within about SECONDS (25). An OUT that has a calibration keeps it.
 
-The model has the shape of SmolLM2 with 2 of its 30 layers and 4,096 tokens, and random weights, so that a minute holds
-hundreds of requests.
+The model has the shape of SmolLM2 with 2 of its 30 layers and 4,096 tokens, and random weights, so that hundreds of
+requests fit into a minute.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def traffic(rate: float, seconds: float) -> dict[str, Any]:
-    """Bursty chats of two system prompts; `rate` requests a second."""
+    """Return bursty chats of two system prompts, `rate` requests a second."""
     return {
         "name": "changes",
         "seed": 11,
@@ -86,7 +86,7 @@ def calibrated(out: Path) -> float:
 
 
 def change(compared: Compared | None, metric: str, stat: str) -> str:
-    """B - A in percent of A, and its 95 % interval, which holds for all rows together."""
+    """Return B - A in percent of A, and its 95 % interval, which is valid for all rows together."""
     row = next((r for r in compared.rows if (r.metric, r.stat) == (metric, stat)), None) if compared else None
     if row is None or row.percent is None or not row.a:
         return ""
@@ -98,9 +98,9 @@ def _percent(row: Row, end: float | None) -> str:
 
 
 def noise(out: Path) -> dict[tuple[str, str], float]:
-    """How far runs of side A with the same seed are apart, in percent of their mean: the mean over the seeds.
+    """Return the distance of runs of side A with the same seed in percent of their mean, averaged over the seeds.
 
-    Each change has such a run, so that there are as many as changes.
+    Each change has such a run, so there are as many as changes.
     """
     seeds: dict[str, list[RunMetrics]] = defaultdict(list)
     for path in sorted(out.glob("*/a/run-*")):
@@ -115,7 +115,7 @@ def noise(out: Path) -> dict[tuple[str, str], float]:
 
 
 def rows(name: str, document: ComparisonDocument) -> list[str]:
-    """Markdown rows of one change: predicted blind, in the weather of the real runs, and measured."""
+    """Return Markdown rows of one change: predicted blind, in the weather of the real runs, and measured."""
     simulations = (document.simulated, document.same_weather, document)
     return [
         " | ".join([f"| {name}", f"{metric.removesuffix('_ms').upper()} {stat}"]

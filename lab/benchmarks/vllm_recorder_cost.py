@@ -1,8 +1,8 @@
-"""What recording costs vLLM's engine: CPU per step of the recorder's calls, in its own thread and in the writer's.
+"""The cost of recording for vLLM's engine: CPU per step of the recorder's calls, in its own thread and in the writer's.
 
 `python -m lab.benchmarks.vllm_recorder_cost` needs no vLLM: it plays the steps of a full batch to the recorder, as a
-scheduler would. Of ten parts of the run it prints the calmest, and all of them in brackets. The goal is less than 1 %
-of a step of 10 ms: 100 us.
+scheduler would. Of ten parts of the run it prints the calmest, and the mean of all in brackets. The goal is less than 1
+% of a step of 10 ms: 100 us.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def measure(rows: int, steps: int, out: Path, pause_s: float) -> None:
 
 
 def _calm(cpu_ns: list[int]) -> str:
-    """The mean of the calmest of ten parts, and of all: other work on a shared core counts, too."""
+    """Return the mean of the calmest of ten parts, and of all parts.
+
+    Other work on a shared core also counts.
+    """
     part = len(cpu_ns) // 10
     means = sorted(sum(cpu_ns[at : at + part]) / part / 1000 for at in range(0, part * 10, part))
     return f"{means[0]:.0f} ({sum(means) / len(means):.0f})"

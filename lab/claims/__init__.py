@@ -1,1 +1,1 @@
-"""What everyone says about inference, as experiments that anyone can run."""
+"""Common claims about inference, as experiments that anyone can run."""

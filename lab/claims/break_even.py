@@ -1,4 +1,4 @@
-"""Where a change begins to pay and where a verdict flips, by one number of an experiment."""
+"""The point at which a change begins to pay and a verdict flips, by one number of an experiment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from lab.claims.figures import Known, central
 from planning.settings import overridden
 from serving.deployments.config import parse
 
-_HALVINGS = 5  # of the stretch that is searched
-_WIDE = 8  # its end over its beginning, from which it is halved by ratio
+_HALVINGS = 5  # halvings of the stretch that is searched
+_WIDE = 8  # ratio of the stretch's ends from which it is halved by ratio
 
 
 def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
-    """In sentences, at the centre of step times. The figure is taken to go one way between the ends."""
+    """Return the points in sentences, at the centre of step times.
+
+    The figure is taken to go one way between the ends.
+    """
     known: Known = {}
 
     @cache
@@ -37,7 +40,7 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
         return math.sqrt(low * high) if wide else (low + high) / 2
 
     def where(least: float, most: float) -> str:
-        """Where the figure lies between them."""
+        """Return where the figure lies between the bounds."""
         first, last = figure(of.least), figure(of.most)
         enters, leaves = (least, most) if first <= last else (most, least)
         up = 1 if first <= last else -1  # the figure comes from beyond `enters`, and may go beyond `leaves`
@@ -58,5 +61,5 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
 
 
 def _short(value: float) -> str:
-    """Two digits."""
+    """Return the number with two digits."""
     return f"{float(f'{value:.2g}'):,g}"

@@ -1,4 +1,4 @@
-"""Claims put to the test."""
+"""Tests of claims."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def check(
     engine: Engine | None = None,
     front_door: FrontDoor | None = None,
 ) -> ClaimsDocument:
-    """Every case of every claim, and on the real engine if one is given. Where a claim is about E2E, what is around the
-    engine is that of `front_door`, or as measured servers teach. Raises UserError that names the claim whose
-    experiment cannot be made."""
+    """Check every case of every claim, and on the real engine if one is given.
+
+    If a claim is about E2E, the times around the engine are those of `front_door`, or as measured servers teach. Raises
+    UserError that names the claim whose experiment cannot be made.
+    """
     total = sum(len(claim.cases) for claim in claims.values())
     done, checked = 0, []
     for name, claim in claims.items():
@@ -65,7 +67,7 @@ def check(
 
 
 def _untried(claim: Claim, engine: Engine | None) -> str:
-    """Why nothing was tried on the real engine of what could be."""
+    """Return why a claim was not tried on the real engine; empty if it has no experiment for it."""
     if claim.engine is None or not claim.engine.gpu:
         return ""
     return f"it needs a GPU, and {'no GPU has run it yet' if engine is None else 'this machine has none'}"

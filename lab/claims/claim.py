@@ -1,4 +1,4 @@
-"""A claim as a file: the sentence, what it means as an experiment, what it expects, and in which cases it is tried.
+"""A claim as a file: the sentence, its meaning as an experiment, its expected range, and the cases of the test.
 
 The experiment is one figure of a simulated deployment, or how many times better it is with a `change` than with the
 `baseline`. A case sets some of the experiment's fields, by dotted path, and says in words what it sets.
@@ -29,10 +29,10 @@ Settings = dict[str, Any]  # values by dotted path
 
 
 class Experiment(Request):
-    """What is measured of which deployment under which traffic.
+    """A measurement of a deployment under some traffic.
 
     `figure` is a metric and its statistic (`ttft_ms.p50`), a metric of the whole run (`output_throughput`), or one of
-    `lab.claims.figures`. Of two sides it is how many times better the change is.
+    `lab.claims.figures`. For two sides it is how many times better the change is.
     """
 
     figure: str = Field(description="what is measured")
@@ -57,7 +57,7 @@ class Experiment(Request):
 
     @property
     def paced_by(self) -> Experiment | None:
-        """The run at whose rate of finished requests these arrive, if there is one."""
+        """The run whose rate of finished requests is the rate of these arrivals, if there is one."""
         if self.as_fast_as is None:
             return None
         alone = {name: value for name, value in self.as_json().items() if name != "as_fast_as"}
@@ -65,7 +65,7 @@ class Experiment(Request):
 
     @property
     def sides(self) -> list[Experiment]:
-        """The baseline and the change; or, where nothing is compared, the one deployment."""
+        """The baseline and the change; or the one deployment, if nothing is compared."""
         if self.baseline is None:
             return [self]
         alone = self.model_dump(mode="json", exclude_none=True, exclude={"baseline", "change"})
@@ -73,12 +73,12 @@ class Experiment(Request):
 
     @property
     def serves(self) -> Any:
-        """The deployment, completed by what a GPU serves where nothing is stated, and by its engine's defaults."""
+        """The deployment, completed by the defaults for a GPU and by its engine's defaults."""
         return with_engine_defaults(completed(self.deployment, served()), find_gpu(self.gpu))
 
 
 class Expected(Request):
-    """Between which numbers the figure should lie."""
+    """The range in which the figure should lie."""
 
     least: float | None = None
     most: float | None = None
@@ -93,7 +93,7 @@ class Expected(Request):
         return self
 
     def judge(self, low: float, high: float) -> Holds:
-        """Whether all of the interval, nothing of it, or a part lies in the expected range."""
+        """Return whether all of the interval, nothing of it, or a part lies in the expected range."""
         least = -math.inf if self.least is None else self.least
         most = math.inf if self.most is None else self.most
         if least <= low and high <= most:
@@ -122,7 +122,7 @@ class OnEngine(Case):
 
 
 class BreakEven(Request):
-    """A number of the experiment, between whose ends it is searched where a change pays and where the claim holds."""
+    """A number of the experiment, and the range in which to search where a change pays and where the claim holds."""
 
     path: str = Field(description="which number, by path")
     least: float
@@ -132,12 +132,12 @@ class BreakEven(Request):
 
     @property
     def whole(self) -> bool:
-        """Whether it counts something."""
+        """True if it is a count."""
         return self.least == int(self.least) and self.most == int(self.most) and self.most > 1
 
 
 class Claim(Request):
-    """What is said, and how it is put to the test. Raises UserError where a case makes no experiment."""
+    """A sentence that people say, and its test. Raises UserError if a case makes no experiment."""
 
     claim: str = Field(min_length=1, description="the sentence, as people say it")
     means: str = Field(min_length=1, description="what it means as an experiment")
@@ -151,15 +151,15 @@ class Claim(Request):
     learnt: str = Field("", description="what a reader may take from it")
 
     def experiments(self) -> Iterator[tuple[Case, Experiment]]:
-        """Every case, and the experiment in it."""
+        """Yield every case, and the experiment in it."""
         for case in self.cases:
             yield case, parse(Experiment, overridden(self.experiment, case.set), "experiment")
 
 
 def load_claims(directory: str | Path | None = None, only: tuple[str, ...] = ()) -> dict[str, Claim]:
-    """The claims of a folder of YAML files, or the bundled ones, by name in order.
+    """Return the claims of a folder of YAML files, or the bundled ones, by name in order.
 
-    Raises UserError for a file that is not a claim, and for a name in `only` that none has.
+    Raises UserError for a file that is not a claim, and for a name in `only` that no claim has.
     """
     folder = Path(directory) if directory is not None else Path(__file__).with_name("claims")
     paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}

@@ -1,7 +1,7 @@
 """The figures that claims are about: of a simulated run, of the highest rate that keeps an SLO, and of memory.
 
-Every figure comes with the ends of its 90 % interval: the same at the fast and at the slow end of step times, of both
-sides at once where two are compared, since what is wrong with the prices of one is wrong with those of the other.
+Every figure has the ends of its 90 % interval: the same figure at the fast and at the slow end of step times. If two
+sides are compared, both are at the same end, because an error in one side's prices is also in the other's.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from traces.reshape import reshaped
 from traces.run_metrics import RunMetrics
 
 _ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
-_DOUBLINGS = 10  # of the traffic's own rate, up or down
-_NEAR = 1.25  # between an end of step times and the centre, most often
-_EXACT = 1.025  # to 2 %
+_DOUBLINGS = 10  # steps from the traffic's own rate, up or down
+_NEAR = 1.25  # usual ratio between an end of step times and the centre
+_EXACT = 1.025  # precision of 2 %
 _MOST_GPUS = 16
 _Z = 1.645  # standard deviations to either end of a 90 % interval
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
 class Measured(NamedTuple):
-    """A figure, the ends of its interval, and how far it can be trusted: the mark of its step times, and why."""
+    """A figure, the ends of its interval, and the mark of its step times with the reason."""
 
     value: float
     low: float
@@ -52,13 +52,16 @@ class Measured(NamedTuple):
     reason: str
 
 
-# A figure of one side at the centre of step times and at their fast and slow ends, how far to trust it, and why.
+# A figure of one side at the centre of step times and at their fast and slow ends, its mark, and the reason.
 Figures = tuple[tuple[float, ...], Coverage, str]
-Known = dict[str, Any]  # what was found of a side, by its JSON
+Known = dict[str, Any]  # results for a side, by its JSON
 
 
 def measured(experiment: Experiment, known: Known | None = None) -> Measured:
-    """The figure of `experiment`, of sides that are not `known` yet. Raises UserError where it cannot be measured."""
+    """Return the figure of `experiment`; raise UserError if it cannot be measured.
+
+    Sides that are already `known` are not measured again.
+    """
     found = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
     ways = list(found[0][0])
     if len(found) == 2:
@@ -68,13 +71,13 @@ def measured(experiment: Experiment, known: Known | None = None) -> Measured:
 
 
 def central(sides: Sequence[Experiment], known: Known) -> float:
-    """The figure of one side, or of two how many times better the second is, at the centre of step times alone."""
+    """Return the figure of one side, or the gain of the second of two sides, at the centre of step times alone."""
     found = [_known(_centre, side, known) for side in sides]
     return found[0] if len(found) == 1 else gain(sides[0].figure, *found)
 
 
 def gain(figure: str, baseline: float, change: float) -> float:
-    """How many times better the change is."""
+    """Return how many times better the change is."""
     name = figure.partition(".")[0]
     better_if_lower = name in _LOWER or (name not in _HIGHER and metric(name).better == "lower")
     over, under = (baseline, change) if better_if_lower else (change, baseline)
@@ -106,16 +109,16 @@ def _centre(side: Experiment) -> float:
 
 
 def _of(side: Experiment, scenario: PricedScenario, near: float = 0.0) -> float:
-    """The figure of one simulation, or the highest rate: it is looked for `near` one, if there is one."""
+    """Return the figure of one simulation; the search for a highest rate starts `near` a known one, if there is one."""
     if side.figure == "request_rate":
         return _highest_rate(side, scenario, near)
     return of_run(side, *scenario.measured(side.slo, full=True))
 
 
 def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
-    """One side at the centre of step times and, once that was simulated, at the fast and at the slow end.
+    """Yield one side at the centre of step times and, once that was simulated, at the fast and at the slow end.
 
-    What comes as fast as another run is served does so at the same end of step times.
+    Requests that arrive as fast as another run is served do so at the same end of step times.
     """
     scenario = scenario_of(side)
     other = side.paced_by and scenario_of(side.paced_by)
@@ -131,25 +134,25 @@ def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
 
 
 def as_fast_as(workload: Workload, run: RunMetrics) -> Workload:
-    """`workload` at the rate at which requests finished in `run`."""
+    """Return `workload` at the rate at which requests finished in `run`."""
     return reshaped(workload, rate_scale=run.scalars()["request_throughput"] / _offered_rate(workload))
 
 
 def _offered_rate(workload: Workload) -> float:
-    """Requests a second."""
+    """Return the rate in requests a second."""
     requests = list(workload.requests)
     return len(requests) * 1e9 / (requests[-1].arrival_ns - requests[0].arrival_ns)
 
 
 def scenario_of(side: Experiment) -> PricedScenario:
-    """The traffic of one side, and its deployment with what times its steps."""
+    """Return the traffic of one side, and its deployment with the prices of its steps."""
     if side.offered is None:
         raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
     return price_scenario(side.offered.workload(), None, side.gpu, side.serves, side.replicas, side.router)
 
 
 def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
-    """A metric of a run, of all its requests or of those with short prompts."""
+    """Return a metric of a run, over all its requests or over those with short prompts."""
     if side.longest_prompt is not None:
         run = RunMetrics(requests.filter(pc.less_equal(requests["prompt_tokens"], side.longest_prompt)), slo=side.slo)
     name, _, statistic = side.figure.partition(".")
@@ -165,9 +168,9 @@ def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
 
 
 def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:
-    """The highest rate, in requests/s, at which nine in ten requests keep the SLO: by bisection, to 2 %.
+    """Return the highest rate, in requests/s, at which nine in ten requests keep the SLO: by bisection, to 2 %.
 
-    Raises UserError where they keep it at any rate, so that it is not the rate that counts.
+    Raises UserError if they keep it at any rate, so that the rate does not matter.
     """
     if not side.slo:
         raise UserError("experiment.slo", None, "is missing; request_rate is the highest rate that keeps it")
@@ -197,7 +200,7 @@ def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> fl
 
 
 def _attention_ms(side: Experiment) -> Figures:
-    """Attention of one prompt of `tokens`, in all layers; with the ends of what its kernels may be off by."""
+    """Return the time of attention of one prompt of `tokens`, in all layers, with the ends of its kernels' errors."""
     cost = predicted_cost(side.gpu, side.serves)
     operations = explain(cost, uniform_step(0, 0, 1, side.tokens, 0, 0)).operations
     mine = [one for one in operations if one.name.startswith("prefill attention")]
@@ -207,29 +210,29 @@ def _attention_ms(side: Experiment) -> Figures:
 
 
 def _decode_step(side: Experiment) -> list[Operation]:
-    """What a step computes that decodes one sequence of `tokens`."""
+    """Return the operations of a step that decodes one sequence of `tokens`."""
     return step_operations(find_model(side.serves.model), side.serves, uniform_step(1, side.tokens, 0, 0, 0))
 
 
 def _activations_mb(side: Experiment) -> float:
-    """Bytes that norms, rotary embedding and activations move in such a step, in MB."""
+    """Return the bytes that norms, rotary embedding and activations move in such a step, in MB."""
     return sum(float(one.count * one.bytes) for one in _decode_step(side) if isinstance(one, Elementwise)) / 1e6
 
 
 def _kv_gb(side: Experiment) -> float:
-    """KV of one sequence, in GB."""
+    """Return the KV of one sequence, in GB."""
     served = side.serves
     return find_model(served.model).kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(served)])) * side.tokens / 1e9
 
 
 def _heads_a_kv_head(side: Experiment) -> float:
-    """By how much grouped-query attention shrinks KV: query heads that share one key and value head."""
+    """Return the query heads that share a KV head: the factor by which grouped-query attention shrinks KV."""
     model = find_model(side.serves.model)
     return model.num_heads / model.num_kv_heads
 
 
 def _gpus(side: Experiment) -> float:
-    """The fewest GPUs, a power of two, that hold the weights and one sequence of `tokens`."""
+    """Return the fewest GPUs, a power of two, that have room for the weights and one sequence of `tokens`."""
     size = 1
     while size <= _MOST_GPUS:
         served = side.serves.model_copy(update={"tensor_parallel_size": size})

@@ -1,7 +1,7 @@
 """A claim on the real engine of this machine, its GPU if it has one: both sides in turn, several times, to see noise.
 
-What a machine does meanwhile disturbs the two runs of a pair alike, so the figure is the median of the pairs' ratios,
-between the least and the greatest of them. The noise is how much the same side differs from run to run.
+Other work on the machine disturbs the two runs of a pair alike. So the figure is the median of the pairs' ratios,
+between the least and the greatest of them. The noise is the difference of the same side from run to run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAIRS = 3
 
 
 def machine() -> str:
-    """Which machine it is: its GPU if it has one, else its CPU. Raises UserError where torch is missing."""
+    """Return the name of the machine: its GPU if it has one, else its CPU; raise UserError if torch is missing."""
     device = _device()
     from realengine.hardware import describe
 
@@ -47,9 +47,9 @@ def _device() -> str:
 
 
 def on_engine(claim: Claim) -> TriedOnEngine | None:
-    """What this machine's engine says; None of a claim that states no experiment, or one for a GPU that is missing.
+    """Return the result on this machine's engine; None for a claim without an experiment, or if its GPU is missing.
 
-    Raises UserError where torch is missing or the engine cannot do what is asked.
+    Raises UserError if torch is missing or the engine cannot do the experiment.
     """
     if claim.engine is None or (claim.engine.gpu and _device() == "cpu"):
         return None
@@ -82,13 +82,13 @@ def on_engine(claim: Claim) -> TriedOnEngine | None:
 
 
 def _measured(side: Experiment, engine: RealEngines, out: Path) -> float:
-    """The figure of one run."""
+    """Return the figure of one run."""
     recording = _recorded(side, engine, out)
     return of_run(side, recording.requests, RunMetrics.of(recording, side.slo))
 
 
 def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
-    """After the run that paces it, if there is one."""
+    """Record one run, after the run that paces it, if there is one."""
     from realengine.engine import Engine
     from realengine.replay import record
 

@@ -28,7 +28,7 @@ engine.
 
 
 def page(answer: ClaimsDocument) -> str:
-    """As Markdown."""
+    """Return the page as Markdown."""
     tried = f"\nThe real engine ran on {answer.machine}, {answer.date}.\n" if answer.machine else ""
     lines = [_PREFACE + tried, *(f"- [{claim.name}](#{claim.name}): {claim.counted}" for claim in answer.claims)]
     for claim in answer.claims:
@@ -45,7 +45,7 @@ def page(answer: ClaimsDocument) -> str:
 
 
 def _terms(claim: CheckedClaim) -> list[str]:
-    """A table of the terms, a column for each case."""
+    """Return a table of the terms, a column for each case."""
     cases = [case for case in claim.cases if case.terms]
     if not cases:
         return []

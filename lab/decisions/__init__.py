@@ -1,1 +1,1 @@
-"""Rung 7: whether predictions lead to the right choice among configurations that somebody else has measured."""
+"""Rung 7: a test that predictions lead to the right choice among configurations that somebody else has measured."""

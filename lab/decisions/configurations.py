@@ -1,4 +1,4 @@
-"""Measured configurations, each with what was predicted of it, and those that cannot be used, with why.
+"""Measured configurations with their predictions, and the measured rows that cannot be used, with reasons.
 
 A closed loop of so many requests serves as many of them in the time that one takes, by Little's law. That gives the
 throughput behind a measured TTFT and TPOT, and behind predicted ones.
@@ -36,9 +36,9 @@ class Configuration:
     """One deployment at one concurrency.
 
     lengths                 nominal prompt and output tokens of a request
-    requests, gpus          in flight, on how many GPUs
-    low, blind, high        as predicted by what other sources taught, and at both ends of the 90 % interval
-    roofline                as a datasheet has it
+    requests, gpus          requests in flight, and number of GPUs
+    low, blind, high        prediction from other sources' evidence, between the ends of its 90 % interval
+    roofline                prediction of the datasheet
     """
 
     run: str
@@ -54,7 +54,7 @@ class Configuration:
     roofline: Times
 
     def throughput(self, times: Times) -> float:
-        """Output tokens a second of one GPU."""
+        """Return the output tokens a second of one GPU."""
         output = self.lengths[1]
         e2e_s = (times.ttft_ms + (output - 1) * times.tpot_ms) / 1e3
         return self.requests * output / e2e_s / self.gpus
@@ -70,7 +70,7 @@ class Found(NamedTuple):
 def configurations(
     cases: Sequence[Case], data: Path, tell: Callable[[str, float], None] = lambda stage, share: None
 ) -> Found:
-    """What the tables under `data` measured and a case describes. Raises UserError where that is nothing.
+    """Return the configurations that the tables under `data` measured and a case describes; raise UserError if none.
 
     Predictions are those of `leave_out` by source: sums over the steps of one simulation for all runs that send alike.
     """
@@ -88,7 +88,7 @@ def configurations(
             try:
                 taken.append(lesson_of(case, run))
             except UserError as error:
-                left_out[error.remedy] += 1  # without the name of the run, so that alike ones are counted together
+                left_out[error.remedy] += 1  # no name of a run, so that equal reasons are counted together
     scored: dict[str, list[Scored]] = {}
     for each in leave_out(taken, bundled_evidence(), "source"):
         scored.setdefault(each.lesson.run.name, []).append(each)
@@ -124,14 +124,14 @@ def _configuration(scored: Sequence[Scored]) -> Configuration:
 
 
 def _once(found: Sequence[Configuration], left_out: Counter[str]) -> list[Configuration]:
-    """Rows that were written twice count once."""
+    """Return each row once, even if it was written twice."""
     kept = {(c.model, c.gpu, c.lengths, c.requests, c.gpus, c.measured): c for c in reversed(found)}
     left_out["written twice, to the last digit"] += len(found) - len(kept)
     return list(reversed(kept.values()))
 
 
 def _undescribed(data: Path, described: set[str]) -> Iterator[str]:
-    """Why each row of the tables is in no case."""
+    """Yield the reason why each row of the tables is in no case."""
     for path in sorted(data.glob(TABLES)):
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):

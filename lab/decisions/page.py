@@ -50,7 +50,7 @@ _RULES = f"""
 
 
 def as_dict(found: Decisions, left_out: Counter[str]) -> dict[str, Any]:
-    """The report, as `--format json` prints it."""
+    """Return the report, as `--format json` prints it."""
     return {
         "rules": [{"rule": name, **asdict(score)} for name, score in found.rules.items()],
         "appetites": [{"risk": risk, **asdict(score)} for risk, score in found.appetites.items()],
@@ -66,7 +66,7 @@ RULE_HEADER = ("rule", "utility", "90 % interval", "broken", "nothing chosen", "
 
 
 def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
-    """The table of all rules, under `RULE_HEADER`."""
+    """Return the table of all rules, under `RULE_HEADER`."""
     return [
         (name, f"{s.utility:.2f}", f"{s.low:.2f} to {s.high:.2f}", _pct(s.broke), _pct(s.none), _pct(s.regret))
         for name, s in found.rules.items()
@@ -74,7 +74,7 @@ def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
 
 
 def markdown(found: Decisions, left_out: Counter[str]) -> str:
-    """The page `lab/results/decisions.md`."""
+    """Return the page `lab/results/decisions.md`."""
     some = next(iter(found.rules.values()))
     return "\n".join(
         [
@@ -102,7 +102,7 @@ def markdown(found: Decisions, left_out: Counter[str]) -> str:
 
 
 def _against_target(found: Decisions) -> Iterator[str]:
-    """What the first rule was to give, what it gave, and where it broke most."""
+    """Yield the first rule's target and result, and where it broke most bounds."""
     ours = next(iter(found.rules.values()))
     met = ours.utility >= _UTILITY and ours.broke <= _BROKEN
     yield f"The target is a utility of {_UTILITY:.2f} with at most {_pct(_BROKEN)} broken. Ours has {ours.utility:.2f}"

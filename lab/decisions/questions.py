@@ -1,8 +1,8 @@
 """Questions about measured configurations: which gives most tokens a second of a GPU within these bounds?
 
-Bounds lie between the least and the greatest that the configurations of a group were measured to have, evenly in their
-logarithm. A question is asked if some configuration keeps the bounds and the one of greatest throughput does not:
-without the first it has no answer, without the second no bound matters.
+Bounds lie between the least and the greatest measured values of a group's configurations, evenly in their logarithm. A
+question is asked if some configuration keeps the bounds and the one of greatest throughput does not: without the first
+it has no answer, without the second no bound matters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from lab.decisions.configurations import Configuration, Times
 
-_BOUNDS = 5  # of each latency
+_BOUNDS = 5  # bounds of each latency
 _FEWEST = 4  # configurations of a group
 
 
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def measured(self) -> list[float]:
-        """Throughput of each."""
+        """The throughput of each configuration."""
         return [option.throughput(option.measured) for option in self.options]
 
 
@@ -46,7 +46,7 @@ class Slo:
 
 
 def groups(found: Sequence[Configuration]) -> list[Group]:
-    """One for every model, GPU and lengths; and one over all GPUs, where the same was measured on several."""
+    """Return a group for every model, GPU and lengths, and one over all GPUs if several were measured."""
     kinds: dict[tuple[str, str, tuple[int, int]], list[Configuration]] = {}
     for option in found:
         for gpu in (option.gpu, ""):
@@ -60,7 +60,7 @@ def groups(found: Sequence[Configuration]) -> list[Group]:
 
 
 def slos(group: Group) -> list[Slo]:
-    """The bounds that are asked about, the tightest TPOT first."""
+    """Return the bounds that are asked about, the tightest TPOT first."""
     measured = [option.measured for option in group.options]
     fastest = measured[int(np.argmax(group.measured))]
     tpots, ttfts = (_between([times[at] for times in measured]) for at in (1, 0))

@@ -1,6 +1,6 @@
-"""How a configuration may be chosen: by expected worth under the predictive band, or as others would.
+"""Rules for choosing a configuration: by expected worth under the predictive band, or as others would.
 
-A rule sees predictions only. The anchored one sees what was measured of a single configuration, too.
+A rule sees only predictions. The anchored one also sees the measurement of a single configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.decisions.questions import Group, Slo
 
 
 class Taken(NamedTuple):
-    """Which option, None for none of them; and the probability that it keeps the bounds, where the rule knows one."""
+    """The index of the chosen option or None, and its probability of keeping the bounds, if the rule knows it."""
 
     option: int | None
     promised: float | None = None
@@ -28,7 +28,7 @@ Rule = Callable[[Group, Slo], Taken]
 
 
 def by_expected_worth(risk: float = RISK) -> Rule:
-    """Ours: see `calibration.choice`. Options of one model on one GPU are a family."""
+    """Return our rule: see `calibration.choice`. Options of one model on one GPU are a family."""
 
     def rule(group: Group, slo: Slo) -> Taken:
         drawn = _drawn(group)
@@ -41,7 +41,7 @@ def by_expected_worth(risk: float = RISK) -> Rule:
 
 
 def by(times: Callable[[Configuration], Times], bounded: Callable[[Configuration], Times] | None = None) -> Rule:
-    """The greatest throughput by `times` of what keeps the bounds by them, or by `bounded`."""
+    """Return the rule of greatest throughput by `times` among options that keep the bounds by `bounded` or `times`."""
 
     def rule(group: Group, slo: Slo) -> Taken:
         gains = [o.throughput(times(o)) if slo.kept((bounded or times)(o)) else 0.0 for o in group.options]
@@ -51,7 +51,7 @@ def by(times: Callable[[Configuration], Times], bounded: Callable[[Configuration
 
 
 def anchored(group: Group, slo: Slo) -> Taken:
-    """The roofline times one factor: what makes the TPOT right of the configuration in the middle.
+    """Choose by the roofline times one factor, which makes the TPOT of the middle configuration right.
 
     That is the middle one by GPUs, then by requests in flight.
     """
@@ -70,7 +70,7 @@ class _Drawn:
 
 @lru_cache(maxsize=1)
 def _drawn(group: Group) -> _Drawn:
-    """Latencies and throughput `[options, draws]`. TTFT and TPOT have nothing in common, as measured."""
+    """Draw latencies and throughput `[options, draws]`; errors of TTFT and TPOT are independent, as measured."""
     options = group.options
     both = errors([f"{figure} {option.gpu}" for figure in Times._fields for option in options], draws=DRAWS)
     bands = (Band(*(_column(options, end, at) for end in ("low", "blind", "high"))) for at in (0, 1))

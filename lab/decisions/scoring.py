@@ -1,7 +1,7 @@
-"""What choices were worth, as measured.
+"""The worth of choices, as measured.
 
-The utility of a choice is its measured throughput over the best measured that keeps the bounds, and 0 if it breaks
-them or if nothing was chosen. Questions about one group depend on each other: intervals are bootstrapped over groups.
+The utility of a choice is its measured throughput over the best measured that keeps the bounds, and 0 if it breaks them
+or if nothing was chosen. Questions about one group depend on each other, so intervals are bootstrapped over groups.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from lab.decisions.questions import Group, Slo, slos
 from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
 
 _RESAMPLES = 2000
-SHARES = (1.0, 0.75, 0.5)  # of the errors that predictions have
-BOLD = 0.2  # a risk beside the one that is taken unless it is said otherwise
+SHARES = (1.0, 0.75, 0.5)  # shares of the errors that predictions have
+BOLD = 0.2  # a risk beside the default one
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one choice came to.
+    """The result of one choice.
 
     utility    see above
-    broke      it breaks a bound in truth
-    chose      something was chosen
-    promised   the probability that it keeps the bounds, as the rule had it
+    broke      whether it breaks a bound in truth
+    chose      whether something was chosen
+    promised   the rule's probability that it keeps the bounds
     """
 
     group: Group
@@ -50,8 +50,8 @@ class Score:
 
     utility, low, high  mean, and its 90 % interval over groups
     broke, none         shares of the questions
-    regret              what was given away where the bounds were kept: mean of 1 - utility
-    promised, kept      of the choices with a probability: its mean, and how many kept the bounds in truth
+    regret              mean of 1 - utility where the bounds were kept: the part that was given away
+    promised, kept      over choices with a probability: its mean, and the share that kept the bounds in truth
     """
 
     questions: int
@@ -67,7 +67,7 @@ class Score:
 
 
 def answers(groups: Sequence[Group], rule: Rule) -> list[Answer]:
-    """The rule's choice for every question about every group."""
+    """Return the rule's choice for every question about every group."""
     found = []
     for group in groups:
         measured = np.array(group.measured)
@@ -81,7 +81,7 @@ def answers(groups: Sequence[Group], rule: Rule) -> list[Answer]:
 
 
 def summed_up(found: Sequence[Answer]) -> Score:
-    """Raises ValueError for no answers."""
+    """Return the score of the answers; raise ValueError if there are none."""
     if not found:
         raise ValueError("there is nothing to sum up")
     utility = np.array([answer.utility for answer in found])
@@ -103,7 +103,7 @@ def summed_up(found: Sequence[Answer]) -> Score:
 
 
 def _interval(found: Sequence[Answer]) -> tuple[float, float]:
-    """Of the mean utility, 5 to 95 % of resamples of whole groups."""
+    """Return the interval of the mean utility: 5 to 95 % of resamples of whole groups."""
     sums: dict[int, list[float]] = {}
     for answer in found:
         entry = sums.setdefault(id(answer.group), [0.0, 0.0])
@@ -118,14 +118,14 @@ def _interval(found: Sequence[Answer]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Rung 7.
+    """The result of rung 7.
 
     rules       the score of every rule
-    appetites   of ours, by the risk that it may take
-    parts       of ours, by model and GPU
-    closer      of ours, by the share of their errors that predictions would still have, and by risk
-    common      share of the variance of errors that was common to configurations of a model on a GPU, as measured
-    between     correlation of the errors of TTFT and TPOT of a configuration, as measured
+    appetites   scores of our rule, by the risk that it may take
+    parts       scores of our rule, by model and GPU
+    closer      scores of our rule, by the share of their errors that predictions would still have, and by risk
+    common      measured share of the variance of errors that is common to configurations of a model on a GPU
+    between     measured correlation of the errors of TTFT and TPOT of a configuration
     """
 
     rules: Mapping[str, Score]
@@ -137,9 +137,9 @@ class Decisions:
 
 
 def decided(groups: Sequence[Group]) -> Decisions:
-    """Every rule on every question. Raises ValueError where there is none."""
+    """Apply every rule to every question; raise ValueError if there is no question."""
     rules, appetites, parts, closer = (defaultdict[Any, list[Answer]](list) for _ in range(4))
-    for group in groups:  # one after the other: what is drawn of a group is kept for all rules, and is large
+    for group in groups:  # one after the other: a group's draws are kept for all rules, and are large
         for name, rule in RULES.items():
             rules[name] += answers([group], rule)
         for risk in APPETITES:
@@ -167,7 +167,7 @@ def _summed(found: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
 
 
 def _closer(group: Group, share: float) -> Group:
-    """The same, had predictions been off by that share of their errors, and known to be."""
+    """Return the group with predictions that have `share` of their errors, and bands that know it."""
 
     def option(of: Configuration) -> Configuration:
         blind = Times(*(m * (b / m) ** share for m, b in zip(of.measured, of.blind, strict=True)))
@@ -181,9 +181,10 @@ def _closer(group: Group, share: float) -> Group:
 
 
 def common_share(options: Sequence[Configuration]) -> float:
-    """Of the mean square error, in standard deviations of its band, how much is the square of its family's mean.
+    """Return the share of the mean square error that is the square of its family's mean.
 
-    A family is a model on a GPU. TTFT and TPOT count alike; errors without a band are left out.
+    Errors are in standard deviations of their band. A family is a model on a GPU. TTFT and TPOT count alike; errors
+    without a band are left out.
     """
     families: dict[tuple[str, str, int], list[float]] = {}
     for option, *both in _errors(options):
@@ -194,14 +195,14 @@ def common_share(options: Sequence[Configuration]) -> float:
 
 
 def _correlation(options: Sequence[Configuration]) -> float:
-    """Of the errors of TTFT and TPOT, about no error."""
+    """Return the correlation of the errors of TTFT and TPOT, about no error."""
     both = np.array([errors for _, *errors in _errors(options)]).reshape(-1, 2)
     (ttft, across), (_, tpot) = both.T @ both
     return float(across / np.sqrt(ttft * tpot)) if ttft * tpot else 0.0
 
 
 def _errors(options: Sequence[Configuration]) -> Iterator[tuple[Configuration, float, float]]:
-    """Each configuration once, and how many standard deviations of their bands its TTFT and TPOT were off."""
+    """Yield each configuration once, with the errors of its TTFT and TPOT in standard deviations of their bands."""
     for option in {option.run: option for option in options}.values():
         found = []
         for measured, blind, low, high in zip(option.measured, option.blind, option.low, option.high, strict=True):

@@ -1,4 +1,4 @@
-"""Published measurements of engines that nobody here wrote: their cases, what they teach, and how far off we are.
+"""Published measurements of engines that nobody here wrote: their cases, their lessons, and our errors on them.
 
-No run is predicted with what it taught. How one case is scored is `calibration.validation.external`.
+No run is predicted with its own lesson. `calibration.validation.external` scores one case.
 """

@@ -1,4 +1,4 @@
-"""Fitting the levels of `calibration.steps.evidence` to measured runs, by Gauss and Newton's method."""
+"""The fit of the levels of `calibration.steps.evidence` to measured runs, by Gauss and Newton's method."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lab.external.lessons import Lesson
 
 Floats = NDArray[np.float64]
 
-_OUTLIER = 0.25  # log errors beyond this count less and less: queueing amplifies
-_ALIKE = 20  # rows of one source, beyond which more of them say no more
+_OUTLIER = 0.25  # larger log errors count less and less, because queueing amplifies
+_ALIKE = 20  # rows of one source beyond which more of them add nothing
 _ROUNDS = 5
-_FURTHEST = 1.0  # that a number moves in a round, of a logarithm
+_FURTHEST = 1.0  # logarithm by which a number may move in a round
 _GRID = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
 _GIVEN = {
     "version": 0.1,
     "client": 0.5,
     "client and model": 0.5,
-}  # nearly a level each for a source: docs/cost-model.md
+}  # nearly a level for each source: docs/cost-model.md
 START: Spreads = dict.fromkeys(LEVELS, 0.5) | _GIVEN
 
 
@@ -36,7 +36,7 @@ class Linearised:
     logs: Mapping[Origin, Floats]
 
     def taught(self) -> list[Taught]:
-        """The normal equations of every origin."""
+        """Return the normal equations of every origin."""
         found, rows_of = [], Counter(lesson.origin.source for lesson in self.lessons)
         for origin, at in self.logs.items():
             information, vector, rows = np.zeros((len(at), len(at))), np.zeros(len(at)), 0
@@ -55,7 +55,10 @@ class Linearised:
 
 
 def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
-    """What the lessons teach, those of a caution or a fleet nothing; where there are no others, what is bundled."""
+    """Return the evidence of the lessons, or the bundled evidence if there are none.
+
+    Lessons with a caution or a fleet teach nothing.
+    """
     alone = [lesson for lesson in lessons if not lesson.run.caution and lesson.deployment.fleet is None]
     used = [lesson for lesson in alone if lesson.figures]
     if not used:
@@ -73,9 +76,9 @@ def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str]
 
 
 def likeliest(evidence: Evidence) -> dict[str, float]:
-    """The spreads of the levels under which what was taught is most probable, each in turn from a grid.
+    """Return the spreads of the levels under which the evidence is most probable, each in turn from a grid.
 
-    Those of versions and clients are given: they would explain whatever sets one source apart from another.
+    The spreads of versions and clients are given: they would explain any difference between one source and the others.
     """
     spreads = dict(evidence.spreads)
     for _ in range(2):

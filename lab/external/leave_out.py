@@ -1,7 +1,7 @@
-"""How far off rows are of groups that taught nothing: a GPU, an engine, a model or a source left out in turn.
+"""Errors of rows whose group taught nothing: a GPU, an engine, a model or a source left out in turn.
 
-Every row is predicted by a fit that never saw its group, and its band is as wide as the other groups were missed by
-their own such fits, those that are most like it counting most.
+Every row is predicted by a fit that never saw its group. Its band is as wide as the errors of the other groups by their
+own such fits; the groups that are most like it count most.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ GROUPS: Mapping[str, Callable[[Origin], str]] = {
     "model": lambda origin: origin.model,
     "source": lambda origin: origin.source,
 }
-MANY = 30  # rows of a GPU under an engine, from which they are shown apart
-_KEPT = 40  # quantiles of the misses of an origin
+MANY = 30  # rows of a GPU under an engine from which they are shown separately
+_KEPT = 40  # quantiles of the errors of an origin
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A figure of a row, predicted by what the other groups taught.
+    """A figure of a row, predicted by the evidence of the other groups.
 
     error       logarithm of predicted over measured
     sigma       standard deviation that the other groups give it
-    mark        how far a user is told to trust it
-    reach       of the band, in the logarithm
+    mark        trust in it that a user sees
+    reach       reach of the band, in the logarithm
     """
 
     lesson: Lesson
@@ -51,12 +51,12 @@ class Scored:
 
     @property
     def predicted(self) -> float:
-        """In milliseconds, like what was measured."""
+        """The prediction in milliseconds, like the measurement."""
         return float(np.exp(self.error)) * self.lesson.run.figures[self.figure]
 
     @property
     def off(self) -> float:
-        """Absolute error, as a share of what was measured."""
+        """The absolute error as a share of the measurement."""
         return abs(float(np.expm1(self.error)))
 
     @property
@@ -65,7 +65,7 @@ class Scored:
 
 
 def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Scored]:
-    """Every figure of the lessons, the group that it belongs to `by` left out."""
+    """Return every figure of the lessons, predicted without the group that it belongs to `by`."""
     group = GROUPS[by]
     left: dict[str, Evidence] = {}
     known: dict[Origin, tuple[Belief, Correction]] = {}
@@ -91,7 +91,7 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
 
 
 def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
-    """With bands: each origin's as many standard deviations wide as rows of other groups needed."""
+    """Yield the figures with bands, for each origin as many standard deviations wide as rows of other groups needed."""
     needed: dict[tuple[str, str, Origin], float] = {}
     for each in scored:
         key = each.figure, each.group, each.lesson.origin
@@ -102,7 +102,7 @@ def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
 
 
 def missed(scored: Iterable[Scored]) -> list[Missed]:
-    """What the figures of each origin missed, of all its versions; those of a caution do not count."""
+    """Return the errors of each origin's figures over all its versions; rows with a caution do not count."""
     found: dict[tuple[Origin, str], list[float]] = {}
     for each in scored:
         if not each.lesson.run.caution:
@@ -119,7 +119,7 @@ HEADER = ("left out", "rows", "TPOT off, %", "TTFT off, %", "TPOT in band, %", "
 
 
 def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
-    """Cells under `HEADER`: logged steps, all runs, each group, and GPUs under an engine with many rows."""
+    """Yield cells under `HEADER`: logged steps, all runs, each group, and GPUs under an engine with many rows."""
     logged = [s for s in scored if s.lesson.steps is not None]
     if logged:
         yield _cells("steps of iteration logs", logged)
@@ -137,7 +137,7 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
-    """With medians of the absolute error."""
+    """Return the cells of a row, with medians of the absolute error."""
     of = [[s for s in scored if s.figure == figure] for figure in FIGURES]
     errors = (f"{100 * float(np.median([s.off for s in each])):.1f}" if each else "" for each in of)
     within = (f"{100 * float(np.mean([s.covered for s in each])):.0f}" if each else "" for each in of)

@@ -1,8 +1,8 @@
 """Measured runs, ready to teach: their figures as functions of the numbers of `calibration.steps.evidence`.
 
-A closed loop's figures are sums over steps (`schedule`), so that their slopes are exact and take no simulation. Those
-of other runs are simulated, at the numbers and a little beside each of them. Of a log of iterations, each kind of step
-is a run of its own: one without prompts is what a token takes, one with them what a first token waits for.
+A closed loop's figures are sums over steps (`schedule`), so their slopes are exact and take no simulation. Other runs
+are simulated, at the numbers and a little beside each of them. In a log of iterations, each kind of step is a separate
+run: a kind without prompts gives the time of a token, a kind with prompts the time that a first token waits for.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ Floats = NDArray[np.float64]
 
 FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _ATTENTION = ("decode attention", "prompt attention", "past attention")
-_FEWEST_STEPS = 3  # of a kind, below which a spike is no outlier
-_STEP = 0.1  # of a logarithm, for the slopes of what is simulated
+_FEWEST_STEPS = 3  # steps of a kind, below which a spike is no outlier
+_STEP = 0.1  # step of a logarithm, for the slopes of simulated figures
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One measured run: where it stands, what was observed, and how to predict that.
+    """One measured run: its origin, its observations, and their prediction.
 
-    steps   that it was waited for, of a log of iterations
+    steps   steps of an iteration log that were waited for
     """
 
     origin: Origin
@@ -66,30 +66,34 @@ class Lesson:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """What was measured of it, of `FIGURES`."""
+        """The names in `FIGURES` that were measured."""
         return tuple(name for name in FIGURES if self.run.figures.get(name, 0) > 0)
 
     @property
     def measured(self) -> Floats:
-        """In milliseconds."""
+        """The measured figures in milliseconds."""
         return np.array([self.run.figures[name] for name in self.figures])
 
     def predicted(self, logs: Floats, correction: Correction | None = None) -> tuple[Floats, Floats]:
-        """Milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`, at numbers `logs`.
+        """Return milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`.
 
-        A `correction` by these numbers knows of types of more bits, too, in which nothing is computed faster.
+        Both are at the numbers `logs`. A `correction` by these numbers also knows weight types of more bits, in which
+        nothing is computed faster.
         """
         if self._is_summed:
             wider = correction.by_type if correction else {}
             priced = _Priced.of(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
             return priced.predicted(logs, self.figures, self.run.by_client)
         at = self._simulated(logs, kernels(self.gpu), correction)
-        if "slopes" not in self._kept:  # they take many simulations, and change little
+        if "slopes" not in self._kept:  # slopes take many simulations, and change little
             self._kept["slopes"] = self._slopes(logs, at)
         return at, self._kept["slopes"]
 
     def _slopes(self, logs: Floats, at: Floats) -> Floats:
-        """Those of what is simulated; a fleet takes so long that a step without prompts and a prompt stand for it."""
+        """Return the slopes of simulated figures.
+
+        A fleet takes long to simulate, so a step without prompts and a prompt stand for it.
+        """
         if self.deployment.fleet is None:
             beside = [self._simulated(logs + _STEP * unit, kernels(self.gpu)) for unit in np.eye(len(logs))]
             return np.asarray(np.log(np.array(beside) / at).T / _STEP)
@@ -111,7 +115,7 @@ class Lesson:
         return _Priced.of(self._schedule, self, kernels(self.gpu))
 
     def mark(self, correction: Correction, untaught: str) -> Coverage:
-        """How far a user is told to trust its prediction; unknown where that takes a simulation."""
+        """Return the trust in its prediction that a user sees; unknown if that takes a simulation."""
         if not self._is_summed:
             return Coverage.UNKNOWN
         steps, model = self._schedule, find_model(self.deployment.model)
@@ -119,7 +123,7 @@ class Lesson:
         return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
 
     def at_roofline(self) -> Floats:
-        """Milliseconds of each figure, with every operation as fast as the datasheet allows."""
+        """Return milliseconds of each figure, with every operation as fast as the datasheet allows."""
         ideal = Roofline(find_gpu(self.gpu))
         logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
         if not self._is_summed:
@@ -175,7 +179,7 @@ class _Priced:
         return cls(gpu_ns, cpu_ns, weights, deployment.scheduler.async_scheduling)
 
     def predicted(self, logs: Floats, figures: Sequence[str], by_client: bool) -> tuple[Floats, Floats]:
-        """See `Lesson.predicted`."""
+        """Return figures and slopes; see `Lesson.predicted`."""
         values = np.exp(logs)
         gpu, cpu = self._gpu_ns * values, self._cpu_ns * values
         if self._overlapped:
@@ -195,7 +199,10 @@ class _Priced:
 def _passes(
     deployment: Deployment, steps: Schedule
 ) -> Iterator[tuple[int, ModelSpec, Deployment, StepSizes, StepSizes]]:
-    """Of each step, what goes through which model, how often: sizes as dense operations run them, and as they are."""
+    """Yield the passes of each step: count, model, deployment, and two kinds of sizes.
+
+    The first sizes are those that dense operations run, the second the true ones.
+    """
     spec, sizes = find_model(deployment.model), steps.sizes
     yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
     if drafts := deployment.scheduler.speculative:
@@ -205,7 +212,7 @@ def _passes(
 
 
 def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
-    """With as many tokens as dense operations run; what pads are decode rows, where there are any."""
+    """Return sizes with as many tokens as dense operations run; padding is decode rows, if there are any."""
     more = tokens - sizes.tokens
     decodes = np.asarray(sizes.decode_rows) > 0
     return replace(
@@ -216,7 +223,7 @@ def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
 
 
 def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
-    """The runs that can be predicted, and why each of the others cannot. Raises UserError for a file that is wrong."""
+    """Return the runs that can be predicted, and why each of the others cannot; raise UserError for a wrong file."""
     found, skipped = [], []
     if case.is_of_steps:
         return list(log_lessons(case, data)), []
@@ -232,7 +239,7 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
 
 
 def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
-    """The kinds of steps of a log, each with its median time. Raises UserError for a log that cannot be read."""
+    """Yield the kinds of steps of a log, each with its median time; raise UserError for an unreadable log."""
     deployment, _ = case.deployment_of(MeasuredRun(case.name, Workload([]), {}))
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
     sizes = {name: values for name, values in vars(log.sizes).items() if name in SIZES}
@@ -254,7 +261,7 @@ def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
 
 
 def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
-    """That of one run. Raises UserError where it cannot be represented."""
+    """Return the lesson of one run; raise UserError if it cannot be represented."""
     if run.most_workers:
         raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
     if run.skipped:
@@ -269,5 +276,5 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
     lesson = Lesson(origin_of(case, run, deployment), case, run, gpu, deployment)
     if lesson._is_summed:
-        _ = lesson._summed  # what is refused is refused here
+        _ = lesson._summed  # refuses here what it must refuse
     return lesson

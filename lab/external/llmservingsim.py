@@ -1,8 +1,8 @@
 """Runs of LLMServingSim's vLLM bench: `requests.jsonl` beside `workload_hashed.jsonl`.
 
-https://github.com/casys-kaist/LLMServingSim. Arrivals are epoch seconds of the client, the rest monotonic seconds of
-the engine; the least difference between the two is taken as the difference of the clocks. Prompts are chains of
-16-token block ids: equal ids mean equal blocks after equal prefixes. Output lengths are pinned.
+https://github.com/casys-kaist/LLMServingSim. Arrivals are epoch seconds of the client, the other times monotonic
+seconds of the engine; the least difference between the two is taken as the difference of the clocks. Prompts are chains
+of 16-token block ids: equal ids mean equal blocks after equal prefixes. Output lengths are pinned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LlmServingSim(Settings):
     workload: str = "workload_hashed.jsonl"
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. TTFT counts from the client's arrival, as the simulator's does."""
+        """Read the run; see `MeasuredFormat`. TTFT counts from the client's arrival, as the simulator's does."""
         folder = data / self.folder
         measured, offered = list(json_rows(folder / self.requests)), list(json_rows(folder / self.workload))
         if not measured or len(measured) != len(offered):
@@ -45,7 +45,10 @@ class LlmServingSim(Settings):
 
 
 def _request(row: Row, offered: Row, start: int, engine_start: int) -> tuple[WorkloadRequest, Observed]:
-    """One request; the run starts at `start` ns on the client's clock and at `engine_start` on the engine's."""
+    """Return one request.
+
+    The run starts at `start` ns on the client's clock and at `engine_start` on the engine's.
+    """
     prompt, outputs = row.integer("input_toks", 1), row.integer("output_toks", 1)
     if (offered.integer("input_toks", 1), offered.integer("output_toks", 1)) != (prompt, outputs):
         raise offered.error("input_toks", offered.fields["input_toks"], f"differs from the request in {row.path.name}")
@@ -61,7 +64,10 @@ def _request(row: Row, offered: Row, start: int, engine_start: int) -> tuple[Wor
 
 
 def _segments(row: Row, prompt: int) -> Iterator[Segment]:
-    """Full prompt blocks by their ids, of which those of the output may follow; the rest is nobody else's."""
+    """Yield full prompt blocks by their ids, then the remaining prompt as a private segment.
+
+    Ids of the output's blocks may follow those of the prompt.
+    """
     full, ids = prompt // BLOCK_TOKENS, row.items("hash_ids_16")
     if (said := row.integer("n_prompt_blocks_16", 0, default=full)) != full:
         raise row.error("n_prompt_blocks_16", said, f"must be {full}, or be left out")

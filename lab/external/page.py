@@ -1,6 +1,6 @@
 """The report of rung 4 as a Markdown page.
 
-Cases of many runs are summed up by group, and what looks wrong in them is counted.
+Cases of many runs are summed up by group, and doubts about their rows are counted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LACKING = """
 
 
 def markdown(results: Sequence[CaseResult]) -> str:
-    """The page `lab/results/external.md`."""
+    """Return the page `lab/results/external.md`."""
     parts = [_PREFACE, "## Targets\n", markdown_table(TARGET_HEADER, map(target_row, _verdicts(results))), _LACKING]
     parts += ["\n## By how far predictions are told to be trusted\n", markdown_table(MARK_HEADER, mark_rows(results))]
     parts += _intervals(results)
@@ -74,7 +74,7 @@ _LEFT_OUT = "\n## How far off groups are that taught nothing\n"
 
 
 def left_out_section(tables: LeftOut) -> str:
-    """The last section of that page, which another command writes."""
+    """Return the last section of that page, which another command writes."""
     parts = [
         _LEFT_OUT,
         "Every row is predicted by what the other groups taught; its band is as wide as rows of other groups needed.",
@@ -88,12 +88,12 @@ def left_out_section(tables: LeftOut) -> str:
     return "\n".join(parts) + "\n"
 
 
-_MEDIANS_PCT = {"all": (8.0, 20.0), "vLLM": (7.0, 15.0)}  # of TPOT and TTFT
+_MEDIANS_PCT = {"all": (8.0, 20.0), "vLLM": (7.0, 15.0)}  # limits for TPOT and TTFT
 _IN_BAND_PCT = (85.0, 95.0)
 
 
 def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
-    """A row of `leave_out.table`, with what misses its target in bold."""
+    """Return a row of `leave_out.table`, with cells that miss their target in bold."""
     name, count, *cells = row
     low, high = _IN_BAND_PCT if name.startswith("of these") else (0.0, 100.0)
     bounds = [*((0.0, most) for most in _MEDIANS_PCT.get(name, (inf, inf))), (low, high), (low, high)]
@@ -102,12 +102,12 @@ def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_section(page: str, section: str) -> str:
-    """A page with another last section."""
+    """Return a page with another last section."""
     return page.partition(_LEFT_OUT)[0] + section
 
 
 def section_of(page: str) -> str:
-    """That section of a page; empty where it has none."""
+    """Return the last section of a page; empty if it has none."""
     return "".join(page.partition(_LEFT_OUT)[1:])
 
 
@@ -116,7 +116,7 @@ def _verdicts(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Verdi
 
 
 def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
-    """How many figures lie in their intervals."""
+    """Yield how many figures lie in their intervals."""
     rows = [row for result in results for row in result.rows]
     if not rows:
         return
@@ -153,7 +153,7 @@ def _section(result: CaseResult) -> Iterator[str]:
 
 
 def _by_run(result: CaseResult) -> Iterator[str]:
-    """A line for each run, with a cell for each figure that any of them has."""
+    """Yield a table with a line for each run and a cell for each figure that any run has."""
     found: dict[str, dict[str, str]] = {}
     for row in result.rows:
         told = (percent(row.error_pct(column)).removesuffix(" %") for column in ("blind", "anchored"))
@@ -179,6 +179,6 @@ def _summed_up(result: CaseResult) -> Iterator[str]:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

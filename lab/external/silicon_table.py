@@ -2,7 +2,8 @@
 
 https://github.com/ai-dynamo/aiconfigurator, `silicon_sample.csv`: model, parallel sizes, prompt and output length,
 concurrency, TTFT and TPOT in milliseconds. The table does not say how the engine was started, nor how lengths were
-drawn; a case file says that for the rows it knows, by rules. Every row is kept: one that looks wrong gets a caution.
+drawn; a case file says it by rules, for the rows that it covers. Every row is kept: one that looks wrong gets a
+caution.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from traces.measured.run import MeasuredRun
 from traces.rows import Row, csv_rows
 
 FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
-_APART = 1.05  # rows of one configuration whose times differ by more disagree
-_SLOWER = 1.1  # a row slower than one of higher concurrency by more looks wrong
-_STAGGER_NS = 50_000  # a client's and a server's time to send and to take in a request
-_MOST_REQUESTS, _FEWEST_WAVES = 5120, 5  # more of them take long to simulate, and change little
+_APART = 1.05  # ratio from which rows of one configuration disagree
+_SLOWER = 1.1  # ratio by which a row that is slower than one of higher concurrency looks wrong
+_STAGGER_NS = 50_000  # time of a client and a server to send and to take in a request
+_MOST_REQUESTS, _FEWEST_WAVES = 5120, 5  # more requests take long to simulate, and change little
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
 
@@ -35,11 +36,11 @@ Share = Annotated[float, Field(gt=0, le=2)]
 
 
 class Load(Settings):
-    """How a closed-loop client made its requests.
+    """The way in which a closed-loop client made its requests.
 
-    waves       requests in all, as a multiple of the concurrency; fewer where they would be very many
-    lengths     shares of the nominal length that lengths are drawn evenly between
-    or_lengths  the same where nobody says, as it may have been instead: queueing, and with it TTFT, is then another
+    waves       requests in all, as a multiple of the concurrency; fewer if they would be very many
+    lengths     shares of the nominal length between which lengths are drawn evenly
+    or_lengths  other possible shares, if nobody says which; queueing, and with it TTFT, is then different
     """
 
     waves: int = Field(10, ge=1)
@@ -55,8 +56,7 @@ class Load(Settings):
 
 
 class Rule(Settings):
-    """For rows whose columns are as in `when`: settings of the deployment, the load and its client, columns to read as
-    others.
+    """Settings for rows whose columns are as in `when`: deployment, load, client, and columns with other values.
 
     `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency. `skip` says why such rows cannot
     be simulated.
@@ -76,10 +76,10 @@ class Rule(Settings):
 
 
 class Apart(Settings):
-    """Workers of rows that prefill and decode apart, of which the table states the sizes and leaves the counts blank.
+    """Workers of rows that prefill and decode on separate workers; the table states their sizes but not their counts.
 
-    attention_dp    whether a worker's attention is data-parallel over its devices, which the table does not tell either
-    tpot_ms         between which such a row's TPOT lies: of the others of that concurrency nobody states the drafts
+    attention_dp    whether a worker's attention is data-parallel over its devices, which the table does not say either
+    tpot_ms         range of such a row's TPOT; for other rows of that concurrency nobody states the drafts
     """
 
     isl: int
@@ -91,7 +91,7 @@ class Apart(Settings):
     caution: str = ""
 
     def settings(self, devices: int) -> dict[str, Any]:
-        """Of workers of so many devices, which have whole experts."""
+        """Return the settings of workers of so many devices, which have whole experts."""
         tp, dp = (1, devices) if self.attention_dp else (devices, 1)
         pools = [
             {"name": role, "role": role, "replicas": count}
@@ -104,9 +104,9 @@ class Apart(Settings):
 class SiliconTable(Settings):
     """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`.
 
-    With `apart` only rows that prefill and decode apart are read, and of these those that it knows the workers of, each
-    once: they take long to simulate. With `search` all such rows that a rule is about are read, and have up to so many
-    workers of a kind, which whoever simulates them finds.
+    With `apart` only rows that prefill and decode on separate workers are read, and only those with known workers, each
+    once: they take long to simulate. With `search` all such rows that match a rule are read; they have up to so many
+    workers of a kind, and the simulation must determine the number.
     """
 
     format: str
@@ -118,7 +118,7 @@ class SiliconTable(Settings):
     seed: int = 0
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. TTFT is the client's, and taken to be the mean, as is TPOT."""
+        """Read the rows; see `MeasuredFormat`. TTFT is the client's, and taken to be the mean, as is TPOT."""
         path = data / self.file
         rows: list[_Deployed] = []
         runs: list[MeasuredRun] = []
@@ -143,7 +143,7 @@ class SiliconTable(Settings):
         return runs
 
     def _workers(self, line: Row) -> Sequence[Apart]:
-        """What the workers of a row may be."""
+        """Return the possible workers of a row."""
         if line.text("mode") != "disagg":
             return ()
         isl, concurrency = line.integer("isl", 1), _Deployed(line, ()).concurrency
@@ -177,7 +177,7 @@ class SiliconTable(Settings):
 
 
 class _Deployed:
-    """A row, read by the rules that match it, and by what is known of its workers."""
+    """A row, read by the rules that match it, with the known settings of its workers."""
 
     def __init__(self, row: Row, rules: Sequence[Rule], apart: Apart | None = None) -> None:
         self.apart = apart
@@ -196,7 +196,7 @@ class _Deployed:
 
     @property
     def is_apart(self) -> bool:
-        """Whether `apart` is about it."""
+        """True if `apart` describes the row."""
         known = self.apart
         assert known is not None
         low, high = known.tpot_ms
@@ -214,18 +214,18 @@ class _Deployed:
 
     @property
     def configuration(self) -> tuple[Any, ...]:
-        """What two rows have in common when they measured the same; the concurrency is the last of it."""
+        """The properties that two rows share when they measured the same; the concurrency is the last."""
         columns = ("model_path", "system", "precision", "backend_version", "tp_size", "pp_size", "moe_ep_size")
         shape = *(self.text(column) for column in columns), self.ranks, self.isl, self.osl
         return (*shape, self.apart and (self.apart.prefill, self.apart.decode), self.concurrency)
 
     @property
     def written(self) -> tuple[Any, ...]:
-        """What two rows have in common that are one measurement, written twice."""
+        """The properties that two rows share when they are one measurement, written twice."""
         return (*self.configuration, *self.figures.values())
 
     def settings(self) -> dict[str, Any]:
-        """The deployment: what the rules say, then what the row says."""
+        """Return the deployment: the rules' settings, then the row's."""
         scheduler: dict[str, Any] = {}
         settings: dict[str, Any] = {}
         for rule in self.rules:
@@ -245,16 +245,16 @@ class _Deployed:
 
     @property
     def load(self) -> Load:
-        """What the last rule that says so says of the client."""
+        """The client's load by the last rule that has one."""
         return next((rule.load for rule in reversed(self.rules) if rule.load), Load())
 
     @property
     def client(self) -> str:
-        """What the last rule that says so says of who sent the requests."""
+        """The client that sent the requests, by the last rule that names one."""
         return next((rule.client for rule in reversed(self.rules) if rule.client), "")
 
     def workload(self, seed: int, lengths: tuple[float, float]) -> Workload:
-        """A closed loop of requests with lengths drawn between these shares of the nominal."""
+        """Return a closed loop of requests with lengths drawn between these shares of the nominal."""
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         waves = self.load.waves
@@ -275,7 +275,7 @@ def _length(draw: random.Random, nominal: int, lengths: tuple[float, float]) -> 
 
 
 def _floors(rows: Sequence[_Deployed]) -> list[dict[str, float]]:
-    """For each row, how far the rows of its configuration are apart in each figure; empty for one of a kind.
+    """Return, for each row, the distance of the rows of its configuration in each figure; empty for a single row.
 
     Rows that agree to the last digit are one measurement written twice, not two.
     """
@@ -291,10 +291,10 @@ def _floors(rows: Sequence[_Deployed]) -> list[dict[str, float]]:
 
 
 def _out_of_order(rows: Sequence[_Deployed]) -> dict[int, str]:
-    """Rows whose TPOT does not fit between those of the same deployment at other concurrencies, and what is odd.
+    """Return rows whose TPOT does not fit those of the same deployment at other concurrencies, with the reason.
 
-    The row at odds with most others is set aside, and again until the rest is in order; of two that only disagree with
-    each other it is the slower one, since whatever disturbs a measurement slows it.
+    The row at odds with most others is set aside, and again until the remaining rows are in order. Of two that disagree
+    only with each other it is the slower one, since disturbances slow a measurement.
     """
     ladders: dict[tuple[Any, ...], set[_Rung]] = {}
     for row in rows:
@@ -311,7 +311,7 @@ def _rung(row: _Deployed) -> _Rung:
 
 
 def _ladder(row: _Deployed) -> tuple[Any, ...]:
-    """A configuration but for its concurrency and the version of the engine."""
+    """Return a configuration without its concurrency and the version of the engine."""
     return tuple(value for i, value in enumerate(row.configuration[:-1]) if i != 3)
 
 
@@ -329,6 +329,6 @@ def _set_aside(rungs: set[_Rung]) -> dict[_Rung, str]:
 
 
 def _at_odds(one: _Rung, other: _Rung) -> bool:
-    """Whether the less busy of two is the slower."""
+    """Return whether the less busy of two is the slower."""
     calm, busy = sorted((one, other))
     return calm[0] < busy[0] and calm[1] > _SLOWER * busy[1]

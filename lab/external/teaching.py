@@ -1,8 +1,8 @@
-"""What measured engines teach about engines in general: the file behind every blind prediction.
+"""The lessons of measured engines about engines in general: the file behind every blind prediction.
 
-`python -m lab.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` to all
-cases and writes the bundled file. *No run is predicted with what it taught*: the file keeps apart what each source
-said, so that any of them can be left out.
+`python -m lab.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` to all cases and writes the
+bundled file. *No run is predicted with what it taught*: the file has each source's evidence separately, so that any
+source can be left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = Path(__file__).parents[2] / "calibration" / "steps" / "blind.json"
 
 
 def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[Lesson]:
-    """Those of every case; what cannot be represented is counted by its reason."""
+    """Return the lessons of every case; runs that cannot be represented are counted by reason."""
     found: list[Lesson] = []
     for case in cases:
         taken, skipped = lessons(case, data)
@@ -37,7 +37,7 @@ def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -
 
 
 def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:
-    """What the lessons teach, with spreads under which they are most probable, and how far off a further source is."""
+    """Return the evidence of the lessons, with its most probable spreads and errors on left-out sources."""
     evidence = fit(taken, say=say)
     evidence = fit(taken, likeliest(evidence), say=say)
     scored = leave_out(taken, evidence, "source")
@@ -47,7 +47,7 @@ def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:
 def left_out_tables(
     cases: Sequence[Case], data: Path, levels: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, list[tuple[str, ...]]]:
-    """Of each level, the table of `leave_out.table`."""
+    """Return for each level the table of `leave_out.table`."""
     taken = all_lessons(cases, data, say)
     evidence = fit(taken, bundled_evidence().spreads, say)
     return {level: list(table(leave_out(taken, evidence, level))) for level in levels}
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--data", default="../shared/data", type=Path)
     parser.add_argument("--write", default=_KEPT, type=Path)
     given = parser.parse_args()
-    cases = [case for case in load_cases(FOLDER) if not case.only_named]  # the others take too long for their few rows
+    cases = [case for case in load_cases(FOLDER) if not case.only_named]  # others take too long for few rows
     evidence = teach(all_lessons(cases, given.data, print), print)
     given.write.write_text(json.dumps(evidence.as_dict()) + "\n", encoding="utf-8")
     print(f"spreads {evidence.spreads}")

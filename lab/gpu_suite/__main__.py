@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def main() -> int:
-    """0 when every phase ran, every check held and every decision was reproduced; 1 otherwise."""
+    """Return 0 when every phase ran, every check passed and every decision was reproduced; 1 otherwise."""
     arguments = _arguments()
     out: Path = arguments.validate or arguments.out
     if arguments.minutes is not None and not 0 < arguments.minutes <= 600:
@@ -40,10 +40,10 @@ def main() -> int:
     on_cpu = arguments.dry_run or arguments.validate
     minutes = arguments.minutes or (_CPU_MINUTES if on_cpu else sum(phase.minutes for phase in phases))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _ended)  # and the phase under way with this
+        signal.signal(number, _ended)  # also ends the phase under way
     if not on_cpu and not run_apart(_need_cuda, _LOOKING_S, lambda why: None):
         return _refused("cuda: this machine has no CUDA device; add --dry-run to run in miniature")
-    torch.set_num_threads(1)  # here: threads do not survive a fork
+    torch.set_num_threads(1)  # threads do not survive a fork
     sizes = dry_sizes() if on_cpu else gpu_sizes()
     suite = Suite(out, phases, minutes, sizes, arguments.commit or _commit(), adding=bool(arguments.validate))
     suite.run()
@@ -56,7 +56,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-_CPU_MINUTES = 60.0  # of a dry run or a validation: no GPU waits for them
+_CPU_MINUTES = 60.0  # limit of a dry run or a validation: no GPU waits for them
 _LOOKING_S = 60.0
 
 

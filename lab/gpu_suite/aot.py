@@ -1,10 +1,10 @@
-"""Compiles every kernel ahead of time for sm_90, as it would be launched, on a machine that needs no GPU.
+"""Compilation of every kernel ahead of time for sm_90, as it would be launched, on a machine that needs no GPU.
 
-What the compiler reports (registers, shared memory, stack, spills) and whether the PTX has the instructions that a
-kernel was written for decide much of its speed, and all of it can be held by a test.
-`python -m lab.gpu_suite.aot` prints the table and fails if a kernel is not within its limits; `--write
-docs/kernels.md` puts the table between that page's markers, `--check docs/kernels.md` fails if it is not there.
-It must run without TRITON_INTERPRET, under which nothing is compiled.
+The compiler's report (registers, shared memory, stack, spills) and the presence of the instructions that a kernel was
+written for in the PTX decide much of its speed, and a test can check all of it. `python -m lab.gpu_suite.aot` prints
+the table and fails if a kernel is not within its limits; `--write docs/kernels.md` puts the table between that page's
+markers, `--check docs/kernels.md` fails if it is not there. It must run without TRITON_INTERPRET, under which nothing
+is compiled.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel uses: warps, pipeline stages, registers and stack of a thread, shared memory of a program.
+    """The resources of a compiled kernel: warps, pipeline stages, registers and stack of a thread, shared memory.
 
     Registers that did not fit are spilled to the stack: `spill_bytes` are the loads and stores of that, in bytes.
-    `counts` has how often each expected string, "wgmma" and "cp.async" stand in the PTX.
+    `counts` has how often each expected string, "wgmma" and "cp.async" occur in the PTX.
     """
 
     warps: int
@@ -63,7 +63,7 @@ class Resources(NamedTuple):
 
 
 def compile_report(spec: Specialisation) -> Resources:
-    """Compile `spec` for `TARGET` and read what it uses from the machine code. Needs `compile_only`."""
+    """Compile `spec` for `TARGET` and return its resources from the machine code. It needs `compile_only`."""
     made: list[tuple[JITFunction, Any]] = []
 
     def compiling(kernel: JITFunction, grid: object) -> Callable[..., None]:
@@ -88,7 +88,7 @@ def compile_report(spec: Specialisation) -> Resources:
 
 
 class _CompileOnly:
-    """As much of a Triton driver as the JIT needs to compile for `TARGET` where there is no GPU, or none in use."""
+    """The part of a Triton driver that the JIT needs to compile for `TARGET` without a GPU, or without using it."""
 
     def get_current_target(self) -> GPUTarget:
         return TARGET
@@ -101,20 +101,22 @@ class _CompileOnly:
 
 
 def compile_only(launch: Callable[[JITFunction, object], Callable[..., object]] | None = None) -> None:
-    """From here on this process compiles what it launches, and launches nothing; `launch` does so with a kernel and its
-    grid."""
+    """Make this process compile the kernels that it launches, and launch none.
+
+    `launch` compiles a kernel for its grid.
+    """
     triton.runtime.driver.set_active(_CompileOnly())
     JITFunction.__getitem__ = launch or (lambda kernel, grid: partial(kernel.run, grid=grid, warmup=True))
 
 
 def specialisations() -> list[Specialisation]:
-    """All that the modules of kernels name, in their order."""
+    """Return all specialisations of the kernels' modules, in their order."""
     modules = (importlib.import_module(f"realengine.kernels.{name}") for name in MODULES)
     return [spec for module in modules for spec in module.specialisations()]
 
 
 def faults(spec: Specialisation, used: Resources) -> list[str]:
-    """What of a kernel's resources is not as it should be; a line each."""
+    """Return the faults of a kernel's resources, a line each."""
     found = []
     if used.registers > spec.register_ceiling:
         found.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
@@ -125,8 +127,11 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
 
 
 def table(reports: list[tuple[Specialisation, Resources]]) -> str:
-    """Markdown: the compiler's version, and a row for each sort of kernel: in how many forms it is compiled, and over
-    them the least and most registers of a thread, bytes of shared memory, and counts in the PTX."""
+    """Return a Markdown table: the compiler's version, and a row for each sort of kernel.
+
+    A row has the number of compiled forms, and over them the least and most registers of a thread, bytes of shared
+    memory, and counts in the PTX.
+    """
     lines = [
         f"Triton {triton.__version__}, sm_{TARGET.arch}.",
         "",
@@ -159,7 +164,7 @@ def main(arguments: list[str]) -> int:
         options.write.write_text(f"{before}{_BEGIN}\n{made}\n{_END}{after}")
     if options.check:
         written = _parts(options.check)[1]
-        # Another compiler allots other registers: only the one that the page names can be held to it.
+        # Another compiler allots other registers, so only the compiler that the page names is compared with it.
         comparable = written.splitlines()[:1] in ([], made.splitlines()[:1])
         if comparable and written != made:
             found.append(f"{options.check}: its table is not the one above; make it with --write {options.check}")
@@ -168,7 +173,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parts(page: Path) -> tuple[str, str, str]:
-    """A page before, between and after its markers."""
+    """Return a page before, between and after its markers."""
     before, _, rest = page.read_text().partition(_BEGIN)
     written, _, after = rest.partition(_END)
     return before, written.strip(), after
@@ -180,7 +185,7 @@ def _spill_bytes(ptx: str) -> int:
 
 
 def _tool(name: str, *options: str, of: bytes) -> str:
-    """The output of one of the CUDA tools that come with Triton, given a file of these contents."""
+    """Return the output of one of the CUDA tools that come with Triton, for a file of these contents."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(of)
         file.flush()

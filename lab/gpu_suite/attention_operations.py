@@ -34,12 +34,14 @@ _LONGEST = 8192  # tokens of a context
 def attention(
     on: On, shape: Shape, rows: Sequence[Row], longest: int = _LONGEST, whole: bool = False, checked: bool = False
 ) -> Operation:
-    """Of `rows`, (context, query tokens): decode if every row has one query token; else prefill, over past KV where the
-    context is longer. With `whole` a prefill's KV is not divided among programs, as in the batch-invariant mode. If it
-    is `checked`, planning it is part of the call, and the cache is NaN outside the contexts.
+    """Return attention of `rows`, (context, query tokens): decode if every row has one query token, else prefill.
 
-    Causal: of a row with past c and n tokens, n * (2c + n + 1) / 2 query-key pairs, each a product with a key and one
-    with a value. Block ids are not counted.
+    A prefill goes over past KV if the context is longer. With `whole` its KV is not divided among programs, as in the
+    batch-invariant mode. If it is `checked`, its planning is part of the call, and the cache is NaN outside the
+    contexts.
+
+    It is causal: a row with past c and n tokens has n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
+    one with a value. Block ids are not counted.
     """
 
     def prepare() -> Prepared:
@@ -73,7 +75,7 @@ def attention(
 
 
 def invariance(on: On, shape: Shape, rows: Sequence[Row]) -> Operation:
-    """In the batch-invariant mode a decode row gives the same bits alone as among others."""
+    """Return a check that a decode row gives the same bits alone as among others in the batch-invariant mode."""
 
     def prepare() -> Prepared:
         attention = backend_for(on.backend, layer_spec(shape), shape.page, on.device, _LONGEST, True).attention
@@ -102,10 +104,10 @@ def invariance(on: On, shape: Shape, rows: Sequence[Row]) -> Operation:
 
 
 def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Operation:
-    """Head norms, rotation and the write to the cache: queries as returned, keys and values as the cache has them, and
-    nothing else in the cache.
+    """Return head norms, rotation and the write to the cache.
 
-    The cost is the QKV in and as much out; of each token an angle's float32 cosines and sines, position and slot.
+    The outputs are queries as returned, keys and values as the cache has them, and nothing else in the cache. The cost
+    is the QKV in and as much out, and for each token an angle's float32 cosines and sines, position and slot.
     """
     heads = (shape.heads, shape.kv_heads)
 
@@ -119,7 +121,7 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
         def make(seed: int) -> tuple[Any, ...]:
             numbers = Numbers(on.device, seed)
             qkv = numbers(batch.layout.tokens, heads[0] + 2 * heads[1], shape.dim, dtype=shape.dtype, scale=2)
-            # Padding shares a slot, and any of it may be the last to write: all of it is the first token's.
+            # All padding shares a slot, and any of it may write last, so all of it is the first token's.
             qkv = torch.where((batch.slots == 0)[:, None, None], qkv[:1], qkv)
             norms = HeadNorms(*numbers(2, shape.dim, dtype=shape.dtype)) if spec.qk_norm else None
             return qkv, norms, LayerKv(*torch.full(size, torch.nan, device=on.device).to(shape.cached))
@@ -153,7 +155,7 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
 
 
 def _paged(on: On, shape: Shape, rows: Sequence[Row], batch: Batch, seed: int, checked: bool) -> tuple[Tensor, LayerKv]:
-    """Queries, which lie in a merged QKV, and a cache, which is NaN outside the contexts if it is `checked`."""
+    """Return queries, which lie in a merged QKV, and a cache, which is NaN outside the contexts if it is `checked`."""
     numbers = Numbers(on.device, seed)
     cache = random_cache(shape, pool_blocks(rows, shape.page), numbers)
     merged = numbers(batch.layout.tokens, shape.heads + 2 * shape.kv_heads, shape.dim, dtype=shape.dtype)

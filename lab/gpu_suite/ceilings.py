@@ -1,4 +1,4 @@
-"""What the device can do at most: the rates that every other figure is held against, measured if that worked."""
+"""The limits of the device: the rates that every other figure is compared with, measured if possible."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from lab.gpu_suite.ragged_batch import Numbers
 from lab.gpu_suite.timing import Bench, Timing
 from realengine.projection import quantised
 
-_COPY_BYTES = 4 << 30  # read, and as many written
+_COPY_BYTES = 4 << 30  # bytes that are read; as many are written
 _GEMM_SIZE = 8192
 _LAUNCHES = 200
 
 
 def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """A row for each: `ceiling` is its name, `value` None where the device has none, `spread_pct` as in `Timing`.
+    """Yield a row for each: `ceiling` is its name, `value` None if the device has none, `spread_pct` as in `Timing`.
 
-    copy_bytes_per_s      of a large copy, bytes read and bytes written
-    gemm_flops_per_s      of a bf16 GEMM, 8192 in each dimension, of random numbers (zeros would be faster)
-    fp8_gemm_flops_per_s  of the same in fp8 e4m3 with a scale for each row and column
-    launch_graph_ns       from one launch of a kernel with next to nothing to do to the next, in a graph
+    copy_bytes_per_s      rate of a large copy, bytes read and bytes written
+    gemm_flops_per_s      rate of a bf16 GEMM, 8192 in each dimension, of random numbers (zeros would be faster)
+    fp8_gemm_flops_per_s  rate of the same in fp8 e4m3 with a scale for each row and column
+    launch_graph_ns       time from one launch of a nearly empty kernel to the next, in a graph
     launch_eager_ns       the same when the host launches them
 
-    `dry_run` does it in miniature.
+    `dry_run` measures in miniature.
     """
     copied = 1 << 20 if dry_run else _COPY_BYTES
     size = 64 if dry_run else _GEMM_SIZE

@@ -1,8 +1,8 @@
-"""Every kernel against float64, on fresh random inputs, at the shapes that it will be run and timed at.
+"""Checks of every kernel against float64, on fresh random inputs, at the shapes at which it is run and timed.
 
-What it must compute is in `operations.py`. Memory that a kernel allocates is NaN before it runs, and so is the cache
-wherever no row has written: what is not written, or read without right, is seen. Each is run twice, and a result that
-moves is a race. A case that raises is a row like any other.
+`operations.py` defines the correct results. Memory that a kernel allocates is NaN before it runs, and so is the cache
+wherever no row has written, so missing writes and forbidden reads show. Each kernel is run twice, and a result that
+changes is a race. A case that raises is a row like any other.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.fl
 
 
 def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """A row for each check, the kernels of the measured models first.
+    """Yield a row for each check, the kernels of the measured models first.
 
-    kernel, case, dtype   what was checked, on what, in which dtype
-    backend               "triton", or "torch": the references of the engine, where Triton has no device to run on
+    kernel, case, dtype   kernel, input and dtype of the check
+    backend               "triton", or "torch": the references of the engine, if Triton has no device to run on
     error, limit          see `relative_error`; wrong rows (argmax); distance in cumulative mass (draw); differing
                           elements of a repeat. Text if it is not a number
     ok                    error <= limit
 
-    `dry_run` does a few tiny shapes, in Triton's interpreter if that is on.
+    `dry_run` checks a few tiny shapes, in Triton's interpreter if that is on.
     """
     for seed, case in enumerate(cases(device, dry_run)):
         yield from check_case(case, _backend_of(device), seed)
 
 
 def cases(device: torch.device, dry_run: bool) -> Iterator[Operation]:
-    """What is checked. On the meta device they can be prepared and run, and nothing is computed."""
+    """Yield the checked cases. On the meta device they can be prepared and run, and nothing is computed."""
     on = On(device, _backend_of(device))
     yield from _tiny_cases(on) if dry_run else _cases(on)
 
 
 def check_case(case: Operation, backend: str, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """The row of a case, and of its repeat, bit for bit, if it ran."""
+    """Yield the row of a case, and of its repeat, bit for bit, if it ran."""
     about = {"kernel": case.kernel, "case": case.case, "dtype": _name(case.dtype), "backend": backend}
     try:
         make, call, error_of = case.prepare()
         assert error_of is not None
-        given = [make(seed) for _ in range(3)]  # alike: a call may change what it is given
+        given = [make(seed) for _ in range(3)]  # three equal inputs: a call may change its input
         with _empty_is_nan():
             first, second = call(*given[0]), call(*given[1])
         error = float(error_of(given[2], first))
@@ -75,13 +75,13 @@ def check_case(case: Operation, backend: str, seed: int = 0) -> Iterator[dict[st
     yield about | {"case": f"{case.case}, twice", "error": moved, "limit": 0.0, "ok": moved == 0}
 
 
-# What is checked
+# The cases
 
 
 def _cases(on: On) -> Iterator[Operation]:
     shapes = sorted(SHAPES, key=lambda shape: (shape.page != 16, shape.cached == _FP8, shape.dtype != _BF16))
     for number, shape in enumerate(shapes):
-        if number == 2:  # those of the measured models are done
+        if number == 2:  # the shapes of the measured models are done
             yield from _small_cases(on)
         yield from _attention_cases(on, shape)
         norms, interleaved = shape.model.startswith("Qwen3"), shape.model.startswith("SmolLM2")
@@ -118,7 +118,7 @@ def _small_cases(on: On) -> Iterator[Operation]:
     yield silu_mul(on, 300, 14336, fp8=True)
     qkv, down = Packing(6144, 4096, 4, 128), Packing(4096, 14336, 4, 128, zeros=True)  # Llama-3.1-8B's, that as in AWQ
     for packing in (qkv, down, Packing(6144, 4096, 8)):
-        for tokens in (1, 17, 300):  # each has tiles of its own
+        for tokens in (1, 17, 300):  # each has its own tiles
             yield packed_gemm(on, packing, tokens)
     yield packed_gemm(on, qkv, 5, _F16)
     for vocab in (128_256, 151_936):
@@ -169,7 +169,7 @@ def _backend_of(device: torch.device) -> str:
 
 
 def _differing(first: Outputs, second: Outputs) -> int:
-    """Elements whose bits differ."""
+    """Return the number of elements whose bits differ."""
     pairs = zip(first, second, strict=True)
     return sum(
         int((a.contiguous().view(torch.uint8) != b.contiguous().view(torch.uint8)).view(-1, a.itemsize).any(-1).sum())
@@ -179,7 +179,7 @@ def _differing(first: Outputs, second: Outputs) -> int:
 
 @contextmanager
 def _empty_is_nan() -> Iterator[None]:
-    """Every tensor made without content holds NaN, or the largest integer; torch does so when it is deterministic."""
+    """Fill every tensor made without content with NaN, or the largest integer, as torch does in deterministic mode."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

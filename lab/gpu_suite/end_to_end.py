@@ -1,16 +1,17 @@
-"""The engine as it is measured against the engine as it is simplest, on answers that it samples itself.
+"""The engine in its measured form against the engine in its simplest form, on answers that it samples itself.
 
 Checked: the overlapped loop, graphs, our kernels, few blocks. Reference: the plain loop, eager steps, torch's
-attention, room for all and no prefix cache. Both have the same weights. The checked engine answers greedily; the
+attention, room for all and no prefix cache. Both have the same weights. The checked engine answers greedily. The
 reference is then made to take the same tokens, so that both see the same text and one token near a tie does not part
-them. Compared are the logits behind every token. A token that was read from a wrong seat, a graph that was replayed
-over old input and a block that was given away too early all give logits of another text.
+them. The logits behind every token are compared. A token read from a wrong seat, a graph replayed over old input, and a
+block given away too early all give logits of another text.
 
-Limits. Of two independent texts the logits differ by ||a - b|| / ||b|| = 1.4. `limit` is what rounding may make of
-the same text, in the worst row: 1e-3 in float32, where only the order of sums differs; 0.05 in bfloat16, whose single
-rounding is 0.002; 0.1 and 0.15 in FP8, where a difference of that size now and then flips a rounding of 0.06. A token
-must have the largest of the logits it was sampled from, exactly. In the reference's logits it may lie below the largest
-by 10 x limit x their root mean square: so much can two of some thousand logits move against one another.
+Limits: the logits of two independent texts differ by ||a - b|| / ||b|| = 1.4. `limit` is the possible effect of
+rounding on the same text, in the worst row: 1e-3 in float32, where only the order of sums differs; 0.05 in bfloat16,
+whose single rounding is 0.002; 0.1 and 0.15 in FP8, where a difference of that size now and then flips a rounding of
+0.06. A token must have exactly the largest of the logits that it was sampled from. In the reference's logits it may lie
+below the largest by 10 x limit x their root mean square: so much can two of some thousand logits move against one
+another.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.model_spec import ModelSpec
 from serving.workload import WorkloadRequest
 
-_TIE = 10  # times limit and root mean square
+_TIE = 10  # factor on limit and root mean square
 _MUST_HAPPEN = ("preemptions", "prefix_hits", "chunks", "whole_prompts", "graphs", "mixed_graphs", "in_flight")
 
 
 class Checked(NamedTuple):
-    """An engine that is checked: `limit` of the relative error of a row of logits."""
+    """An engine that is checked: `limit` is that of the relative error of a row of logits."""
 
     name: str
     deployment: Deployment
@@ -53,7 +54,7 @@ class Answer(NamedTuple):
 
 
 class Noting:
-    """Operations of a layer; keeps the logits that tokens were sampled from, step by step."""
+    """Operations of a layer that keep the logits from which tokens were sampled, step by step."""
 
     def __init__(self, ops: LayerOps) -> None:
         self._ops = ops
@@ -68,7 +69,7 @@ class Noting:
 
 
 def checked(device: str, dry_run: bool) -> list[Checked]:
-    """The engines to be checked: real heads and few layers on a GPU, tiny ones on the CPU."""
+    """Return the engines to be checked: real heads and few layers on a GPU, tiny ones on the CPU."""
     scheduler = SchedulerConfig(
         max_num_seqs=8,
         max_num_batched_tokens=1024,
@@ -97,7 +98,7 @@ def checked(device: str, dry_run: bool) -> list[Checked]:
 
 
 def check_engines(device: str, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Rows as of `check_kernels`, three for each engine, or one that says what it raised."""
+    """Yield rows as in `check_kernels`, three for each engine, or one with its error."""
     engines = checked(device, dry_run)
     for engine in [engines[0], engines[-1]] if dry_run else engines:
         try:
@@ -108,8 +109,11 @@ def check_engines(device: str, dry_run: bool) -> Iterator[dict[str, Any]]:
 
 
 def check_engine(engine: Checked) -> Iterator[dict[str, Any]]:
-    """Logits: the worst row's relative error. Tokens: how many are not the likeliest. Covered: what the check is for
-    and did not happen; then it shows nothing."""
+    """Yield three rows for an engine: logits, tokens and covered.
+
+    Logits: the worst row's relative error. Tokens: how many are not the likeliest. Covered: events that the check is
+    for and that did not happen; without them it shows nothing.
+    """
     requests = _requests(engine.spec)
     outputs, ours, seen = _answers(engine.deployment, engine.spec, requests)
     _, theirs, _ = _answers(_simplest(engine.deployment), engine.spec, requests, forced=outputs)
@@ -141,7 +145,7 @@ def _simplest(deployment: Deployment) -> Deployment:
 
 
 def _requests(spec: ModelSpec) -> list[Answer]:
-    """Prompts short, shared, whole and long enough to be cut, arriving while others decode."""
+    """Return prompts that are short, shared, whole and long enough to be cut, arriving while others decode."""
     draw = Random(0)
 
     def text(tokens: int) -> list[int]:
@@ -153,13 +157,13 @@ def _requests(spec: ModelSpec) -> list[Answer]:
     return [Answer(prompt, 19 + 5 * (n % 4), 3 * n) for n, prompt in enumerate(prompts)]
 
 
-Logits = list[tuple[tuple[int, int], Tensor]]  # by request and index of its output token
+Logits = list[tuple[tuple[int, int], Tensor]]  # logits by request and index of its output token
 
 
 def _answers(
     deployment: Deployment, spec: ModelSpec, requests: list[Answer], forced: dict[int, list[int]] | None = None
 ) -> tuple[dict[int, list[int]], Logits, Counter[str]]:
-    """Output tokens of each request, the logits behind each, and how often what happened."""
+    """Return the output tokens of each request, the logits behind each, and counts of events."""
     engine = Engine(deployment, ModelFiles(spec, None, deployment.model))
     try:
         engine.runner.graph_mixed_steps(True)

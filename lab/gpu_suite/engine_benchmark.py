@@ -1,4 +1,4 @@
-"""The engine against its limits: decode and prefill beside the roofline, and the workload engines are compared on."""
+"""The engine against its limits: decode and prefill beside the roofline, and the usual workload for comparisons."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _TURNS = 5
 
 
 def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Prompt, int]]:
-    """Prompt and output length of each request: the workload of nano-vllm's benchmark, seed 0, lengths uniform in
-    100..1024; with its 256 requests, 133,966 output tokens."""
+    """Return prompt and output length of each request: the workload of nano-vllm's benchmark.
+
+    The seed is 0, and lengths are uniform in 100..1024; its 256 requests have 133,966 output tokens.
+    """
     draw = Random(0)
     least = min(100, longest // 4)
     prompts = [[draw.randint(0, 10_000) for _ in range(draw.randint(least, longest))] for _ in range(requests)]
@@ -30,20 +32,23 @@ def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Promp
 
 
 def offer(engine: Engine, requests: Iterable[tuple[Prompt, int]]) -> None:
-    """Begin anew with requests of these prompts and output lengths, all at once."""
+    """Reset the engine, and offer requests of these prompts and output lengths, all at once."""
     engine.reset()
     for number, (prompt, output) in enumerate(requests):
         engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), output), prompt)
 
 
 def random_prompts(engine: Engine, count: int, tokens: int, seed: int = 0) -> list[Prompt]:
-    """`count` prompts of `tokens` tokens each."""
+    """Return `count` prompts of `tokens` tokens each."""
     draw = Random(seed)
     return [[draw.randrange(engine.spec.vocab_size) for _ in range(tokens)] for _ in range(count)]
 
 
 def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, Any]:
-    """Everything offered at once, end-of-sequence ignored: output tokens per second, and how idle the device was."""
+    """Measure output tokens per second with all requests at once, and the device's idle share.
+
+    End-of-sequence is ignored.
+    """
     offer(engine, (([token % engine.spec.vocab_size for token in prompt], output) for prompt, output in workload))
     began = perf_counter()
     steps = drain(engine)
@@ -60,11 +65,11 @@ def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, 
 
 
 def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s: float) -> dict[str, Any]:
-    """Steady decode steps of `rows` requests at about `context` tokens each, beside the time their bytes need.
+    """Measure steady decode steps of `rows` requests at about `context` tokens each, beside the time of their bytes.
 
-    The bytes are the weights, but for an embedding that is only looked up, and the KV of every row.
+    The bytes are the weights, except an embedding that is only looked up, and the KV of every row.
     """
-    engine.run_dummy([1] * rows)  # so that the graph is there
+    engine.run_dummy([1] * rows)  # makes the graph
     offer(engine, ((prompt, steps) for prompt in random_prompts(engine, rows, context - steps // 2, rows)))
     measured = [step for step in drain(engine) if step.plan.decode_rows == rows and not step.plan.prefill_rows]
     if len(measured) < 3:
@@ -88,7 +93,7 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
 
 
 def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, Any]:
-    """One prompt, nothing beside it: FLOPs of GEMMs and causal attention per second of device time."""
+    """Measure one prompt alone: FLOPs of GEMMs and causal attention per second of device time."""
     times = []
     for prompt in random_prompts(engine, 3, tokens):
         offer(engine, [(prompt, 1)])
@@ -105,13 +110,15 @@ def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, A
 
 
 def mixed(engine: Engine, rows: int, tokens: int) -> dict[str, Any]:
-    """A step of `rows` decode rows and a prompt of `tokens`, as a graph and eagerly, in turns: ns until its tokens are
-    on the host, the launching included."""
+    """Measure a step of `rows` decode rows and a prompt of `tokens`, as a graph and eagerly, in turns.
+
+    Times are ns until its tokens are on the host, the launch included.
+    """
     sizes = [1] * rows + engine.runner.prompts(tokens)
     times: dict[bool, list[int]] = {True: [], False: []}
     for graph in (True, False) * _TURNS:
         engine.runner.graph_mixed_steps(graph)
-        engine.run_dummy(sizes)  # so that the graph is there
+        engine.run_dummy(sizes)  # makes the graph
         times[graph] += [engine.run_dummy(sizes) for _ in range(2)]
     engine.runner.graph_mixed_steps(engine.runner.device.torch_device.type == "cuda")
     graph_ns, eager_ns = median(times[True]), median(times[False])
@@ -125,7 +132,7 @@ def mixed(engine: Engine, rows: int, tokens: int) -> dict[str, Any]:
 
 
 def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str, Any]:
-    """What timing steps on the device costs: ns of wall time for a steady decode step with it and without, in turns."""
+    """Measure the cost of timing steps: ns of wall time of a steady decode step with and without it, in turns."""
     periods: dict[bool, list[float]] = {True: [], False: []}
     for timed in (True, False) * _TURNS:
         engine.runner.time_steps(timed)
@@ -148,13 +155,19 @@ def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str
 
 
 def decode_weight_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """Weights that a decode step reads: all but the rows of an embedding, unless the head is the embedding."""
+    """Return the bytes of weights that a decode step reads.
+
+    These are all weights except the rows of an embedding, unless the head is the embedding.
+    """
     embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     return (spec.parameters - embedding) * dtype_bytes
 
 
 def prefill_flops(spec: ModelSpec, tokens: int) -> int:
-    """2 per weight and token in GEMMs (the head for one token), 4 per query-key pair, head and dimension."""
+    """Return the FLOPs of a prefill.
+
+    They are 2 per weight and token in GEMMs (the head for one token), and 4 per query-key pair, head and dimension.
+    """
     embeddings = spec.vocab_size * spec.hidden_size
     layers = spec.parameters - embeddings * (1 if spec.tied_embeddings else 2)
     pairs = tokens * (tokens + 1) // 2
@@ -162,7 +175,7 @@ def prefill_flops(spec: ModelSpec, tokens: int) -> int:
 
 
 def idle_share(steps: list[Step]) -> float | None:
-    """Share of the time from the first step's start to the last one's end in which the device had no step."""
+    """Return the share of time, from the first step's start to the last one's end, in which the device had no step."""
     if len(steps) < 2:
         return None
     gaps = sum(max(after.start_ns - before.end_ns, 0) for before, after in itertools.pairwise(steps))
@@ -170,7 +183,7 @@ def idle_share(steps: list[Step]) -> float | None:
 
 
 def drain(engine: Engine) -> list[Step]:
-    """Every step until the engine has nothing to do."""
+    """Run steps until the engine has nothing to do, and return them."""
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
@@ -180,8 +193,10 @@ def drain(engine: Engine) -> list[Step]:
 def benchmark(
     engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], kinds: Iterable[str], left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Rows `{"kind": ..., ...}` of the `kinds` decode, prefill, mixed, throughput and timing, the targets' shapes first
-    of each."""
+    """Yield rows `{"kind": ..., ...}` of the `kinds` decode, prefill, mixed, throughput and timing.
+
+    In each kind the targets' shapes come first.
+    """
     copy, gemm = ceilings["copy_bytes_per_s"], ceilings["gemm_flops_per_s"]
     context, steps = sizes["context"], sizes["decode_steps"]
     measurements: dict[str, list[Callable[[], dict[str, Any]]]] = {

@@ -1,7 +1,8 @@
-"""How long each operation of a layer takes over the sizes that a step can have, beside what the device allows.
+"""The time of each operation of a layer over the possible sizes of a step, beside the limits of the device.
 
-Shapes are those of Llama-3.1-8B and Qwen3-0.6B, and of the experts of two mixtures; inputs are random, and each is
-called as the engine calls it. Targets come first, then a coarse grid, then the rest: a run may be cut short anywhere.
+Shapes are those of Llama-3.1-8B and Qwen3-0.6B, and of the experts of two mixtures. Inputs are random, and each
+operation is called as the engine calls it. Targets come first, then a coarse grid, then the rest: a run may be cut
+short anywhere.
 """
 
 from __future__ import annotations
@@ -79,22 +80,22 @@ class Point(NamedTuple):
 def kernel_grid(
     bench: Bench, device: torch.device, ceilings: dict[str, Any], dry_run: bool
 ) -> Iterator[dict[str, Any]]:
-    """Rows with the columns `GRID_COLUMNS`, the most valuable first; rooflines are of `measure_ceilings`.
+    """Yield rows with the columns `GRID_COLUMNS`, the most valuable first; rooflines are those of `measure_ceilings`.
 
-    An operation that raises has a row with its error. `dry_run` does some tiny ones.
+    An operation that raises has a row with its error. `dry_run` measures some tiny ones.
     """
     for point in points(device, dry_run):
         yield measured(point, bench, ceilings)
 
 
 def points(device: torch.device, dry_run: bool) -> list[Point]:
-    """What is measured, in that order."""
+    """Return the points to measure, in order."""
     on = On(device, "torch" if device.type == "cpu" else "triton")
     return sorted(_tiny_points(on) if dry_run else _points(on), key=lambda point: point.order)
 
 
 def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, Any]:
-    """The row of `point`."""
+    """Measure `point` and return its row."""
     cost = point.operation.cost
     row: dict[str, Any] = dict.fromkeys(column.name for column in GRID_COLUMNS)
     row |= point.about | cost._asdict()
@@ -111,7 +112,10 @@ def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, 
 
 
 def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str, Any]) -> None:
-    """Rows of `kernel_grid` as Parquet. Every field carries its unit and definition, the schema the environment."""
+    """Write rows of `kernel_grid` as Parquet.
+
+    Every field has its unit and definition, and the schema has the environment.
+    """
     about = {f"tokentwin.{name}": str(value) for name, value in environment.items()}
     schema = pa.schema([column.field for column in GRID_COLUMNS], metadata=about)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
@@ -134,7 +138,7 @@ def _points(on: On) -> Iterator[Point]:
     for tokens in (1, 4, 16, 64, 256, 2048, 8192):
         order = 1 if tokens in (1, 64, 2048) else 2
         for part, (inputs, outputs) in _parts(large).items():
-            if part != "head":  # which stays in 16 bits
+            if part != "head":  # the head stays in 16 bits
                 yield _point(order, large, packed_gemm(on, Packing(outputs, inputs, 4, 128), tokens), part=part)
         for name in ("Qwen3-30B-A3B", "Mixtral-8x7B"):
             yield _experts_point(order, on, find_model(name), tokens)
@@ -165,7 +169,7 @@ def _decode_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
 
 
 def uneven(rows: int, mean: int) -> list[Row]:
-    """Decode rows whose contexts rise evenly from an eighth of `mean` to 15 eighths of it, in mixed order."""
+    """Return decode rows whose contexts rise evenly from an eighth of `mean` to 15 eighths of it, in mixed order."""
     contexts = np.linspace(mean // 8, 2 * mean - mean // 8, rows, dtype=int)
     return [(context, 1) for context in np.random.default_rng(rows).permutation(contexts).tolist()]
 
@@ -176,13 +180,13 @@ def _prefill_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
         for backend in ("triton", "hybrid"):
             yield _attention_point(order, on._replace(backend=backend), spec, [(tokens, tokens)])
     yield _attention_point(2, on, spec, [(512, 512)] * 16)
-    for tokens in (2, 4, 16, 64, 256, 512, 2048):  # of one token it is a decode row
+    for tokens in (2, 4, 16, 64, 256, 512, 2048):  # a single token is a decode row
         for past in (2048, 8192, 32768):
             order = 1 if past == 8192 or (large and tokens in (16, 256)) else 2
             yield _attention_point(order, on, spec, [(past + tokens, tokens)])
     for past in (2048, 8192, 32768):
         yield _attention_point(1, on, spec, [(past + 1, 1)])
-    for tokens in (16, 64, 256):  # beside those above, whose KV is divided
+    for tokens in (16, 64, 256):  # beside the points above, whose KV is divided
         yield _attention_point(1, on, spec, [(8192 + tokens, tokens)], whole=True)
     for rows in (8, 64):  # drafts of four tokens to verify
         yield _attention_point(1, on, spec, [(4096, 5)] * rows)
@@ -207,7 +211,7 @@ def _tiny_points(on: On) -> Iterator[Point]:
 
 
 def _parts(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a model's merged projections."""
+    """Return inputs and outputs of a model's merged projections."""
     attended = spec.num_heads * spec.head_dim
     return {
         "qkv": (spec.hidden_size, attended + 2 * spec.num_kv_heads * spec.head_dim),
@@ -240,7 +244,7 @@ def _experts_point(order: int, on: On, spec: ModelSpec, tokens: int) -> Point:
 
 
 def _layer_points(order: int, on: On, spec: ModelSpec, tokens: int) -> Iterator[Point]:
-    """What is done to each token of a layer between GEMMs, of a whole prompt."""
+    """Yield the operations on each token of a layer between GEMMs, for a whole prompt."""
     yield _point(order, spec, add_rms_norm(on, tokens, spec.hidden_size))
     yield _point(order, spec, silu_mul(on, tokens, spec.intermediate_size))
     yield _point(order, spec, rope_store(on, _shape(spec, _BF16), spec, [(tokens, tokens)]))

@@ -1,5 +1,8 @@
-"""The operations of a layer as they are checked and timed: random inputs of one size, the call that the engine makes,
-how far its answer is from float64, and what it must move and compute by its definition."""
+"""The operations of a layer as they are checked and timed.
+
+An operation has random inputs of one size, the call that the engine makes, the error of its answer against float64, and
+the bytes and FLOPs that it must move and compute by definition.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ LIMIT = {
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
     _FP8: 0.07,
-}  # of `relative_error`: a few roundings, of fp8 one
-_DRAW_LIMIT = 1e-4  # of the cumulative mass: sums of 150,000 float32 numbers
+}  # limits of `relative_error`: a few roundings, for fp8 one
+_DRAW_LIMIT = 1e-4  # error of the cumulative mass: sums of 150,000 float32 numbers
 _EPS = 1e-5
 _KINDS = (
     (0.0, 5, 0.5), (1.0, 0, 1.0), (0.7, 1, 1.0), (1.3, 50, 1.0), (1.0, 0, 0.9), (0.8, 40, 0.95), (2.0, 0, 1e-6),
@@ -38,17 +41,21 @@ Outputs = tuple[Tensor, ...]
 
 
 class Cost(NamedTuple):
-    """What an operation must move and compute: each input read once, each output written once, two operations for a
-    multiply-add of a matrix product. Activations are in bf16."""
+    """The bytes and FLOPs that an operation must move and compute; activations are in bf16.
+
+    Each input is read once and each output written once; a multiply-add of a matrix product counts as two operations.
+    """
 
     bytes: int
     flops: int = 0
 
 
 class Prepared(NamedTuple):
-    """make   inputs, by a seed
-    call   of inputs, which it may change
-    error  of what `call` made of inputs like these; None where only times are of interest
+    """A prepared operation.
+
+    make   makes inputs from a seed
+    call   calls the operation on inputs, which it may change
+    error  returns the error of the result of `call` for such inputs; None if only times matter
     """
 
     make: Callable[[int], tuple[Any, ...]]
@@ -57,8 +64,10 @@ class Prepared(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """`case` tells it from others of its kernel. An error above `limit` is a fault. `about` is what a row of the grid
-    says of its size."""
+    """An operation at one size; `case` distinguishes it from others of its kernel.
+
+    An error above `limit` is a fault. `about` has the columns of the grid that describe its size.
+    """
 
     kernel: str
     case: str
@@ -70,13 +79,13 @@ class Operation(NamedTuple):
 
 
 class On(NamedTuple):
-    """Where operations run, and whose they are: "torch", "triton" or "hybrid", as in a deployment."""
+    """The device of operations and their implementation: "torch", "triton" or "hybrid", as in a deployment."""
 
     device: torch.device
     backend: str
 
     def ops(self, dtype: torch.dtype) -> LayerOps:
-        """The small operations, which heads are nothing to."""
+        """Return the small operations, which do not depend on heads."""
         spec = layer_spec(Shape("any", 1, 1, 64, dtype, dtype, 16)).model_copy(update={"norm_eps": _EPS})
         return backend_for(self.backend, spec, 16, self.device, 128).ops
 
@@ -86,8 +95,11 @@ class On(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """The sizes of a layer's experts: `inner` of one, how many there are, how many a token goes to; and what their
-    weights are rounded to, as `Deployment` names it."""
+    """The sizes of a layer's experts.
+
+    `inner` is that of one expert, `experts` their number, `topk` how many a token goes to, and `quantization` the type
+    to which weights are rounded, as `Deployment` names it.
+    """
 
     hidden: int
     inner: int
@@ -106,7 +118,7 @@ class Packing(NamedTuple):
     zeros: bool = False
 
     def weight(self, numbers: Numbers, dtype: torch.dtype) -> PackedWeight:
-        """Random words, and scales with which its products are about as large as the activations."""
+        """Return random words, and scales that make its products about as large as the activations."""
         group = self.group or self.inputs
         words = numbers(self.outputs, self.inputs * self.bits // 32, dtype=torch.float32, scale=1e9).to(torch.int32)
         scale = numbers(self.outputs, -(-self.inputs // group), dtype=dtype, scale=2.0**-self.bits * self.inputs**-0.5)
@@ -114,7 +126,7 @@ class Packing(NamedTuple):
         return PackedWeight(words, scale, zero, self.bits, group)
 
     def dense(self, weight: PackedWeight) -> Tensor:
-        """What it stands for, in float64."""
+        """Return the numbers of the weight in float64."""
         zero = torch.full_like(weight.scale, 2 ** (self.bits - 1)) if weight.zero is None else weight.zero
         scale, zero = (
             part.double().repeat_interleave(weight.group, 1)[:, : self.inputs] for part in (weight.scale, zero)
@@ -123,7 +135,7 @@ class Packing(NamedTuple):
 
 
 def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> Operation:
-    """A projection in bf16, or with its weights and activations in fp8, and a float32 scale for each output."""
+    """Return a projection in bf16, or in fp8 (weights and activations) with a float32 scale for each output."""
 
     def prepare() -> Prepared:
         def make(seed: int) -> tuple[Any, ...]:
@@ -141,7 +153,7 @@ def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> 
 
 
 def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF16) -> Operation:
-    """Tokens by packed integers; for each group a 16-bit scale and, if it has one, a zero point of a byte."""
+    """Return tokens by packed integers; each group has a 16-bit scale and, perhaps, a zero point of a byte."""
     inputs, outputs = packing.inputs, packing.outputs
 
     def prepare() -> Prepared:
@@ -164,9 +176,9 @@ def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF1
 
 
 def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF16, others: int = 0) -> Operation:
-    """Tokens through experts chosen at random, of which the first `others` are another rank's.
+    """Return tokens through experts chosen at random, of which the first `others` belong to another rank.
 
-    The cost is that of weights in bf16, of those that are chosen on average over choices drawn evenly.
+    The cost is that of bf16 weights of the experts chosen on average, if choices are drawn evenly.
     """
     hidden, inner, experts, topk, quantization = mixture
     own = experts - others
@@ -188,7 +200,7 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
             return x, *(ops.expert_weights(each, own, dtype) for each in stored), routing, stored, chosen
 
         def error(given: tuple[Any, ...], out: Outputs) -> float:
-            """Against the definition, expert by expert."""
+            """Return the error against the definition, expert by expert."""
             x, _, _, routing, stored, chosen = given
             expected, x, shares = torch.zeros_like(x, dtype=torch.float64), x.double(), routing.shares.double()
             for expert, weights in enumerate(zip(*stored, strict=True), others):
@@ -210,7 +222,10 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
 def add_rms_norm(
     on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, add: bool = True, fp8: bool = False
 ) -> Operation:
-    """The residual, which must be the rounded sum, and RMSNorm; without `add` the norm alone, with `fp8` e4m3 rows."""
+    """Return the residual, which must be the rounded sum, and its RMSNorm.
+
+    Without `add` it is the norm alone; with `fp8` the norm is e4m3 rows.
+    """
 
     def prepare() -> Prepared:
         ops = on.ops(dtype)
@@ -236,7 +251,7 @@ def add_rms_norm(
 
 
 def silu_mul(on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, fp8: bool = False) -> Operation:
-    """SwiGLU's product of `[tokens, 2 * size]`; with `fp8` as e4m3 rows."""
+    """Return SwiGLU's product of `[tokens, 2 * size]`; with `fp8` as e4m3 rows."""
 
     def prepare() -> Prepared:
         ops = on.ops(dtype)
@@ -255,7 +270,10 @@ def silu_mul(on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, fp8: bo
 
 
 def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
-    """How many rows have another token than the first largest; the first row's largest is there twice."""
+    """Return greedy sampling; its error is the number of rows with another token than the first largest.
+
+    The first row has its largest logit twice.
+    """
 
     def prepare() -> Prepared:
         batch, ops = _sampling(on, [None] * rows, dtype)
@@ -280,7 +298,10 @@ def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operati
 def draw(
     on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16, kinds: Sequence[tuple[float, int, float]] = _KINDS
 ) -> Operation:
-    """The largest distance of a row's uniform number from the cumulative mass of the token drawn."""
+    """Return sampling; its error is the largest distance of a row's uniform number from the drawn token's mass.
+
+    The mass is the token's part of the cumulative mass.
+    """
 
     def prepare() -> Prepared:
         numbers = torch.rand(rows, generator=torch.Generator().manual_seed(rows)).tolist()
@@ -304,7 +325,7 @@ def draw(
 
 
 def token_mask(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
-    """How many logits are not what the masks of every second row leave."""
+    """Return the mask of every second row; its error is the number of wrong logits."""
 
     def prepare() -> Prepared:
         ops, samples = on.ops(dtype), torch.arange(0, rows, 2, dtype=torch.int32, device=on.device)
@@ -330,7 +351,7 @@ def token_mask(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Ope
 
 
 def _sampling(on: On, draws: Sequence[Draw | None], dtype: torch.dtype) -> tuple[Batch, LayerOps]:
-    """A step that samples once for each of `draws`, and for padding rows."""
+    """Return a step that samples once for each of `draws`, and for padding rows."""
     shape = Shape("sample", 1, 1, 64, dtype, dtype, 16)
     attention, ops = backend_for(on.backend, layer_spec(shape), 16, on.device, 128)
     return batch_of([(1, 1)] * len(draws), 16, attention, on.device, draws=draws), ops
@@ -346,5 +367,5 @@ def _parts(found: Tensor | Fp8Rows) -> Outputs:
 
 
 def _whole(parts: Outputs) -> Tensor:
-    """What `_parts` were of, in float64."""
+    """Return the tensor that `_parts` took apart, in float64."""
     return parts[0].double() * parts[1] if len(parts) > 1 else parts[0].double()

@@ -1,7 +1,7 @@
-"""What the suite found, each figure beside its target: a table for the terminal, a page for the docs.
+"""The results of the suite, each figure beside its target: a table for the terminal, a page for the docs.
 
-`python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md` makes the page from what a run left in DIR;
-without --results, from nothing, and every figure says that it was not yet measured. A dry run's figures never get on
+`python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md` makes the page from the results of a run in DIR.
+Without --results there are none, and every figure says that it was not yet measured. A dry run's figures never get on
 the page.
 """
 
@@ -21,8 +21,10 @@ _RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class Target(NamedTuple):
-    """A figure that is aimed at: the least (or, if `most`, the largest) allowed, and how to find it in the results.
-    `ceiling` names the one it is a share of."""
+    """A figure with a target: the least (or, if `most`, the largest) allowed value, and a search for it in the results.
+
+    `ceiling` names the ceiling that it is a share of.
+    """
 
     name: str
     limit: float
@@ -39,7 +41,7 @@ class Target(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A target and what was found; `met` is None where nothing was."""
+    """A target and the result; `met` is None if there is no result."""
 
     name: str
     target: str
@@ -56,7 +58,10 @@ def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale
 
 
 def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
-    """Of copy bandwidth, what attention to at least 16 decode rows of at least 4096 tokens each reaches, in bf16."""
+    """Return the shares of copy bandwidth that bf16 attention to large decode steps reaches.
+
+    These have at least 16 decode rows of at least 4096 tokens each.
+    """
     return [
         row["roofline_share"]
         for row in rows
@@ -107,7 +112,7 @@ TARGETS = (
 
 
 def lines(found: dict[str, Any]) -> list[Line]:
-    """Every target with what was found. A dry run meets none and misses none: its figures mean nothing."""
+    """Return every target with its result. A dry run meets none and misses none: its figures mean nothing."""
     dry = found.get("environment", {}).get("dry_run", False)
     made = []
     for target in TARGETS:
@@ -119,7 +124,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
 
 
 def faults(found: dict[str, Any]) -> list[str]:
-    """What must not happen on any machine: a wrong kernel, a decision that differs, a phase that failed."""
+    """Return faults that no machine may have: a wrong kernel, a decision that differs, a phase that failed."""
     checks = [*found.get("correctness", []), *found.get("end_to_end", [])]
     wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in checks if not row["ok"]]
     wrong += [f"precompile: {row['failed']}" for row in found.get("precompile", []) if "failed" in row]
@@ -132,14 +137,14 @@ def faults(found: dict[str, Any]) -> list[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Figures beside targets, for a terminal."""
+    """Return figures beside targets, for a terminal."""
     rows = [("figure", "target", "found", "met"), *((n, t, f, _word(m)) for n, t, f, m in lines(found))]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def page(found: dict[str, Any]) -> str:
-    """lab/results/gpu.md."""
+    """Return the page lab/results/gpu.md."""
     real = found if found and not found.get("environment", {}).get("dry_run") else {}
     text = ["# Measured on a GPU", ""]
     text += ["```", "python -m lab.gpu_suite --out DIR"]

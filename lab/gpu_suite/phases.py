@@ -1,7 +1,7 @@
 """The phases of the suite, most valuable first. None needs another to have worked.
 
-The headline figures come before the long grid of kernel times, the recordings before what can be computed elsewhere
-from what was written.
+The headline figures come before the long grid of kernel times, the recordings before results that can be computed
+elsewhere from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from serving.deployments.config import Deployment
 
 
 def environment(work: Work) -> None:
-    """Machine and versions."""
+    """Note machine and versions."""
     found: dict[str, Any] = dict(describe(work.sizes.device))
     found |= {
         "date": datetime.now(UTC).date().isoformat(),
@@ -47,7 +47,7 @@ def environment(work: Work) -> None:
         found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
         found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
         command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
-        with suppress(OSError):  # an image without it
+        with suppress(OSError):  # an image without nvidia-smi
             found["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     work.results.set("environment", found)
 
@@ -70,7 +70,7 @@ def _engine(work: Work, deployment: Deployment, warm: bool = True) -> Engine:
 
 
 def runs(work: Work) -> Iterator[dict[str, Any]]:
-    """Recorded scenarios of the large model."""
+    """Record scenarios of the large model, and yield a row for each run."""
     engine = _engine(work, work.sizes.large)
     recordings = work.scratch / "runs"
     for row in record_runs(engine, recordings, work.sizes.run_seconds, work.sizes.run_longest, work.left):
@@ -85,13 +85,13 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_table(work: Work) -> None:
-    """What was measured, whether the phase came to its end or not."""
+    """Write the measured kernels, whether the phase came to its end or not."""
     found = work.results.found
     write_grid(found.get("kernels", []), work.out / "kernels.parquet", found.get("environment", {}))
 
 
 def validation(work: Work) -> None:
-    """Needs nothing but the archives: it may run later, on another machine."""
+    """Validate the archives. It needs nothing else, so it may run later, on another machine."""
     recordings = unpack(work.out, work.scratch / "validated")
     if not recordings:
         raise RuntimeError("there are no recordings; the phase that records them must run first")
@@ -113,7 +113,7 @@ PHASES = (
     Phase(
         "small", 0.8, partial(_benchmark, which="small", kinds=("throughput", "decode", "prefill", "mixed", "timing"))
     ),
-    # `benchmark` runs each size of decode steps before it measures it: no other warm-up.
+    # `benchmark` runs each size of decode steps before it measures it, so there is no other warm-up.
     Phase("decode", 0.7, partial(_benchmark, which="large", kinds=("decode",), warm=False)),
     Phase("large", 0.8, partial(_benchmark, which="large", kinds=("prefill", "throughput", "mixed", "timing"))),
     Phase("runs", 1.9, runs),
@@ -124,8 +124,10 @@ GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end
 
 
 def chosen(only: str, skip: str) -> list[Phase]:
-    """The phases that comma-separated names of them or of groups ask for, in their order. Raises ValueError for a name
-    there is not."""
+    """Return the phases that comma-separated names of phases or groups ask for, in their order.
+
+    Raises ValueError for an unknown name.
+    """
     groups = GROUPS | {phase.name: (phase.name,) for phase in PHASES}
 
     def named(names: str) -> set[str]:

@@ -1,8 +1,8 @@
-"""Compiles ahead, on every core, what the suite's phases will launch, into the JIT's own disk cache.
+"""Compilation ahead, on every core, of all launches of the suite's phases, into the JIT's own disk cache.
 
-The launches themselves say what that is: correctness cases, points of the grid and the models of the engines are run
-on torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT only compiles and does not launch.
-So the key under which a kernel is cached is the one that the launch will look for. No GPU is used, nor needed.
+The launches themselves say what they need: correctness cases, points of the grid and the models of the engines are run
+on torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT only compiles and does not launch. So
+the key under which a kernel is cached is the one that the launch will look for. No GPU is used or needed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _POLL_S = 0.05
 
 
 def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """Fill the cache, a row for each kernel as it is done: its name, `seconds`, and `cached` if it was there before.
+    """Fill the cache, and yield a row for each kernel as it is done.
 
-    Also a row for each launch that could not be prepared, with `failed`. There are none where Triton is not installed
-    or interprets.
+    A row has the kernel's name, `seconds`, and `cached` if it was there before. A launch that could not be prepared has
+    a row with `failed`. There are no rows if Triton is not installed or interprets.
     """
     try:
         from realengine.kernels.interpreting import INTERPRETING
@@ -65,7 +65,7 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers) or not done.empty():
-        if left() < 0:  # what is not compiled now is by the first launch
+        if left() < 0:  # the first launch compiles whatever is missing
             break
         if done.empty():
             sleep(_POLL_S)
@@ -81,10 +81,10 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
 def compile_launches(
     launches: Iterable[Callable[[], None]], claims: Any, tell: Callable[[dict[str, Any]], None], tells_failures: bool
 ) -> None:
-    """Go through all `launches` with a JIT that compiles for an H100 or H200 and does not launch, and compile each
-    kernel that no other worker has claimed. The JIT stays so: this is the whole of a process.
+    """Compile the kernels of `launches` that no other worker has claimed, for an H100 or H200.
 
-    What cannot be launched cannot be in any worker, and one of them `tells_failures`.
+    The JIT compiles and does not launch from then on, so this is the whole work of a process. A launch that fails here
+    fails in every worker, so only one of them `tells_failures`.
     """
     import triton
 
@@ -116,11 +116,11 @@ def compile_launches(
                 tell({"failed": f"{type(error).__name__}: {str(error)[:300]}"})
 
 
-# What is launched
+# The launches
 
 
 def launches(sizes: Sizes) -> Iterator[Callable[[], None]]:
-    """Everything that launches kernels, as it is launched, the phases in their order."""
+    """Yield everything that launches kernels, as it is launched, the phases in their order."""
     for case in cases(_META, sizes.dry_run):
         yield partial(run_once, case)
     for checked_engine in checked("cuda", sizes.dry_run):
@@ -140,7 +140,7 @@ def run_once(operation: Operation) -> None:
 
 
 def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], None]]:
-    """Steps of the engine of `deployment`: every number of decode rows, prompts, both ways to sample."""
+    """Yield steps of the engine of `deployment`: every number of decode rows, prompts, both ways to sample."""
     config, dtype = deployment.scheduler, getattr(torch, deployment.dtype)
     spec = spec.model_copy(update={"num_layers": 2})  # the first has no residual, the others are alike
     attention, ops = backend_for(

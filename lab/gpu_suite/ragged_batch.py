@@ -1,6 +1,6 @@
 """One layer's share of a step with random content, packed as the engine packs it.
 
-Kernels are checked and timed on it through the interfaces that the engine calls them by.
+Kernels are checked and timed on it through the interfaces by which the engine calls them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_spec import ModelSpec
 
-Row = tuple[int, int]  # KV tokens with this step's, and query tokens
+Row = tuple[int, int]  # KV tokens including this step's, and query tokens
 Draw = tuple[float, int, float, float]  # temperature, top-k, top-p, uniform number
 
 
@@ -40,19 +40,22 @@ class Numbers:
         self._draw = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     def __call__(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
-        """A tensor of that shape and dtype, times `scale`."""
+        """Return a tensor of that shape and dtype, times `scale`."""
         made = torch.empty(shape, dtype=dtype, device=self.device).normal_(generator=self._draw)
         return made if scale == 1 else made.mul_(scale)
 
 
 class _Processors(NamedTuple):
-    """The part of a device that attention wants."""
+    """The part of a device that attention needs."""
 
     multiprocessors: int
 
 
 def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> ModelSpec:
-    """A model with such attention, of no size otherwise; `norms` of query and key heads, `interleaved` rotation."""
+    """Return a model with such attention and no other size.
+
+    `norms` are norms of query and key heads, `interleaved` is the rotation.
+    """
     return ModelSpec(
         name=shape.model,
         family="qwen3" if norms else "llama",
@@ -73,7 +76,10 @@ def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> 
 def backend_for(
     name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
 ) -> Backend:
-    """`name` is "torch", "triton" or "hybrid", as in a deployment; `longest` context in tokens."""
+    """Return the backend `name`, "torch", "triton" or "hybrid", as in a deployment.
+
+    `longest` is the longest context in tokens.
+    """
     config = SchedulerConfig(max_model_len=longest, block_size=page)
     deployment = Deployment(device="cuda", batch_invariant=batch_invariant, scheduler=config)
     processors: Any = _Processors(_multiprocessors(device))
@@ -88,7 +94,7 @@ def backend_for(
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """Of the device, which decide how KV is divided; the meta device stands for an H200."""
+    """Return the device's multiprocessors, which decide how KV is divided; the meta device stands for an H200."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return find_gpu("H200").sm_count if device.type == "meta" else 4
@@ -102,7 +108,10 @@ def batch_of(
     seed: int = 0,
     draws: Sequence[Draw | None] | None = None,
 ) -> Batch:
-    """A step of `rows`, their blocks shuffled over a cache of `pool_blocks`; greedy, or with a draw for each row."""
+    """Return a step of `rows`, greedy or with a draw for each row.
+
+    Their blocks are shuffled over a cache of `pool_blocks`.
+    """
     needs = [-(-context // page) for context, _ in rows]
     shuffled = np.random.default_rng(seed).permutation(np.arange(1, 1 + sum(needs), dtype=np.int32))
     ends = np.cumsum(needs)
@@ -115,19 +124,19 @@ def batch_of(
 
 
 def pool_blocks(rows: Sequence[Row], page: int) -> int:
-    """Blocks of a cache for `batch_of` these rows: the null block, and what they need."""
+    """Return the blocks of a cache for `batch_of` these rows: the null block, and the rows' blocks."""
     return 1 + sum(-(-context // page) for context, _ in rows)
 
 
 def random_cache(shape: Shape, blocks: int, numbers: Numbers) -> LayerKv:
-    """Keys and values with a number everywhere."""
+    """Return keys and values with a number everywhere."""
     size = (blocks, shape.kv_heads, shape.page, shape.dim)
     keys, values = (numbers(*size, dtype=shape.dtype).to(shape.cached) for _ in range(2))
     return LayerKv(keys, values)
 
 
 def context_slots(batch: Batch, page: int) -> Tensor:
-    """Every slot, int64, that holds a token of some row's context."""
+    """Return every slot, int64, that has a token of some row's context."""
     assert batch.host is not None
     blocks = batch.host[batch.layout.places()["blocks"]].astype(np.int64)
     slots = []
@@ -138,7 +147,7 @@ def context_slots(batch: Batch, page: int) -> Tensor:
 
 
 def outside_is_nan(kv: LayerKv, slots: Tensor) -> LayerKv:
-    """`kv` where `slots` are, NaN elsewhere."""
+    """Return `kv` at the `slots`, and NaN elsewhere."""
     kept = []
     for cache in kv[:2]:
         blocks, _, page, _ = cache.shape

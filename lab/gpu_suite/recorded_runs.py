@@ -1,5 +1,8 @@
-"""Recordings for co-validation: each scenario twice, the repeat giving the floor of what can be predicted; and their
-archives, of which a run leaves few, each small enough to be carried."""
+"""Recordings for co-validation, and their archives.
+
+Each scenario is recorded twice; the repeat gives the floor of prediction errors. A run leaves few archives, each small
+enough to be copied away.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ _ARCHIVE_BYTES = 15_000_000
 
 
 def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
-    """Measured on half the batch of requests with prompts of `prompt` tokens, which then decode `output` tokens each.
+    """Measure the pace on half the batch of requests with prompts of `prompt` tokens that decode `output` tokens each.
 
-    Decode steps are timed from end to end of one another at those contexts: with next to no KV they would be faster
-    than any step of the scenarios, and a load of 0.9 an overload.
+    Decode steps are timed from end to end at those contexts: with nearly no KV they would be faster than any step of
+    the scenarios, and a load of 0.9 an overload.
     """
     rows = max(engine.deployment.scheduler.max_num_seqs // 2, 1)
     offer(engine, ((tokens, output) for tokens in random_prompts(engine, rows, prompt)))
@@ -47,7 +50,7 @@ def record_runs(
 ) -> Iterator[dict[str, Any]]:
     """Record every scenario into `out`, repeats one after the other, while `left()` seconds allow it.
 
-    Each has `seconds` of arrivals, of requests of at most `longest` tokens. Yields what each run was.
+    Each has `seconds` of arrivals, of requests of at most `longest` tokens. It yields a row for each run.
     """
     whole = engine.deployment.scheduler
     full = {"num_blocks": whole.num_blocks, "scheduler_reserve_full_isl": whole.scheduler_reserve_full_isl}
@@ -69,13 +72,13 @@ def record_runs(
                     "canary_after_ns": done.canary_after_ns,
                 }
     finally:
-        engine.limit(**full)  # what comes next has this engine too
+        engine.limit(**full)  # later phases have this engine, too
 
 
 def pack(recording: Path, out: Path) -> None:
     """Add the folder `recording` to the last of `out`'s archives, or to a new one if that would be too large.
 
-    The archive is replaced in one rename: those before it are safe from whatever happens now.
+    The archive is replaced in one rename, so earlier recordings are safe whatever happens.
     """
     archives = sorted(out.glob("recordings-*.tar"), key=lambda path: int(path.stem.rpartition("-")[2]))
     size = sum(file.stat().st_size for file in recording.iterdir())
@@ -90,7 +93,7 @@ def pack(recording: Path, out: Path) -> None:
 
 
 def unpack(out: Path, into: Path) -> list[Path]:
-    """Every recording in `out`'s archives, as folders in `into`, by name."""
+    """Extract every recording in `out`'s archives, as folders in `into`, and return them by name."""
     into.mkdir(parents=True, exist_ok=True)
     for path in out.glob("recordings-*.tar"):
         with tarfile.open(path) as archive:

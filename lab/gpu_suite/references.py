@@ -1,4 +1,4 @@
-"""What kernels must compute, in float64 and from the definitions; and how far a result is from it."""
+"""The correct results of kernels, in float64 and from the definitions, and the distance of a result from them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from realengine.step_input import Batch
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:
-    """The larger of ||out - expected|| / ||expected|| and max |out - expected| / max |expected|; NaN if any is."""
+    """Return the larger of ||out - expected|| / ||expected|| and max |out - expected| / max |expected|, or NaN."""
     difference = out.double() - expected.double()
     norm, worst = difference.norm() / expected.norm(), difference.abs().max() / expected.abs().max()
     return float(torch.stack([norm, worst]).max())
 
 
 def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int, window: int = 0) -> Tensor:
-    """softmax(q K^T / sqrt(D)) V of every token over what it may see, `window` tokens or all; `[T, heads, D]`."""
+    """Return softmax(q K^T / sqrt(D)) V of every token over what it may see, `[T, heads, D]`.
+
+    It sees `window` tokens, or all.
+    """
     heads, dim = queries.shape[1:]
     out = torch.empty(queries.shape, dtype=torch.float64, device=queries.device)
     names = ("query_start", "query_len", "context", "table_start")
@@ -39,14 +42,14 @@ def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int, window: int 
 
 
 def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension."""
+    """Return the RMSNorm over the last dimension."""
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def rotated(
     qkv: Tensor, rope: Rope, positions: Tensor, norms: HeadNorms | None, eps: float, heads: int, kv_heads: int
 ) -> list[Tensor]:
-    """Queries, keys and values `[T, heads, D]` of `qkv`: heads normalised, each pair turned by its angle."""
+    """Return queries, keys and values `[T, heads, D]` of `qkv`: heads normalised, each pair turned by its angle."""
     parts = list(qkv.double().split([heads, kv_heads, kv_heads], dim=1))
     turn = torch.complex(rope.cos.double(), rope.sin.double())[positions.long()][:, None]
     for index in range(2):
@@ -62,8 +65,10 @@ def rotated(
 
 
 def distance_from_draw(logits: Tensor, how: Draw, token: int) -> float:
-    """How far the uniform number lies outside the part of the cumulative mass that is `token`'s; infinite if the
-    limits do not keep it. Of one row; ties with the last that is kept are kept."""
+    """Return the distance of the uniform number from the part of the cumulative mass that belongs to `token`.
+
+    It is for one row, and infinite if the limits do not keep the token. Ties with the last kept token are kept.
+    """
     temperature, top_k, top_p, uniform = how
     wide = logits.double()
     if temperature == 0:

@@ -1,7 +1,7 @@
-"""What a run of the suite has found so far: a file that grows by a line at a time.
+"""The results of a run of the suite so far: a file that grows by a line at a time.
 
-Each phase is a process of its own and appends what it measures at once, so that a phase that is killed keeps what it
-had. Nothing is ever rewritten: of two lines that set the same name the later one counts.
+Each phase is a separate process and appends each result at once, so a phase that is killed keeps its results. Nothing
+is ever rewritten: of two lines that set the same name the later one counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STAND_INS = {"copy_bytes_per_s": 4.3e12, "gemm_flops_per_s": 788e12}  # another
 
 
 class Results:
-    """`results.jsonl` in `folder`; one line for a named value, or for one more row of a named list."""
+    """The file `results.jsonl` in `folder`, with one line for a named value, or for one more row of a named list."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -29,7 +29,7 @@ class Results:
 
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            # The leading newline ends what a process killed in the middle of a line may have left.
+            # The leading newline ends a partial line of a process that was killed.
             file.write(f"\n{json.dumps(line)}")
 
     @property
@@ -39,9 +39,9 @@ class Results:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """What a suite wrote into `folder`; half a line, of a process that was killed, is left out.
+    """Return the results that a suite wrote into `folder`; half a line, of a process that was killed, is left out.
 
-    Raises OSError if there is no such file, and ValueError if nothing in it is a line of results.
+    Raises OSError if there is no such file, and ValueError if it has no line of results.
     """
     found: dict[str, Any] = {}
     text = (folder / FILE).read_text(encoding="utf-8")
@@ -60,11 +60,11 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def ceilings_of(found: dict[str, Any]) -> dict[str, Any]:
-    """The ceilings by name, of `measure_ceilings`; those of another H200 where none was measured."""
+    """Return the ceilings by name, as in `measure_ceilings`; those of another H200 if none was measured."""
     return _STAND_INS | {row["ceiling"]: row["value"] for row in found.get("ceilings", [])}
 
 
 def stand_ins(found: dict[str, Any]) -> list[str]:
-    """Names of the ceilings that were not measured in this run, and are another H200's."""
+    """Return the names of ceilings that were not measured in this run, and are another H200's."""
     measured = {row["ceiling"] for row in found.get("ceilings", [])}
     return [name for name in _STAND_INS if name not in measured]

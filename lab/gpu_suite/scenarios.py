@@ -1,7 +1,7 @@
-"""The workloads that engine and simulator are compared on: where queueing, memory, sharing or prompts dominate.
+"""The workloads on which engine and simulator are compared: queueing, memory, sharing or prompts dominate them.
 
-Rates follow from how fast the engine is, measured a moment before, so that the same scenario is near saturation on any
-machine, and so do the blocks of the one that is short of them.
+Rates follow from the speed of the engine, measured a moment before, so that the same scenario is near saturation on any
+machine. So do the blocks of the scenario that is short of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BURSTS = 3.0  # coefficient of variation of the gaps where KV is tight
 
 
 class Pace(NamedTuple):
-    """ns of a decode step at half the batch and the usual contexts, and of one prompt token."""
+    """The time in ns of a decode step at half the batch and the usual contexts, and of one prompt token."""
 
     decode_step_ns: int
     prompt_token_ns: int
@@ -32,15 +32,15 @@ class Scenario(NamedTuple):
 
 
 def usual_lengths(longest: int) -> tuple[int, int]:
-    """Mean prompt and output tokens of most scenarios."""
+    """Return mean prompt and output tokens of most scenarios."""
     return longest // 8, longest // 24
 
 
 def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int) -> list[Scenario]:
-    """Five scenarios of about `seconds` of arrivals each, of requests of at most `longest` tokens.
+    """Return five scenarios of about `seconds` of arrivals each, of requests of at most `longest` tokens.
 
-    Where KV is tight, it is for `_TIGHT_SHARE` of the tokens that would be held (Little's law: rate x time in decode),
-    and requests come in bursts, so that some are preempted at any pace.
+    The tight KV has room for `_TIGHT_SHARE` of the tokens that would be in it (Little's law: rate x time in decode),
+    and its requests come in bursts, so that some are preempted at any pace.
     """
     usual = usual_lengths(longest)
     rows = max(config.max_num_seqs // 2, 1)
@@ -83,5 +83,5 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int)
 
 
 def _request_ns(pace: Pace, rows: int, prompt: int, output: int) -> float:
-    """Device time of one request among `rows` that decode together."""
+    """Return the device time of one request among `rows` that decode together."""
     return prompt * pace.prompt_token_ns + output * pace.decode_step_ns / rows

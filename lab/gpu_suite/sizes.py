@@ -1,4 +1,4 @@
-"""How large everything is: for a GPU, or in miniature for a dry run."""
+"""The sizes of all measurements: for a GPU, or in miniature for a dry run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from serving.deployments.config import Deployment, SchedulerConfig
 
 
 class Sizes(NamedTuple):
-    """large, small   the engines measured; recordings are of the large one
-    run_seconds       arrivals of one recorded run
-    run_longest       tokens of its longest request: few enough to end soon after the arrivals
-    benchmark         shapes of the engine benchmark
+    """The sizes of a run.
+
+    large, small   the engines that are measured; recordings are of the large one
+    run_seconds    seconds of arrivals of one recorded run
+    run_longest    tokens of its longest request: few enough to end soon after the arrivals
+    benchmark      shapes of the engine benchmark
     """
 
     dry_run: bool
@@ -24,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 def gpu_sizes() -> Sizes:
-    """Llama-3.1-8B's and Qwen3-0.6B's shapes, random weights, bf16."""
+    """Return Llama-3.1-8B's and Qwen3-0.6B's shapes with random weights, in bf16."""
     scheduler = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16896, async_scheduling=True
     )
@@ -50,7 +52,7 @@ def gpu_sizes() -> Sizes:
 
 
 def dry_sizes() -> Sizes:
-    """Tiny models on the CPU, the same settings otherwise."""
+    """Return tiny models on the CPU, with the same settings otherwise."""
     scheduler = SchedulerConfig(
         max_num_seqs=16, max_num_batched_tokens=64, max_model_len=192, num_blocks=400, async_scheduling=True
     )

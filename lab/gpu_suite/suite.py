@@ -1,8 +1,8 @@
-"""Runs phases one after the other, each in a process of its own with its share of the time.
+"""A runner of phases, one after the other, each in a separate process with its share of the time.
 
-What one of them does, to itself or to the GPU's context, crashing or hanging included, costs that phase only: it is a
-line in the results, and the next one runs. Processes are forked, so that they start at once with everything imported.
-CUDA does not survive a fork, so this process never uses the GPU.
+A phase that harms itself or the GPU's context, crashes or hangs costs only itself: it is a line in the results, and the
+next one runs. Processes are forked, so that they start at once with everything imported. CUDA does not survive a fork,
+so this process never uses the GPU.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ import torch
 from lab.gpu_suite.results import FILE, Results, ceilings_of
 from lab.gpu_suite.sizes import Sizes
 
-GRACE_S = 25.0  # a phase that looks at the time ends by itself; one that is this late is killed
-_DYING_S = 10.0  # a process that a driver holds on to is left behind after this
+GRACE_S = 25.0  # a phase that checks the time ends by itself; one that is this late is killed
+_DYING_S = 10.0  # a process that a driver blocks is left behind after this
 _LEFT_BEFORE = (FILE, "kernels.parquet", "calibration.json", "recordings-*.tar")
 
 
 class Work(NamedTuple):
-    """What a phase works with. `scratch` is a folder of this run, `end` is when it should be done, on `monotonic`."""
+    """The tools of a phase.
+
+    `scratch` is a folder of this run, `end` is the time at which it should be done, on `monotonic`.
+    """
 
     sizes: Sizes
     out: Path
@@ -41,12 +44,12 @@ class Work(NamedTuple):
     end: float
 
     def left(self) -> float:
-        """Seconds until it should be done."""
+        """Return the seconds until it should be done."""
         return self.end - monotonic()
 
     @property
     def ceilings(self) -> dict[str, Any]:
-        """By name, as measured before, or stand-ins."""
+        """The ceilings by name, as measured before, or stand-ins."""
         return ceilings_of(self.results.found)
 
     def keep(self, name: str, rows: Iterable[dict[str, Any]] | None) -> None:
@@ -58,10 +61,11 @@ class Work(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """`run` does it, in a process of its own, and may give rows, which are kept under its name; `after` is done here
-    when that has ended, however it did.
+    """A phase: `run` does its work in a separate process, and may yield rows, which are kept under its name.
 
-    minutes  its share of the suite's time is this, of the sum of those that are run
+    `after` runs in this process when that has ended, however it did.
+
+    minutes  its weight in the suite's time, relative to the sum over the phases that run
     """
 
     name: str
@@ -71,8 +75,11 @@ class Phase(NamedTuple):
 
 
 class Suite:
-    """One run of `phases`. Everything it writes is in `out`: results.jsonl, kernels.parquet, recordings-N.tar,
-    calibration.json. What an earlier run left there is removed, unless `adding`."""
+    """One run of `phases`.
+
+    Everything that it writes is in `out`: results.jsonl, kernels.parquet, recordings-N.tar, calibration.json. The files
+    of an earlier run there are removed, unless `adding`.
+    """
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class Suite:
         self._seconds, self._grace_s = 60 * minutes, grace_s
 
     def run(self) -> None:
-        """Every phase in turn. Time that one does not need is shared by those after it."""
+        """Run every phase in turn. Time that a phase does not need is shared by those after it."""
         began = monotonic()
         with tempfile.TemporaryDirectory(prefix="tokentwin-suite-", ignore_cleanup_errors=True) as scratch:
             for number, phase in enumerate(self._phases):
@@ -105,7 +112,7 @@ class Suite:
     def _run(self, phase: Phase, scratch: Path, seconds: float) -> None:
         started = monotonic()
         work = Work(self._sizes, self._out, scratch, self.results, self._commit, started + seconds)
-        if self.results.found.get(f"{phase.name}_failed"):  # in a run before this one
+        if self.results.found.get(f"{phase.name}_failed"):  # failed in an earlier run
             self.results.set(f"{phase.name}_failed", None)
 
         def failed(why: str) -> None:
@@ -120,10 +127,10 @@ class Suite:
 
 
 def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], None]) -> bool:
-    """Run `work` in a process group of its own for at most `seconds`; whether it ended well.
+    """Run `work` in a separate process group for at most `seconds`; return whether it ended well.
 
-    If it did not, `failed` is told why in one line: what it raised, what signal ended it, or that its time was up.
-    Whatever the group has left running is killed. Raises RuntimeError if this process has used CUDA.
+    If it did not, `failed` gets the reason in one line: an exception, a signal, or that its time was up. Processes that
+    the group has left running are killed. Raises RuntimeError if this process has used CUDA.
     """
     if torch.cuda.is_initialized():
         raise RuntimeError("this process has used CUDA and cannot be forked: a bug of the suite")
@@ -132,7 +139,7 @@ def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], 
     process = get_context("fork").Process(target=_lead, args=(work, failed))
     process.start()
     assert process.pid is not None
-    with suppress(OSError):  # the child does so too; whoever is first
+    with suppress(OSError):  # the child does so, too; either may be first
         os.setpgid(process.pid, process.pid)
     try:
         process.join(max(seconds, 0.0))
@@ -150,14 +157,14 @@ def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], 
     return not late and process.exitcode == 0
 
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-_REPORTED = 3  # exit code of a process that has said itself what it raised
+_PR_SET_PDEATHSIG = 1  # a constant of linux/prctl.h
+_REPORTED = 3  # exit code of a process that has reported its own exception
 
 
 def _lead(work: Callable[[], None], failed: Callable[[str], None]) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)
-    with suppress(OSError, AttributeError):  # Linux: end with the parent, also if that is killed
+    with suppress(OSError, AttributeError):  # Linux: end with the parent, even if that is killed
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

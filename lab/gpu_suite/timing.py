@@ -1,7 +1,7 @@
-"""How long one call takes on the device, with nothing of the host in it and none of its inputs in the cache.
+"""The time of one call on the device, without the host's work and without its inputs in the cache.
 
 On a GPU, calls are captured in a CUDA graph, each over the next of several input sets, and its replays are timed by
-events. On a CPU the same interface makes plain calls, so that a dry run goes the same way; its figures mean nothing.
+events. On a CPU the same interface makes plain calls, so that a dry run takes the same path; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import torch
 
 Inputs = TypeVar("Inputs")
 
-_MAX_SETS = 128  # what is still in the cache with so many is so small that it would be in the engine too
-_GRAPH_NS = 2_000_000  # of work in a graph: the gap between two replays is lost in it
-_MAX_CALLS = 256  # in a graph
-_MEASURING_NS = 60_000_000  # of replays, after warming up
+_MAX_SETS = 128  # inputs so small that they fit the cache with so many sets would be cached in the engine, too
+_GRAPH_NS = 2_000_000  # work in a graph, in which the gap between two replays is negligible
+_MAX_CALLS = 256  # calls in a graph
+_MEASURING_NS = 60_000_000  # replays after warming up
 _FEWEST, _MOST = 5, 15  # repeats
 
 
 class Timing(NamedTuple):
-    """median_ns   of one call
+    """The times of one call.
+
+    median_ns   median time of one call
     spread_pct  distance of the quartiles, in % of the median; a smaller difference between two timings is noise
-    repeats     timings behind these, each of at least one call
+    repeats     number of timings, each of at least one call
     """
 
     median_ns: float
@@ -35,31 +37,31 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, times_ns: list[float]) -> Timing:
-        """From at least two times of one call."""
+        """Summarise at least two times of one call."""
         middle = median(times_ns)
         first, _, third = quantiles(times_ns, n=4, method="inclusive")
         return cls(middle, 100 * (third - first) / middle if middle else 0.0, len(times_ns))
 
 
 class Bench(Protocol):
-    """Times calls on `device`."""
+    """A timer of calls on `device`."""
 
     device: torch.device
 
     def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
-        """One `call`, over sets of inputs of `input_bytes` each, the i-th made by `make_inputs(i)`."""
+        """Time one `call`, over sets of inputs of `input_bytes` each, the i-th made by `make_inputs(i)`."""
 
     def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
-        """One of `calls` calls in a row, each launched by the host."""
+        """Time one of `calls` calls in a row, each launched by the host."""
 
 
 def find_bench(device: str) -> Bench:
-    """For "cuda" or "cpu"."""
+    """Return the bench for "cuda" or "cpu"."""
     return CudaBench() if device == "cuda" else CpuBench()
 
 
 class CudaBench:
-    """On the current GPU."""
+    """The bench of the current GPU."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
@@ -68,7 +70,7 @@ class CudaBench:
     def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         sets = [make_inputs(index) for index in range(input_sets(input_bytes, self._cache_bytes, free))]
-        for _ in range(2):  # the first compiles
+        for _ in range(2):  # the first call compiles
             call(sets[0])
         once_ns = _between_events(lambda: call(sets[-1]))
         calls = max(len(sets), min(_MAX_CALLS, round(_GRAPH_NS / max(once_ns, 1.0))), 1)
@@ -93,7 +95,7 @@ class CudaBench:
 
 
 class CpuBench:
-    """Two plain calls."""
+    """The bench of a CPU: two plain calls."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -111,7 +113,7 @@ class CpuBench:
 
 
 def input_sets(input_bytes: int, cache_bytes: int, free_bytes: int) -> int:
-    """How many sets of inputs to go round: twice the cache, in half of what memory is free, at least one."""
+    """Return the number of input sets to cycle through: twice the cache, in half of the free memory, at least one."""
     wanted = -(-2 * cache_bytes // max(input_bytes, 1))
     return max(1, min(wanted, _MAX_SETS, free_bytes // (2 * max(input_bytes, 1))))
 
@@ -127,7 +129,7 @@ def _between_events(work: Callable[[], object]) -> float:
 
 
 def _apart(works: list[Callable[[], Any]]) -> list[float]:
-    """Device time of each of `works`, in ns, which are enqueued one after the other without waiting."""
+    """Return the device time of each of `works`, in ns; they are enqueued one after the other without waiting."""
     torch.cuda.synchronize()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
     marks[0].record()

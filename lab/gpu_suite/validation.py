@@ -1,4 +1,4 @@
-"""Rungs 1 to 3 on the recorded runs, by the same commands a user has.
+"""Rungs 1 to 3 on the recorded runs, by the same commands that a user has.
 
 Each scenario is predicted by a calibration that has never seen it: one fitted to all the other scenarios' runs. The
 commands run as processes, because this package must not import the simulator.
@@ -16,7 +16,7 @@ from serving.python_process import module_command, module_environment
 
 
 def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """A row for each scenario in `runs`: run errors, decisions, and what a command said that failed."""
+    """Yield a row for each scenario in `runs`: run errors, decisions, and the message of a command that failed."""
     for name in sorted({path.name.rpartition("-")[0] for path in runs}):
         if left() < 5:
             return
@@ -26,7 +26,7 @@ def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Ite
 
 
 def calibrate_all(runs: list[Path], out: Path) -> str | None:
-    """One calibration of every run, in `out`; what went wrong, or None."""
+    """Make one calibration from every run, in `out`; return an error message, or None."""
     return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs))
 
 
@@ -56,7 +56,7 @@ def _from(paths: list[Path]) -> list[str]:
 
 
 def _tokentwin(*arguments: str) -> str | None:
-    """Run a verb; its last words if it failed."""
+    """Run a verb; return its last words if it failed."""
     command, where = module_command("tokentwin", *arguments), module_environment()
     done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"

@@ -1,12 +1,12 @@
 """NVIDIA's public kernel tables (aiconfigurator, Apache-2.0) as measurements of our operations.
 
-They are read as the Parquet files they are, from a folder or from the installed package `aiconfigurator-core`, whose
-code is not imported. What the columns do not say: latencies are milliseconds; message sizes are elements, of the
-whole gathered message for all-gather and reduce-scatter; `step` is the KV behind a decode row, its own token not
-counted; attention includes writing the KV cache; prompts have no past. Experts are taken under the mildly uneven
-routing `power_law_1.01`, and where several kernels were timed at one point the fastest, as engines select. Of latent
-attention there are vLLM's modules and TensorRT-LLM's kernels: the kernels are read, which between two contexts take
-longer by as much as vLLM's modules do.
+They are read as the Parquet files that they are, from a folder or from the installed package `aiconfigurator-core`,
+whose code is not imported. The columns do not say the following. Latencies are milliseconds. Message sizes are
+elements, of the whole gathered message for all-gather and reduce-scatter. `step` is the KV behind a decode row, without
+its own token. Attention includes writing the KV cache, and prompts have no past. Experts are taken under the mildly
+uneven routing `power_law_1.01`. Of several kernels timed at one point the fastest counts, as engines select. For latent
+attention there are vLLM's modules and TensorRT-LLM's kernels: the kernels are read, whose times grow from one context
+to another by as much as those of vLLM's modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from calibration.latent_attention import HeadGemm
 from calibration.operations import Collective, Experts, Gemm, Operation
 from serving.errors import UserError
 
-PACKAGE = "package"  # where a folder is expected: the installed package
+PACKAGE = "package"  # name of the installed package in place of a folder
 SYSTEMS = {
     "A100-80G": "a100_sxm",
     "L40S": "l40s",
@@ -51,8 +51,8 @@ _COLLECTIVES = {
     "alltoall": "all_to_all",
 }
 
-# Sizes of DeepSeek-V3, of which the tables of latent attention are: key and value of a head, latent vector with rotated
-# key and without, n and k of the GEMMs before and after decode attention.
+# Sizes of DeepSeek-V3, the model of the tables of latent attention: key and value of a head, latent vector with and
+# without rotated key, n and k of the GEMMs before and after decode attention.
 _DEEPSEEK_PROMPT = (192, 128)
 _DEEPSEEK_LATENT = (576, 512)
 _DEEPSEEK_GEMMS = {"mla_gen_pre": (512, 128), "mla_gen_post": (128, 512)}
@@ -61,7 +61,7 @@ Column = NDArray[Any]
 
 
 class Measured(NamedTuple):
-    """One shape at all its sizes: `operation` holds arrays, `ns` is what it took. `key` names the kernel."""
+    """One shape at all its sizes: `operation` has arrays, `ns` their times. `key` names the kernel."""
 
     key: str
     operation: Operation
@@ -70,11 +70,11 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class _Table:
-    """One kind of file: where it lies, what its rows are grouped by, and the operation that a group is.
+    """One kind of file: its place, the columns that group its rows, and the operation of a group.
 
-    filters, keep   which rows count, and the columns that say it
-    operation       a group itself, from its shape and its sizes
-    key             the kernel that it is of, if it is not the operation's usual one
+    filters, keep   columns that say which rows count, and the test on them
+    operation       makes the operation of a group from its shape and its sizes
+    key             kernel of the operation, if it is not the usual one
     everywhere      whether every GPU has it
     """
 
@@ -90,10 +90,10 @@ class _Table:
 
 
 def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
-    """Every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`. `of` is what
-    the tables' own folders begin with.
+    """Yield every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`.
 
-    Raises UserError for a GPU that is not tabulated, and for a file that is missing, unreadable or of another kind.
+    `of` is a prefix of the tables' own folders. Raises UserError for a GPU that is not tabulated, and for a file that
+    is missing, unreadable or of another kind.
     """
     root = tables_root(source, gpu)
     for table, path in _files(root, of):
@@ -103,7 +103,7 @@ def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
 
 
 def provenance(source: str, gpu: str, of: str = "") -> str:
-    """What `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
+    """Return the sources that `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
     root = tables_root(source, gpu)
     whose = f"aiconfigurator-core {version('aiconfigurator-core')}: " if source == PACKAGE else ""
     folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root, of))
@@ -111,7 +111,7 @@ def provenance(source: str, gpu: str, of: str = "") -> str:
 
 
 def tables_root(source: str, gpu: str) -> Path:
-    """Where the tables of one GPU are. Raises UserError for one that has none, or without the package."""
+    """Return the place of one GPU's tables; raise UserError if it has none, or without the package."""
     if gpu not in SYSTEMS:
         raise UserError("gpu", gpu, f"has no kernel tables; choose one of {', '.join(SYSTEMS)}")
     if source != PACKAGE:
@@ -154,7 +154,7 @@ def _columns(path: Path, table: _Table) -> dict[str, Column]:
 
 
 def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
-    """One `Measured` for each shape, its points in the order of their sizes, each with its fastest time."""
+    """Yield one `Measured` for each shape, its points in the order of their sizes, each with its fastest time."""
     codes = [np.unique(columns[name], return_inverse=True)[1] for name in (*table.shape, *table.sizes)]
     order = np.lexsort([columns["latency"], *codes[::-1]])
     points = np.stack([code[order] for code in codes])

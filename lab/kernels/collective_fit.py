@@ -1,8 +1,8 @@
-"""Tables of collectives in, closed forms out: `python -m lab.kernels.fit --forms collectives`.
+"""The fit of closed forms to tables of collectives: `python -m lab.kernels.fit --forms collectives`.
 
 Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. The engines' own
 all-reduces have a one-shot algorithm and two rings (their two-shot algorithms), NCCL's collectives two rings (its
-protocols for small and for large messages), and its all-reduce a switch that adds.
+protocols for small and for large messages), and its all-reduce also a switch that adds.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _RINGS: tuple[Algorithm, ...] = ("ring", "ring")
 _LOW, _HIGH = (6.0, 0.0, -6.0, 0.0), (13.0, 12.0, 0.0, 3.0)  # log ns, log ns, log share, crowding
 _STARTS = 6
 _OUTLIER = 0.1
-_BEYOND = 2.0  # times the bytes up to which an engine takes its own all-reduce: larger messages do not matter
+_BEYOND = 2.0  # factor on the bytes up to which an engine takes its own all-reduce: larger messages do not matter
 _NORMAL_90 = 1.645
 
 
 def fit_form(gpu: GpuSpec, measured: list[Measured]) -> tuple[ClosedForm, dict[str, float]]:
-    """The form of one kernel, and its absolute errors at the points that it was fitted to."""
+    """Return the form of one kernel, and its absolute errors at the points that it was fitted to."""
     algorithms = _ALGORITHMS.get(measured[0].key, _RINGS)
     log_ns = np.log(np.concatenate([m.ns for m in measured]))
 
@@ -70,7 +70,7 @@ def fit_form(gpu: GpuSpec, measured: list[Measured]) -> tuple[ClosedForm, dict[s
 
 
 def fit_collectives(tables: str, gpu: GpuSpec) -> dict[str, Any]:
-    """What `gpus/collectives.json` says of one GPU. Raises UserError for tables that cannot be read."""
+    """Return the entry of one GPU in `gpus/collectives.json`; raise UserError for unreadable tables."""
     by_key: dict[str, list[Measured]] = defaultdict(list)
     for measured in measurements(tables, gpu.name, "comm/"):
         kernel, all_reduce = measured.key.partition("/")[0], _collective(measured)
@@ -110,7 +110,7 @@ def _rounded(line: Line) -> dict[str, Any]:
 
 
 def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What that file says of the GPUs of these names, or of all that have tables."""
+    """Yield the entries of that file for the GPUs of these names, or for all that have tables."""
     for name in names or SYSTEMS:
         gpu = find_gpu(name)
         yield gpu.name, fit_collectives(tables if tables == PACKAGE else f"{tables}/{SYSTEMS.get(gpu.name, name)}", gpu)

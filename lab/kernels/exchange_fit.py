@@ -1,9 +1,9 @@
-"""DeepEP's tables in, closed forms out: `python -m lab.kernels.fit --forms exchanges`.
+"""The fit of closed forms to DeepEP's tables: `python -m lab.kernels.fit --forms exchanges`.
 
 The tables are NVIDIA's (aiconfigurator, Apache-2.0), measured with SGLang 0.5.12 on one node, and with 0.5.6 on 1 to 8
-nodes of H100; those of H200 in 0.5.6 are the same numbers and are left out. Of the high-throughput mode the rows with
-20 SMs count, which is DeepEP's default, up to 16,384 tokens of a device and 4 nodes: those of 8 nodes are at odds with
-the others and with what DeepEP publishes (51 GB/s of a 50 GB/s adapter, own node included; they reach a half).
+nodes of H100; those of H200 in 0.5.6 are the same numbers and are left out. In the high-throughput mode the rows with
+20 SMs count, which is DeepEP's default, up to 16,384 tokens of a device and 4 nodes. Rows of 8 nodes are at odds with
+the others and with DeepEP's published rates (51 GB/s of a 50 GB/s adapter, own node included; they reach a half).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Point(NamedTuple):
 
 
 def points(root: Path, gpu: GpuSpec, mode: str, phase: str) -> list[_Point]:
-    """Every measured exchange of `gpu`. Raises UserError for a table that is missing or cannot be read."""
+    """Return every measured exchange of `gpu`; raise UserError for a missing or unreadable table."""
     name, link = SEVERAL_NODES
     found = []
     for version in (_ONE_NODE, *([_SEVERAL] if gpu.name == name else [])):
@@ -59,7 +59,7 @@ def points(root: Path, gpu: GpuSpec, mode: str, phase: str) -> list[_Point]:
 
 
 def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | None) -> ExchangeForm:
-    """The form of one mode and phase; what one node does not tell is as in `apart`."""
+    """Return the form of one mode and phase; numbers that one node cannot give are those of `apart`."""
     log_ns = np.log([point.ns for point in measured])
     several = np.array([point.exchange.nodes > 1 for point in measured])
     most = max(float(point.exchange.elements) / point.exchange.hidden for point in measured)
@@ -84,9 +84,9 @@ def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | Non
 
 
 def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What `gpus/exchanges.json` says of each GPU that has tables, of those `names` if there are any.
+    """Yield the entry in `gpus/exchanges.json` of each GPU that has tables, of those `names` if there are any.
 
-    The one with several nodes is first, and fitted in any case: it teaches the others.
+    The GPU with several nodes is first, and fitted in any case: it teaches the others.
     """
     apart: dict[str, ExchangeForm] = {}
     for name in sorted({*(names or SYSTEMS), SEVERAL_NODES[0]}, key=lambda name: (name != SEVERAL_NODES[0], name)):

@@ -1,7 +1,7 @@
-"""Kernel tables in, a GPU's fitted surfaces out: `python -m lab.kernels.fit --tables package --gpu H100`.
+"""The fit of a GPU's surfaces to kernel tables: `python -m lab.kernels.fit --tables package --gpu H100`.
 
-Of a GPU that NVIDIA has no tables of: `--profiles DIR/RTX4090 --gpu RTX-4090`. `--forms` fits collectives or exchanges
-instead; `--own` compares a fit with what our own GPU suite measured.
+For a GPU without tables from NVIDIA: `--profiles DIR/RTX4090 --gpu RTX-4090`. `--forms` fits collectives or exchanges
+instead; `--own` compares a fit with the measurements of our own GPU suite.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from serving.errors import UserError
 
 _TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
 _FEWEST_SHAPES = 20
-_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # where vLLM's latent attention is another kernel than the tables'
-_FEWEST_HEADS = 6  # of latent attention, which differs by its number of heads alone
-# A FlashInfer kernel that looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
+_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # vLLM's latent attention is another kernel there than the tables'
+_FEWEST_HEADS = 6  # shapes of latent attention, which differ by the number of heads alone
+# This FlashInfer kernel looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
 _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
 
 def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
-    """The surfaces of every kernel that `tables` (a folder, or `package`) has of `gpu`, and what to know of them.
+    """Return the surfaces of every kernel of `gpu` in `tables` (a folder, or `package`), with notes on them.
 
     Raises UserError for tables that cannot be read.
     """
@@ -58,9 +58,9 @@ def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, An
 
 
 def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
-    """The surfaces of what LLMServingSim profiled of `gpu`: few shapes, and other kernels from other GPUs' fits.
+    """Return the surfaces of LLMServingSim's profiles of `gpu`, with notes on them.
 
-    Raises UserError for profiles that cannot be read.
+    They have few shapes; other kernels come from other GPUs' fits. Raises UserError for profiles that cannot be read.
     """
     about = {
         "source": "LLMServingSim kernel profiles (casys-kaist/LLMServingSim), vLLM 0.19.0",
@@ -81,7 +81,7 @@ def _fitted(
         by_key[measured.key].append(measured)
     fits: dict[str, KernelFit] = {}
     errors = {}
-    for key, of_key in sorted(by_key.items()):  # `gemm/fp8` before `gemm/fp8_block`
+    for key, of_key in sorted(by_key.items()):  # `gemm/fp8` comes before `gemm/fp8_block`
         if not left_out(key, of_key):
             fits[key], held_out = fit_kernel(gpu, of_key, fits.get(_TIMED_WITH_HOST.get(key, "")))
             errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
@@ -89,7 +89,7 @@ def _fitted(
 
 
 def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
-    """Closed forms into a JSON file, of which other GPUs are kept."""
+    """Write closed forms into a JSON file, and keep those of other GPUs in it."""
     made = {"collectives": collective_fit.fit_all, "exchanges": exchange_fit.fit_all}[what]
     known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     for name, about in made(tables, names):

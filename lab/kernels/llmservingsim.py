@@ -1,8 +1,8 @@
 """LLMServingSim's kernel profiles (casys-kaist/LLMServingSim, MIT) as measurements of our operations.
 
-A folder of one GPU holds `<organisation>/<model>/<variant>/tpN/` with `dense.csv` (a layer's microseconds by tokens),
+A folder of one GPU has `<organisation>/<model>/<variant>/tpN/` with `dense.csv` (a layer's microseconds by tokens),
 `per_sequence.csv` (by sequences, the head among them), `attention.csv` (one prompt chunk over its past beside equal
-decode rows, of which only rows of one kind are taken) and, of mixtures, `moe.csv`. vLLM ran one layer, eagerly, on one
+decode rows, of which only rows of one kind are taken) and, for mixtures, `moe.csv`. vLLM ran one layer, eagerly, on one
 device; shapes of TP2 are those of one of two devices. There are few shapes, and no collectives.
 """
 
@@ -31,7 +31,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 
 def profiled(folder: Path) -> Iterator[Measured]:
-    """Every shape under `folder`, in 16 bits; of prompts those without past.
+    """Yield every shape under `folder`, in 16 bits; prompts only without past.
 
     Raises UserError for a folder without profiles, and for a file that is not one.
     """
@@ -66,7 +66,7 @@ def _of_place(place: Path) -> Iterator[Measured]:
 
 
 def _layers(model: ModelSpec, tp: int) -> dict[str, tuple[int, int]]:
-    """n and k of each GEMM, by the name of its layer."""
+    """Return n and k of each GEMM, by the name of its layer."""
     heads, kv_heads = heads_per_device(model, tp)
     layers = {
         "qkv_proj": ((heads + 2 * kv_heads) * model.head_dim, model.hidden_size),
@@ -82,7 +82,7 @@ def _layers(model: ModelSpec, tp: int) -> dict[str, tuple[int, int]]:
 
 
 def _layer(place: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows and nanoseconds of a layer, from whichever file has it."""
+    """Return rows and nanoseconds of a layer, from whichever file has it."""
     found: dict[float, float] = {}
     for file, size in _FILES.items():
         table = _table(place, file, ("layer", size, "time_us"))
@@ -93,7 +93,7 @@ def _layer(place: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def _experts(model: ModelSpec, tp: int, table: Columns) -> Measured:
-    """Of each number of tokens the point with as many active experts as even routing gives."""
+    """Return experts at each number of tokens, at the point with as many active experts as even routing gives."""
     tokens, active, us = table.values()
     shape = (model.hidden_size, model.moe_intermediate_size, model.experts_per_token, model.num_experts, tp)
     by_tokens: dict[float, list[tuple[float, float]]] = defaultdict(list)

@@ -1,8 +1,8 @@
 """Kernel times of our own engine (`kernels.parquet` of the GPU suite) against the surfaces of other people's tables.
 
-`python -m lab.kernels.fit --own traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, how far
-our measured kernels are from what the bundled fit of that GPU says. The suite measures two models' shapes, which is too
-few to fit a surface to; they judge one.
+`python -m lab.kernels.fit --own traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, the distance of
+our measured kernels from the bundled fit of that GPU. The suite measures two models' shapes, too few to fit a surface
+to; they judge one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "in
 
 
 def own_measurements(path: Path) -> Iterator[tuple[str, Operation, float]]:
-    """Kind, operation and nanoseconds of every GEMM and attention in the file.
+    """Yield kind, operation and nanoseconds of every GEMM and attention in the file.
 
     Raises UserError when it is no kernel table of ours.
     """
@@ -62,7 +62,7 @@ def _operation(row: dict[str, Any]) -> Operation | None:
 
 
 def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:
-    """By kind of operation, times of the surfaces of `gpu` over our own measurements."""
+    """Return times of the surfaces of `gpu` over our own measurements, by kind of operation."""
     kernels = load_kernels(gpu)
     ratios: dict[str, list[float]] = {}
     for kind, operation, ns in own_measurements(path):

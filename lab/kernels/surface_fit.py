@@ -1,7 +1,7 @@
-"""Fitting a kernel: coefficients of its structured time first, then the surface of what they leave, then its errors.
+"""The fit of a kernel: coefficients of its structured time, then the surface of the remaining ratios, then its errors.
 
-Errors are of shapes and sizes that the fit did not see: every seventh size of every shape, and a fifth of the shapes
-at a time.
+Errors are those of shapes and sizes that the fit did not see: every seventh size of every shape, and a fifth of the
+shapes at a time.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _KNOTS: dict[str, tuple[tuple[float, ...], ...]] = {
 _SMOOTH = 0.03  # weight of a knot's difference from its neighbour, against one measurement at it
 _SAMPLE = 6000  # points that the three coefficients are fitted to
 _FOLDS = 5
-_EVERY = 7  # th size is held out
+_EVERY = 7  # one size in so many is held out
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # octaves, tried for each feature
 _NUGGETS = (0.003, 0.01, 0.03, 0.1, 0.3)
-_FEW = 8  # shapes: fewer do not say how different shapes are
-_HOST_MARGIN = 1.6  # of the host's shortest time; above it, the GPU's
-_PLAUSIBLE = 0.4  # of a time that a similar kernel takes, for it to be the GPU's
-_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25  # the second as of GEMMs of a GPU without tables
-_NORMAL_90 = 1.645  # the normal distribution's 90 % of absolute values lie within
+_FEW = 8  # fewer shapes do not say how different shapes are
+_HOST_MARGIN = 1.6  # factor on the host's shortest time, above which a time is the GPU's
+_PLAUSIBLE = 0.4  # least share of a time that a similar kernel takes, if the time is the GPU's
+_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25  # the second is that of GEMMs of a GPU without tables
+_NORMAL_90 = 1.645  # 90 % of a normal distribution's absolute values lie within it
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class HeldOut:
 
 
 def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = None) -> tuple[KernelFit, HeldOut]:
-    """`measured` are the shapes of one key.
+    """Fit the kernel whose shapes are `measured`, all of one key, and return its errors at held-out points.
 
-    like    a fit of a kernel that does about the same. It stands in for times that were the host's and not the
+    like    a fit of a kernel that does about the same work. It stands in for times that were the host's and not the
             GPU's: a table that was timed without CUDA graphs has none shorter than a launch by the host
     """
     structure = structure_of(measured[0].operation)
@@ -82,7 +82,7 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
     support = np.mean([(h * own[:, None]).max(axis=0) > 0.49 for h, own in zip(hats, real, strict=True)], axis=0)
     scales, nugget = fit_scales(shapes, values, support)
     counted = np.concatenate(real)
-    by_shape = np.full(counted.sum(), np.nan)  # of a single shape
+    by_shape = np.full(counted.sum(), np.nan)  # unknown for a single shape
     if len(shapes) > 1:
         by_shape = _shapes_held_out(shapes, values, hats, left, scales, nugget)[counted]
     by_size = _sizes_held_out(hats, left, smooth)[counted]
@@ -110,14 +110,14 @@ def _least_spread(shapes: int) -> float:
 def _without_host(
     gpu: GpuSpec, measured: list[Measured], like: KernelFit
 ) -> tuple[list[Measured], list[NDArray[np.bool_]]]:
-    """The same with times near the host's shortest replaced by `like`, and which ones were kept."""
+    """Return the measurements with times near the host's shortest replaced by `like`, and a mask of kept ones."""
     structure = structure_of(measured[0].operation)
     predicted = []
     for m in measured:
         log = like.surface.of(structure.shape(m.operation)).at(*structure.sizes(m.operation)).log
         predicted.append(structure.ns(gpu, m.operation, like.efficiency) * np.exp(log))
     host = np.quantile(np.concatenate([m.ns for m in measured]), 0.1)
-    real = [  # long, and no hiccup of the host in front of a short kernel
+    real = [  # long, and no delay of the host in front of a short kernel
         (m.ns > _HOST_MARGIN * host) & (p > _PLAUSIBLE * m.ns) for m, p in zip(measured, predicted, strict=True)
     ]
     ratio = np.median(np.concatenate([(m.ns / p)[r] for m, p, r in zip(measured, predicted, real, strict=True)]))
@@ -127,7 +127,7 @@ def _without_host(
 
 
 def fit_efficiency(gpu: GpuSpec, measured: list[Measured]) -> Efficiency:
-    """Launch time and shares of the datasheet's rates, by robust least squares of log times."""
+    """Fit launch time and shares of the datasheet's rates, by robust least squares of log times."""
     structure = structure_of(measured[0].operation)
     thin = max(sum(len(m.ns) for m in measured) // _SAMPLE, 1)
     sample = measured[::thin]
@@ -146,7 +146,10 @@ def fit_efficiency(gpu: GpuSpec, measured: list[Measured]) -> Efficiency:
 
 
 def fit_scales(shapes: Array, values: Array, support: Array) -> tuple[Array, float]:
-    """Length scales and nugget that predict each shape best from the others (leave-one-out, in closed form)."""
+    """Return the length scales and nugget that predict each shape best from the others.
+
+    It is leave-one-out, in closed form.
+    """
     used = values[:, support > 0] - values[:, support > 0].mean(axis=0)
     dimensions = shapes.shape[1]
     if len(shapes) < _FEW:
@@ -166,7 +169,7 @@ def fit_scales(shapes: Array, values: Array, support: Array) -> tuple[Array, flo
 
 
 def hat_weights(knots: tuple[Array, ...], at: list[Array]) -> Array:
-    """Weights of the knots in a multilinear interpolation: `[points, product of knots]`."""
+    """Return weights of the knots in a multilinear interpolation: `[points, product of knots]`."""
     weights = np.ones((len(at[0]), 1))
     for axis, position in zip(knots, at, strict=True):
         below, share = corners(axis, position)
@@ -179,7 +182,7 @@ def hat_weights(knots: tuple[Array, ...], at: list[Array]) -> Array:
 
 
 def _differences(knots: tuple[Array, ...]) -> Array:
-    """Differences between neighbouring knots, along every axis: what a fit is smoothed and its gaps filled by."""
+    """Return differences between neighbouring knots, along every axis; they smooth a fit and fill its gaps."""
     grid = tuple(len(axis) for axis in knots)
     index = np.arange(np.prod(grid)).reshape(grid)
     rows = []
@@ -203,7 +206,7 @@ def _at_knots(hats: Array, left: Array, smooth: Array) -> Array:
 def _shapes_held_out(
     shapes: Array, values: Array, hats: list[Array], left: list[Array], scales: Array, nugget: float
 ) -> Array:
-    """Errors in log time of every point, its shape unseen."""
+    """Return errors in log time of every point with its shape unseen."""
     fold = np.random.default_rng(0).permutation(len(shapes)) % min(_FOLDS, len(shapes))
     errors: list[Array] = [np.empty(0)] * len(shapes)
     for out in range(fold.max() + 1):
@@ -218,7 +221,7 @@ def _shapes_held_out(
 
 
 def _sizes_held_out(hats: list[Array], left: list[Array], smooth: Array) -> Array:
-    """Errors in log time of every seventh size of each shape, not a number for the others."""
+    """Return errors in log time of every seventh size of each shape, and NaN for the others."""
     errors = []
     for h, y in zip(hats, left, strict=True):
         out = np.arange(len(y)) % _EVERY == _EVERY // 2

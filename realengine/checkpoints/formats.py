@@ -1,4 +1,4 @@
-"""Which reader a checkpoint needs, by the `quantization_config` of its config.json."""
+"""The reader for a checkpoint, by the `quantization_config` of its config.json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from realengine.checkpoints.tensors import CheckpointTensors
 from realengine.stored_weight import Fp8Weight, PackedWeight, StoredWeight
 from serving.deployments.model_spec import ModelSpec
 
-_READERS = {  # others are FP8
+_READERS = {  # other checkpoints are FP8
     "gptq": packed.read_gptq,
     "awq": packed.read_awq,
     "compressed-tensors": packed.read_compressed_tensors,
 }
-_KV_SCALES = {  # by tools: compressed-tensors and transformers, ModelOpt, AutoFP8, early vLLM for both
+_KV_SCALES = {  # names by tool: compressed-tensors and transformers, ModelOpt, AutoFP8, early vLLM for both
     "k_scale": ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale"),
     "v_scale": ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale"),
 }
@@ -23,11 +23,12 @@ _UNUSED_SCALES = ("q_scale", "prob_scale", "kv_scale", "q_proj.output_scale")  #
 
 
 def read_quantised(state: dict[str, StoredWeight], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
-    """Turn the tensors of a quantised checkpoint into what `WeightLoader` takes, in place; others stay as they are.
+    """Turn the tensors of a quantised checkpoint into the layout that `WeightLoader` takes, in place.
 
-    config  its config.json
+    config  the checkpoint's config.json
 
-    Raises UserError, naming `where`, for tensors that are missing or that the engine would compute wrongly.
+    Other tensors stay as they are. Raises UserError, naming `where`, for tensors that are missing or that the engine
+    would compute wrongly.
     """
     if spec.checkpoint_quantization == "none":
         return
@@ -42,8 +43,10 @@ def read_quantised(state: dict[str, StoredWeight], config: Mapping[str, Any], sp
 
 
 def _read_kv_scales(tensors: CheckpointTensors, layers: int) -> None:
-    """What keys and values are divided by in an FP8 cache: names become `self_attn.k_scale` and
-    `self_attn.v_scale`. Raises UserError for scales by head."""
+    """Rename the scales of keys and values in an FP8 cache to `self_attn.k_scale` and `self_attn.v_scale`.
+
+    Keys and values are divided by them. Raises UserError for scales by head.
+    """
     for index in range(layers):
         attention = f"model.layers.{index}.self_attn"
         for name, called in _KV_SCALES.items():

@@ -1,8 +1,8 @@
 """FP8 checkpoints: e4m3 weights with a scale for the tensor, for each output channel or for each block.
 
 AutoFP8's `fp8`, DeepSeek's and Qwen's blocks of it, `fbgemm_fp8`, ModelOpt's FP8 and compressed-tensors'
-float-quantized differ in the shape of `weight_scale` alone, and in its name for blocks (`weight_scale_inv`, which is no
-inverse). Scales of activations are passed over: the engine finds one for each token.
+float-quantized differ only in the shape of `weight_scale`, and in its name for blocks (`weight_scale_inv`, which is no
+inverse). Scales of activations are ignored: the engine computes one for each token.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
 
 
 def read(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Scales become `[out, 1]` float32. Blocks are rounded anew, to what the largest number of a channel allows; but
-    experts keep blocks of 128 x 128, which their GEMM has, or such parts of one output where these fill no block.
+    """Read the weights of an FP8 checkpoint, with scales as `[out, 1]` float32.
 
-    Raises UserError for tensors that are missing, of another type or of a shape that no scheme has.
+    Blocks are rounded anew, to the range that the largest number of a channel allows. Experts keep blocks of 128 x 128,
+    which their GEMM has, or rows of such blocks if the outputs fill no block. Raises UserError for tensors that are
+    missing, of another type or of a shape that no scheme has.
     """
     for part in ("weight_scale", "weight_scale_inv"):
         for module in tensors.modules(part):

@@ -1,11 +1,11 @@
-"""Checkpoints of packed integers, each in a layout of its own. A linear layer's weight is `[out, in]`.
+"""Checkpoints of packed integers, each format in its own layout. A linear layer's weight is `[out, in]`.
 
 GPTQ (AutoGPTQ, GPTQModel), packed along inputs, zero points stored one too small: qweight `[in * bits / 32, out]`,
 qzeros `[groups, out * bits / 32]`, both int32 with the first integer in a word's lowest bits; scales `[groups, out]`;
 g_idx `[in]`, the group of each input. gptq_v2 stores zero points as they are.
 
 AWQ (AutoAWQ's gemm version), packed along outputs: qweight `[in, out / 8]`, qzeros `[groups, out / 8]`, both int32;
-scales `[groups, out]`. Of eight outputs, a word has 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits up.
+scales `[groups, out]`. A word holds eight outputs, from its lowest bits up: 0, 2, 4, 6, 1, 3, 5, 7.
 
 compressed-tensors, pack-quantized, which is the engine's own layout: weight_packed `[out, in * bits / 32]` int32;
 weight_scale `[out, groups]`; weight_zero_point `[out * bits / 32, groups]` int32, packed along outputs; weight_shape.
@@ -26,7 +26,7 @@ from realengine.stored_weight import PackedWeight, pack, unpack
 from serving.deployments.model_spec import ModelSpec
 
 _AWQ_BITS = 4
-_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word each of eight outputs is
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # place of each of eight outputs in a word
 
 
 def read_gptq(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec) -> None:
@@ -42,7 +42,7 @@ def read_gptq(tensors: CheckpointTensors, config: Mapping[str, Any], spec: Model
         scale = tensors.take(module, "scales").t().contiguous()
         tensors.give(module, PackedWeight(pack(integers, bits), scale, zero, bits, group))
         bias = tensors.state.get(f"{module}.bias")
-        if bias is not None and not bias.any():  # AutoGPTQ writes one for every layer
+        if bias is not None and not bias.any():  # AutoGPTQ writes a bias for every layer
             tensors.drop(module, "bias")
 
 
@@ -61,7 +61,7 @@ def read_awq(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelS
 
 
 def _awq_outputs(words: torch.Tensor) -> torch.Tensor:
-    """`[rows, out / 8]` to `[out, rows]`."""
+    """Return integers `[out, rows]` from words `[rows, out / 8]`."""
     return unpack(words, _AWQ_BITS).unflatten(1, (-1, 8))[..., _AWQ_PLACES].flatten(1).t().contiguous()
 
 
@@ -76,7 +76,7 @@ def read_compressed_tensors(tensors: CheckpointTensors, config: Mapping[str, Any
             if spec.checkpoint_zero_points:
                 words = tensors.take(module, "weight_zero_point", torch.int32)
                 zero = unpack(words.t().contiguous(), bits)[:, : len(packed)].t().contiguous()
-            tensors.drop(module, "weight_zero_point")  # symmetric checkpoints may have zeros
+            tensors.drop(module, "weight_zero_point")  # symmetric checkpoints may have zero points
             tensors.give(module, PackedWeight(packed, tensors.take(module, "weight_scale"), zero, bits, group))
         return
     for module in tensors.modules("weight_scale"):

@@ -1,4 +1,4 @@
-"""Tensors of a quantised checkpoint, taken out by module and part as a reader understands them."""
+"""Tensors of a quantised checkpoint, taken out by module and part, as a reader needs them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from serving.errors import UserError
 
 
 class CheckpointTensors:
-    """`state` by Hugging Face names, which a reader turns in place into what `WeightLoader` takes."""
+    """The tensors `state` by Hugging Face names, which a reader turns in place into the layout of `WeightLoader`."""
 
     def __init__(self, state: dict[str, Any], where: str) -> None:
         self.state, self._where = state, where
 
     def modules(self, part: str) -> list[str]:
-        """Linear layers that have a tensor called `part`, such as `qweight`."""
+        """Return the linear layers that have a tensor called `part`, such as `qweight`."""
         return [name.removesuffix(f".{part}") for name in self.state if name.endswith(f".{part}")]
 
     def take(self, module: str, part: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Raises UserError where it is missing, or of another type than `dtype`."""
+        """Take out a tensor; raise UserError if it is missing, or of another type than `dtype`."""
         tensor: torch.Tensor | None = self.state.pop(f"{module}.{part}", None)
         if tensor is None:
             raise self.fault(f"has no weight {module}.{part}; is the folder complete?")
@@ -30,7 +30,7 @@ class CheckpointTensors:
         return tensor
 
     def drop(self, module: str, *parts: str) -> None:
-        """Forget tensors that say nothing that is needed."""
+        """Drop tensors that are not needed."""
         for part in parts:
             self.state.pop(f"{module}.{part}", None)
 
@@ -42,7 +42,7 @@ class CheckpointTensors:
             raise self.fault(f"{module}.{part} {remedy}")
 
     def give(self, module: str, weight: PackedWeight) -> None:
-        """What was read of a module. Raises UserError where scales or zero points are not those of its groups."""
+        """Store the weight of a module; raise UserError if scales or zero points do not have its groups' shape."""
         weight = weight._replace(group=weight.group or weight.inputs)
         groups = (weight.shape[0], -(-weight.inputs // weight.group))
         for part in (weight.scale, weight.zero):

@@ -1,1 +1,1 @@
-"""What proposes draft tokens on the real engine."""
+"""Proposers of draft tokens on the real engine."""

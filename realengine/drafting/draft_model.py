@@ -1,14 +1,16 @@
-"""A small model of the same vocabulary proposes. Its KV lies in blocks of the same ids as the target's.
+"""A small model of the same vocabulary that proposes draft tokens.
 
-A first pass takes in what the step computed, prompts included, and what it sampled, and gives the first draft token of
-every request that goes on; each further pass gives one more. So a prefix that is found in the target's cache is in the
-draft's, too. A request drafts no further than the blocks go that it holds.
+Its KV lies in blocks of the same ids as the target's. A first pass takes in the tokens that the step computed, prompts
+included, and the ones that it sampled, and gives the first draft token of every request that goes on; each further pass
+gives one more. So a prefix that is in the target's cache is also in the draft's. A request drafts only as far as its
+blocks go.
 
-Where the target draws a token, the draft draws with the same temperature and limits, and with the uniform number that
-the target will draw that token with: alike distributions then choose alike. The nearer they are, the more is accepted;
-what is chosen is the target's draw whatever the draft says. (Daliri, Musco and Suresh, "Coupling without Communication
-and Drafter-Invariant Speculative Decoding", 2024, have the idea, with another coupling.) With `draft_sample_method:
-probabilistic` the draft draws with a number of its own, and says with what probabilities: see `verification`.
+Where the target draws a token, the draft draws with the same temperature and limits, and with the uniform number with
+which the target will draw that token: similar distributions then choose the same token. The more similar they are, the
+more is accepted. The chosen token is the target's draw whatever the draft says. (Daliri, Musco and Suresh, "Coupling
+without Communication and Drafter-Invariant Speculative Decoding", 2024, have the idea, with another coupling.) With
+`draft_sample_method: probabilistic` the draft draws with its own number, and gives its probabilities: see
+`verification`.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ class ModelDrafter:
             raise UserError("scheduler.speculative.model", files.spec.name, remedy)
         self._most = config.speculative.num_speculative_tokens
         self._block_size, self._nobody = config.block_size, config.max_num_seqs
-        tokens = config.max_num_batched_tokens + config.max_num_seqs  # what was sampled is taken in, too
+        tokens = config.max_num_batched_tokens + config.max_num_seqs  # sampled tokens are also taken in
         own = deployment.rescheduled(speculative=None, async_scheduling=False, max_num_batched_tokens=tokens)
         changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
         self.runner = ModelRunner(own.model_copy(update=changes), files)
-        self._number = ""  # with which of a token's uniform numbers drafts are drawn: the target's own
+        self._number = ""  # name of the uniform number of a token that draws drafts; empty is the target's own
         if config.speculative.draft_sample_method == "probabilistic":
             self._number = "draft"
             self.runner.keep_logits()
-        self._known: dict[int, int] = {}  # tokens of each request whose KV is there, if its drafts are accepted
+        self._known: dict[int, int] = {}  # tokens of each request whose KV is computed, if its drafts are accepted
 
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
@@ -79,14 +81,14 @@ class ModelDrafter:
         return found
 
     def _next(self, row: Row, sequence: TokenSequence, drafts: list[int], seating: Seating) -> RowInput:
-        """The last of `drafts`, after which another is wanted."""
+        """Return the input for the next draft token: the last of `drafts`."""
         place = len(sequence.tokens) + len(drafts) - 1
         draw = sequence.sampling.draw(sequence.output_len + len(drafts), self._number)
         (blocks,) = seating.blocks(row.request, place + 1)
         return RowInput(drafts[-1:], place, blocks, self._nobody, (draw,))
 
     def _pass(self, inputs: Mapping[int, RowInput], sequences: Mapping[int, TokenSequence]) -> dict[int, int]:
-        """The next token of each of `inputs` for which one is wanted."""
+        """Return the next token of each input that wants one."""
         packed = pack(list(inputs.values()), self._block_size, self._nobody, self.runner.attention.tiles)
         launched, ids = self.runner.launch(packed.step), list(inputs)
         tokens = launched.wait()

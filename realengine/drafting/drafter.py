@@ -1,4 +1,4 @@
-"""What proposes the tokens that a request's next step verifies: which a deployment asks for, and how it is asked."""
+"""The interface of draft proposers, the choice of one for a deployment, and its call after a step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from serving.step_plan import Row
 
 
 class Drafter(Protocol):
-    """Proposes at the end of each step, in the order of its rows. What it proposes can never change an output.
+    """A proposer of draft tokens at the end of each step, in the order of its rows. It can never change an output.
 
-    runner  computes the drafts, over KV in blocks of the same ids as the target's; None where nothing is computed
+    runner  computes the drafts, over KV in blocks of the same ids as the target's; None if nothing is computed
     """
 
     @property
@@ -29,19 +29,21 @@ class Drafter(Protocol):
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
     ) -> dict[int, list[int]]:
-        """The drafts of those `going_on`, by id: requests that the step, whose rows these are, has sampled for and that
-        do not end with it. What it sampled is in their `sequences`. A request without a draft decodes plainly.
+        """Return the drafts of the requests `going_on`, by id.
+
+        They are requests that the step of `rows` has sampled for and that do not end with it. The sampled tokens are
+        already in their `sequences`. A request without a draft decodes plainly.
         """
 
     def leave(self, id: int) -> None:
-        """The request has ended, or lost its place."""
+        """Note that the request has ended, or lost its place."""
 
     def reset(self) -> None:
         """Forget every request."""
 
 
 def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | None) -> Drafter | None:
-    """None where nothing is drafted. A draft model's weights are in `draft`.
+    """Return the deployment's drafter, or None if it does not draft. A draft model's weights are in `draft`.
 
     Raises UserError for a model that cannot draft for the target.
     """
@@ -63,10 +65,10 @@ def propose(
     sequences: Mapping[int, TokenSequence],
     seating: Seating,
 ) -> dict[int, int]:
-    """Give the requests that a step of `rows` sampled for, and that go on, their drafts; how many tokens, by id.
+    """Give drafts to the requests that a step of `rows` sampled for and that go on; return draft lengths by id.
 
-    In the overlapped loop the next step is planned by now. Who was preempted for it is not drafted for; its prefix may
-    be found again, so a draft model takes it in, before anybody else writes to the blocks.
+    In the overlapped loop the next step is already planned. A request that was preempted for it gets no draft. Its
+    prefix may be reused later, so a draft model takes it in before another request writes to the blocks.
     """
     theirs = {row.request.id: sequences[row.request.id] for row in rows if not row.request.ended}
     here = [row for row in rows if row.request.status is Status.RUNNING]

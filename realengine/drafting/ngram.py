@@ -1,7 +1,8 @@
-"""Prompt lookup: what followed the same words before is proposed again. It needs no model.
+"""Prompt lookup: the continuation of an earlier occurrence of the same words is the draft. It needs no model.
 
-Of the last tokens of a request, the longest run that occurs in its text before, of at most `prompt_lookup_max` and at
-least `prompt_lookup_min` tokens, decides: what follows its first occurrence is the draft. These are vLLM's rules.
+The longest run of a request's last tokens that occurs earlier in its text decides; it has at most `prompt_lookup_max`
+and at least `prompt_lookup_min` tokens. The draft is the continuation of the run's first occurrence. These are vLLM's
+rules.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from serving.step_plan import Row
 
 
 class NgramDrafter:
-    """Looks up the texts of requests, each of which is indexed as it grows: a token costs no more in a longer one."""
+    """A lookup in the texts of requests; each is indexed as it grows, so a token costs no more in a longer text."""
 
     runner = None
 
@@ -44,15 +45,15 @@ class NgramDrafter:
 
 
 class _Text:
-    """Where each run of `shortest` to `longest` tokens of one text ends first."""
+    """The first end of each run of `shortest` to `longest` tokens in one text."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._ends: dict[tuple[int, ...], int] = {}
         self._lengths = range(longest, shortest - 1, -1)
-        self._indexed = 0  # ends of runs up to here are known
+        self._indexed = 0  # ends of runs up to here are indexed
 
     def continuation(self, tokens: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens; none if no run of the last tokens has occurred before."""
+        """Return at most `most` tokens; none if no run of the last tokens has occurred before."""
         for end in range(self._indexed + 1, len(tokens)):
             for length in self._lengths:
                 if length <= end:

@@ -1,4 +1,5 @@
-"""The engine's Triton kernels, one idea a file; Triton is imported here and nowhere else, when first wanted.
+"""The engine's Triton kernels, one idea a file; Triton is imported only here, when it is first needed.
 
-Each kernel's module exposes the function that launches it, and `specialisations()`: the configurations it launches.
+Each kernel's module exposes the function that launches it, and `specialisations()`: the configurations that it
+launches.
 """

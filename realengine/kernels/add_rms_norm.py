@@ -1,6 +1,6 @@
 """RMSNorm of a layer's input, with the residual added first: one launch that reads and writes each tensor once.
 
-One program does a token's row, which it holds in registers from the first load to the last store.
+One program does a token's row, which stays in registers from the first load to the last store.
 """
 
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ def _add_rms_norm(
 def add_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of `x` (Zhang and Sennrich 2019), or of `residual + x`, which replaces what was in `residual`.
+    """Return the RMSNorm of `x` (Zhang and Sennrich 2019), or of `residual + x`, which overwrites `residual`.
 
     x         [T, H] contiguous; `residual` likewise
     weight    [H]
-    returns   [T, H] in the dtype of `x`; with `fp8` rounded to that and then to e4m3. And the scales [T, 1] fp32 of its
-              rows, which without `fp8` mean nothing
+    returns   [T, H] in the dtype of `x`; with `fp8` rounded to that and then to e4m3. Also the scales [T, 1] fp32 of
+              its rows, which without `fp8` mean nothing
 
-    Computed in fp32, from the sum as `residual` holds it, rounded to its dtype.
+    It is computed in fp32, from the sum that is stored in `residual`, rounded to its dtype.
     """
     tokens, size = x.shape
     normed = torch.empty_like(x, dtype=torch.float8_e4m3fn if fp8 else x.dtype)
@@ -69,7 +69,7 @@ def add_rms_norm(
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
+    """Yield the kernel for the hidden sizes of Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     cases = [(size, True, torch.bfloat16, False) for size in (576, 1024, 4096, 8192)]
     cases += [(4096, False, torch.bfloat16, False), (4096, True, torch.float16, False)]
     cases += [(4096, True, torch.bfloat16, True), (8192, True, torch.bfloat16, True)]

@@ -1,6 +1,6 @@
 """Greedy sampling: each row's first largest logit, with the vocabulary split among programs when rows are few.
 
-A split leaves its largest logit and where that stands; a second launch takes the best of a row's splits.
+A split stores its largest logit and that logit's place; a second launch takes the best of a row's splits.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ from realengine.kernels.attention_shapes import I32, TRITON_NAME, shaped
 from realengine.kernels.specialisation import Specialisation
 
 _BLOCK = 2048  # logits, one 16-byte load by each thread of 8 warps
-_PROGRAMS = 512  # some four for each multiprocessor of an H100
+_PROGRAMS = 512  # about four for each multiprocessor of an H100
 _MAX_SPLITS = 64
 
 
 @triton.jit
 def _first_largest(value, index):
-    """The largest of `value`, and the least `index` that has it."""
+    """Return the largest of `value`, and the least `index` that has it."""
     largest = tl.max(value, axis=0)
     return largest, tl.min(tl.where(value == largest, index, 2147483647), axis=0)
 
 
 @triton.jit
 def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row, split): its split's largest logit into `largest` [R, SPLITS] and its place into `index`."""
+    """Store the largest logit of program (row, split) in `largest` [R, SPLITS] and its place in `index`."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     each = tl.cdiv(tl.cdiv(vocab, BLOCK), SPLITS) * BLOCK
@@ -48,7 +48,7 @@ def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, B
 
 @triton.jit
 def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
-    """Program (row): the place of the largest of its splits' logits."""
+    """Store the place of the largest of the splits' logits, for program (row)."""
     row = tl.program_id(0)
     splits = row * SPLITS + tl.arange(0, SPLITS)
     _, first = _first_largest(tl.load(largest + splits), tl.load(index + splits))
@@ -56,7 +56,7 @@ def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
 
 
 def argmax(logits: Tensor, out: Tensor) -> Tensor:
-    """Write the index of each row's largest logit, the first if several are, to `out`, and return that.
+    """Write the index of each row's largest logit, the first if there are several, to `out`, and return `out`.
 
     logits  [R, V] without NaN; rows may lie further apart than V
     out     [R] int32
@@ -74,7 +74,7 @@ def argmax(logits: Tensor, out: Tensor) -> Tensor:
 
 
 def _splits(rows: int, vocab: int) -> int:
-    """A power of two that gives the GPU programs enough, as long as each has a block of the vocabulary to read."""
+    """Return a power of two that gives the GPU enough programs, each with a block of the vocabulary to read."""
     splits = 1
     while rows * splits < _PROGRAMS and 2 * splits <= min(triton.cdiv(vocab, _BLOCK), _MAX_SPLITS):
         splits *= 2
@@ -82,7 +82,7 @@ def _splits(rows: int, vocab: int) -> int:
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For one row and for many."""
+    """Yield the kernels for one row and for many."""
     for rows, dtype in [(1, torch.bfloat16), (64, torch.bfloat16), (1024, torch.bfloat16), (64, torch.float32)]:
         launch = partial(argmax, shaped(rows, 151_936, dtype=dtype), shaped(rows, dtype=I32))
         name = f"argmax {TRITON_NAME[dtype]}, {_splits(rows, 151_936)} splits"

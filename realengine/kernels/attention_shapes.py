@@ -1,6 +1,6 @@
 """The shapes for which kernels are compiled ahead of time, to see their registers without a GPU.
 
-Models of each head dimension and group size, with each dtype and page size for one of them.
+There are models of each head dimension and group size, and one of them has each dtype and page size.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ I32, U8, I64, F32 = torch.int32, torch.uint8, torch.int64, torch.float32
 
 
 def shaped(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """A tensor without content: what a kernel is compiled for depends on no more."""
+    """Return a tensor without content: a kernel is compiled for its shape and dtype alone."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 

@@ -1,28 +1,28 @@
 """One tile of attention: some query rows of one KV head against the next keys and values of a paged cache.
 
 Both attention kernels walk a row's KV with this step, which keeps the running maximum and sum of an online softmax
-(Milakov and Gimelshein 2018; FlashAttention-2). Scores are kept in units of log2, so that exp2 serves for exp, and
-tokens are gathered one by one through the block table, so that a tile's width is not tied to the cache's page.
-fp32 inputs (for tests) go through the tensor cores in three TF32 products, which 16-bit ones are not touched by.
+(Milakov and Gimelshein 2018; FlashAttention-2). Scores are kept in units of log2, so that exp2 serves for exp. Tokens
+are gathered one by one through the block table, so that a tile's width is not tied to the cache's page. fp32 inputs
+(for tests) go through the tensor cores in three TF32 products, which does not affect 16-bit inputs.
 """
 
 import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
-LOWEST = tl.constexpr(-3.0e38)  # of scores before there is one: finite, for -inf less -inf would be NaN
+LOWEST = tl.constexpr(-3.0e38)  # score before the first one: finite, because -inf less -inf would be NaN
 
 
 @triton.jit
 def load_heads(pointer, token, head, dims, stride, held, DIM: tl.constexpr, COMPUTE: tl.constexpr):
-    """[rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; zeros where not `held`."""
+    """Return [rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; zeros where not `held`."""
     offsets = token.to(tl.int64)[:, None] * stride + head[:, None] * DIM + dims[None, :]
     return tl.load(pointer + offsets, mask=held[:, None] & (dims[None, :] < DIM), other=0.0).to(COMPUTE)
 
 
 @triton.jit
 def _load_cached(pointer, offsets, held, dims, DIM: tl.constexpr, MASKED: tl.constexpr):
-    """A tile of keys or values; a mask only where one is needed, for it costs registers and instructions."""
+    """Return a tile of keys or values, with a mask only if needed, because it costs registers and instructions."""
     if MASKED:
         return tl.load(pointer + offsets, mask=held[:, None] & (dims[None, :] < DIM), other=0.0)
     if dims.shape[0] == DIM:
@@ -61,8 +61,8 @@ def attend_tile(
     highest   [M] fp32, the highest score so far
     table     pointer to the row's block ids
     visible   [M] tokens that each query may see, from the row's first; read only if MASKED
-    context   KV tokens of the row; read only if MASKED, when slots from there on are not read
-    WINDOW    if MASKED, how many of its visible tokens a query sees, the last; 0 is all
+    context   KV tokens of the row; read only if MASKED; slots from there on are then not read
+    WINDOW    if MASKED, the number of its last visible tokens that a query sees; 0 is all
     """
     positions = first + tl.arange(0, BLOCK_N)
     held = positions < context

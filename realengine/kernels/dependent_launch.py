@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel's programs are set up while the kernel before it ends, and wait for it.
 
-From sm_90 on, where Triton has it. Every program of such a kernel waits before it reads or writes anything, so that
-when the kernel is done, all before it are. Triton's interpreter has no such instruction, and runs without.
+It works from sm_90 on, if Triton has it. Every program of such a kernel waits before it reads or writes anything, so
+that when the kernel is done, all before it are. Triton's interpreter has no such instruction, and runs without it.
 """
 
 from functools import cache
@@ -18,8 +18,10 @@ _FIRST_CAPABILITY = (9, 0)
 
 
 def dependent_launch(device: torch.device) -> dict[str, Any]:
-    """What a launch on `device` says of it: the kernel's PDL, and Triton's option. On other devices than a GPU nothing
-    runs, and what is compiled there is for an H100 or H200."""
+    """Return the arguments of a launch on `device`: the kernel's PDL, and Triton's option.
+
+    On other devices than a GPU nothing runs, and kernels are compiled for an H100 or H200.
+    """
     if _HAS and (device.type != "cuda" or _capability(device.index) >= _FIRST_CAPABILITY):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}

@@ -1,9 +1,9 @@
 """Sampling with temperature, top-k and top-p, one program a row, without a sort and without asking the host.
 
-Both limits are thresholds on the logit. Each is found by bisection, with three pivots a pass, on the integers that
-order as floats do. A pass over a whole vocabulary is dear, so a row is first thinned to the logits above a bar that is
-low enough for the k-th largest, or likely so for the nucleus. As long as those suffice, which the program checks, the
-bisection reads nothing else. After that the token is drawn in vocabulary order.
+Both limits are thresholds on the logit. Each is computed by bisection, with three pivots a pass, on the integers that
+order as floats do. A pass over a whole vocabulary is expensive, so a row is first thinned to the logits above a bar
+that is low enough for the k-th largest, or likely so for the nucleus. As long as these logits suffice, which the
+program checks, the bisection reads nothing else. After that the token is drawn in vocabulary order.
 """
 
 from collections.abc import Iterator
@@ -17,27 +17,27 @@ from torch import Tensor
 from realengine.kernels.attention_shapes import F32, I32, TRITON_NAME, shaped
 from realengine.kernels.specialisation import Specialisation
 
-_GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is greedy too
+_GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is also greedy
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NOWHERE = tl.constexpr(2147483647)
 
 # Logits read at once, lanes of the first pass, and most logits that a row is thinned to; more would spill registers.
 _BLOCK = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192}
 
-# In fp32, 16 and 13 low bits of the image of a bf16 and an fp16 say nothing: bisection need not settle them.
+# In fp32, 16 and 13 low bits of the image of a bf16 and an fp16 are always the same: bisection need not settle them.
 _IDLE_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 
 @triton.jit
 def _image(value, IDLE: tl.constexpr):
-    """The integer (int64) of an fp32 that orders as it does, without its `IDLE` low bits."""
+    """Return the integer (int64) of an fp32 that orders as it does, without its `IDLE` low bits."""
     bits = value.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> IDLE).to(tl.int64)
 
 
 @triton.jit
 def _value(image, IDLE: tl.constexpr):
-    """The fp32 of an image."""
+    """Return the fp32 of an image."""
     bits = (image << IDLE).to(tl.int32)
     negative = bits >> 31
     return ((bits | (negative & ((1 << IDLE) - 1))) ^ (negative & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -50,13 +50,13 @@ def _load(source, at, size):
 
 @triton.jit
 def _weight(value, highest, rate, COUNT: tl.constexpr):
-    """What a logit counts for: one, or its probability relative to the likeliest's."""
+    """Return the weight of a logit: one, or its probability relative to the likeliest's."""
     return tl.full(value.shape, 1.0, tl.float32) if COUNT else tl.exp2((value - highest) * rate)
 
 
 @triton.jit
 def _mass(source, size, least, highest, rate, BLOCK: tl.constexpr):
-    """Probability, relative to the likeliest's, of the logits of `source` that are at least `least`."""
+    """Return the probability, relative to the likeliest's, of the logits of `source` that are at least `least`."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, size, BLOCK):
@@ -69,10 +69,10 @@ def _mass(source, size, least, highest, rate, BLOCK: tl.constexpr):
 def _largest_reaching(
     source, size, goal, low, low_weight, highest, rate, COUNT: tl.constexpr, IDLE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest t in [low, highest] such that the logits >= t weigh at least `goal`, and what they weigh.
+    """Return the largest t in [low, highest] such that the logits >= t weigh at least `goal`, and their weight.
 
-    `low` is one such, with `low_weight`. A pass leaves a quarter of the images in question, so that there are at most
-    16 for fp32, 10 for fp16 and 8 for bf16.
+    `low` is such a t, with the weight `low_weight`. A pass leaves a quarter of the images in question, so there are at
+    most 16 passes for fp32, 10 for fp16 and 8 for bf16.
     """
     lanes = tl.arange(0, BLOCK)
     lower = _image(low, IDLE)  # reaches the goal
@@ -110,7 +110,7 @@ def _largest_reaching(
 
 @triton.jit
 def _thin(logits, vocab, bar, kept, BLOCK: tl.constexpr):
-    """Copy the logits that are at least `bar` to `kept`, the first BLOCK of them, and return how many there are."""
+    """Copy the logits that are at least `bar` to `kept`, the first BLOCK of them, and return their number."""
     lanes = tl.arange(0, BLOCK)
     count = 0
     for start in tl.range(0, vocab, BLOCK):
@@ -124,16 +124,16 @@ def _thin(logits, vocab, bar, kept, BLOCK: tl.constexpr):
 
 @triton.jit
 def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.constexpr, BLOCK: tl.constexpr):
-    """The least logit that top-k and top-p keep, and the mass of what is kept; `best` is each lane's largest logit.
+    """Return the least logit that top-k and top-p keep, and the mass of the kept logits.
 
-    As many logits as there are lanes whose largest reaches the bar, at least, reach it too: with `top_k` such lanes the
-    k-th largest logit is not below the bar. For top-p alone half the lanes are a guess, which the mass above the bar
-    can refute.
+    `best` is each lane's largest logit. At least as many logits reach the bar as there are lanes whose largest reaches
+    it: with `top_k` such lanes the k-th largest logit is not below the bar. For top-p alone half the lanes are a guess,
+    which the mass above the bar can refute.
     """
     by_count = (top_k > 0) & (top_k < vocab)
     lanes = tl.arange(0, BLOCK)
     tl.store(kept + lanes, best.to(kept.dtype.element_ty))
-    tl.debug_barrier()  # what some threads of the program stored, others read
+    tl.debug_barrier()  # some threads of the program read what others stored
     reach = tl.minimum(tl.where(by_count, top_k, BLOCK // 2), BLOCK).to(tl.float32)
     bar, _ = _largest_reaching(kept, BLOCK, reach, tl.min(best), reach, highest, rate, True, IDLE, BLOCK)
     tl.debug_barrier()
@@ -170,7 +170,7 @@ def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.con
 def _draw_row(
     logits, stride, temperature, top_k, top_p, uniform, kept, out, vocab, IDLE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Program (row). `kept` [R, BLOCK] is for thinned rows."""
+    """Draw a token for program (row). `kept` [R, BLOCK] is for thinned rows."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     lanes = tl.arange(0, BLOCK)
@@ -183,7 +183,7 @@ def _draw_row(
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     rate = _LOG2_E / tl.maximum(heat, _GREEDY_BELOW)
-    least = highest  # greedy keeps the largest alone and takes the first of them
+    least = highest  # greedy sampling keeps only the largest and takes the first of them
     target = tl.full([], 0.0, tl.float32)
     if heat >= _GREEDY_BELOW:
         if ((k > 0) & (k < vocab)) | (p < 1):
@@ -193,7 +193,7 @@ def _draw_row(
             total = _mass(logits, vocab, float("-inf"), highest, rate, BLOCK)
         target = tl.load(uniform + row) * total
 
-    # The first token at which the cumulative mass exceeds the target. If rounding has left none, the last one kept.
+    # The first token at which the cumulative mass exceeds the target. If rounding has left none, the last kept token.
     token = _NOWHERE
     last = 0
     before = 0.0
@@ -213,18 +213,18 @@ def _draw_row(
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, out: Tensor) -> Tensor:
-    """Write a token for each row of `logits` to `out`, and return that; `realengine.sampling.draw` in one launch.
+    """Write a token for each row of `logits` to `out`, and return `out`; `realengine.sampling.draw` in one launch.
 
     logits       [R, V] without NaN, not all minus infinity; rows may lie further apart than V
     temperature  [R] fp32; under 1e-5 the first largest logit is taken
     top_k        [R] int32; every logit not below the k-th largest is kept, 0 is off
-    top_p        [R] fp32; of those, every one not below the largest that `top_p` of the mass lies at or above
-    uniform      [R] fp32 in [0, 1); the token is the first, in vocabulary order, at which the cumulative mass of what
-                 is kept exceeds this share of it
+    top_p        [R] fp32; of the kept logits, every one not below the largest that `top_p` of the mass lies at or above
+    uniform      [R] fp32 in [0, 1); the token is the first, in vocabulary order, at which the cumulative mass of the
+                 kept logits exceeds this share of it
     out          [R] int32
 
-    Masses are fp32 sums. A row is read three times, or four if there is but top-p; so often again as the bisection has
-    passes, if thinning leaves too much of it.
+    Masses are fp32 sums. A row is read three times, or four with top-p alone. If thinning leaves too much of it, each
+    pass of the bisection reads it once more.
     """
     rows, vocab = logits.shape
     block = _BLOCK[logits.dtype]
@@ -237,7 +237,7 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For each dtype of logits."""
+    """Yield the kernel for each dtype of logits."""
     number, integer = shaped(1, dtype=F32), shaped(1, dtype=I32)
     for dtype in _IDLE_BITS:
         launch = partial(draw, shaped(1, 151_936, dtype=dtype), number, integer, number, number, integer)

@@ -1,11 +1,10 @@
 """The experts of a mixture as two grouped GEMMs: gate and up with SwiGLU's product, then down with weights.
 
-A program takes a tile: some choices of one expert by some outputs. Which expert that is it finds in `offsets`, on the
-GPU, so that the grid depends on the number of tokens alone and a launch may be captured in a graph; programs beyond the
-last tile end at once. The inner tensor lies sorted by expert, the answers by token, where its k answers are summed.
-
-Weights in FP8 and of 4 and 8 bits become floats in registers, the latter as in `packed_gemm`, whose orientation this
-is, too: weights are the left operand, tokens the right. A tile has rows of gate and up by turns.
+A program takes a tile: some choices of one expert by some outputs. It looks up the expert in `offsets`, on the GPU, so
+that the grid depends on the number of tokens alone and a launch may be captured in a graph; programs beyond the last
+tile end at once. The inner tensor is sorted by expert, the answers by token, where a token's k answers are summed.
+Weights in FP8 and of 4 and 8 bits become floats in registers, the latter as in `packed_gemm`. The orientation is also
+that of `packed_gemm`: weights are the left operand, tokens the right. A tile has rows of gate and up by turns.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed
 from realengine.kernels.specialisation import Specialisation
 from realengine.stored_weight import FP8_BLOCK, Fp8Weight
 
-ExpertWeights = Tensor | Fp8Weight | KernelWeight  # of all experts, with a dimension for them in front
+ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts, with a dimension for them in front
 
 _FEW = 16  # tokens of a tile while experts have few
 _MANY = 64
@@ -32,8 +31,10 @@ _BLOCK_K = 64
 
 @triton.jit
 def _rows_of_tile(offsets, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The expert of tile number `tile`, its rows in the sorted order and which of them there are; EXPERTS and nothing
-    where there are not so many tiles."""
+    """Return the expert of tile number `tile`, its rows in the sorted order, and a mask of its existing rows.
+
+    The result is EXPERTS and no rows if there are not so many tiles.
+    """
     experts = tl.arange(0, triton.next_power_of_2(EXPERTS))
     known = experts < EXPERTS
     starts = tl.load(offsets + experts, mask=known, other=0)
@@ -53,7 +54,10 @@ def _float_sum(
     INPUTS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """As `packed_sum`, of floats. `SHARED` rows and `GROUP` inputs share a scale; SHARED is 0 where there is none."""
+    """Return the sum of `packed_sum` for weights that are floats.
+
+    `SHARED` rows and `GROUP` inputs share a scale; SHARED is 0 without scales.
+    """
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
     for first in tl.range(0, INPUTS, BLOCK_K):
@@ -127,12 +131,12 @@ def _grouped(
 def grouped_mlp(
     x: Tensor, gate_up: ExpertWeights, down: ExpertWeights, choices: Tensor, offsets: Tensor, shares: Tensor
 ) -> Tensor:
-    """Each token through its experts, weighed and summed: `[T, hidden]`.
+    """Return each token's answers from its experts, weighed and summed: `[T, hidden]`.
 
     x        [T, hidden] bf16, fp16 or fp32
     gate_up  of layers [2 n, hidden], `down` of layers [hidden, n], stacked; floats are as `x` or in FP8; all contiguous
     choices  [T k] int64, token x k + number of the choice, sorted by expert
-    offsets  [experts + 1] int32, where the choices of each of these experts begin; those outside add nothing
+    offsets  [experts + 1] int32, begin of the choices of each of these experts; choices outside add nothing
     shares   [T, k] float32, the weights of the choices
     """
     tokens, hidden = x.shape
@@ -149,7 +153,7 @@ def grouped_mlp(
 
 
 def _tensors(weight: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, scales and zero points; where there are none, something of them that is not read."""
+    """Return values, scales and zero points; a missing one is replaced by a tensor that is not read."""
     if isinstance(weight, Tensor):
         return weight, weight, weight
     if isinstance(weight, Fp8Weight):
@@ -160,7 +164,7 @@ def _tensors(weight: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
 def _compiled_in(
     weight: ExpertWeights, gated: bool, experts: int, rows: int, topk: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """All of a launch that is compiled into its kernel."""
+    """Return all arguments of a launch that are compiled into its kernel."""
     few = rows < _FEW * experts
     if isinstance(weight, KernelWeight):
         outputs, of_weight = weight.words.shape[-2], {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
@@ -193,7 +197,7 @@ def _compiled_in(
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For Mixtral 8x7B on two ranks and Qwen3-30B-A3B, in steps of both sizes."""
+    """Yield the kernels for Mixtral 8x7B on two ranks and Qwen3-30B-A3B, in steps of both sizes."""
     small, large = (8, 4096, 7168, 2), (128, 2048, 768, 8)
     kinds = ("bf16", "fp8", "fp8 by block", "int4", "int4 with zeros", "int8")
     for model, kind in [("8x7B/2", "bf16"), *(("30B-A3B", kind) for kind in kinds)]:
@@ -210,7 +214,7 @@ def specialisations() -> Iterator[Specialisation]:
 
 
 def _shaped(kind: str, experts: int, outputs: int, inputs: int) -> ExpertWeights:
-    """Weights of such shapes and no content."""
+    """Return weights of these shapes without content."""
     if kind == "bf16":
         return shaped(experts, outputs, inputs)
     if kind.startswith("fp8"):

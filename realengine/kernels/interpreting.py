@@ -1,4 +1,4 @@
-"""Whether Triton's interpreter runs the kernels, and the dtype that they then compute in.
+"""A flag whether Triton's interpreter runs the kernels, and the dtype that they then compute in.
 
 The interpreter's bf16 arithmetic is silently wrong, so under it everything is computed in fp32.
 """
@@ -13,5 +13,5 @@ _COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:
-    """What a kernel over activations of `dtype` computes in (its COMPUTE)."""
+    """Return the dtype in which a kernel over activations of `dtype` computes (its COMPUTE)."""
     return tl.float32 if INTERPRETING else _COMPUTE[dtype]

@@ -1,12 +1,11 @@
-"""How attention divides KV among programs: decided on the device once a step, and joined by who comes last.
+"""The division of attention's KV among programs: decided on the device once a step, and joined by the last program.
 
-A *unit* is a decode row or a prefill tile, and reads KV from its row's beginning, or from the step in which its window
-begins, in steps of 64 tokens. All are cut at
-one length, the shortest at which the parts still fit into the programs that the GPU has: equal rows that fill it stay
-whole, a long one among them is shared. Contexts are read on the device, so that a launch, and a CUDA graph of it, is
-the same whatever they are.
+A *unit* is a decode row or a prefill tile. It reads KV from its row's beginning, or from the step in which its window
+begins, in steps of 64 tokens. All units are cut at one length, the shortest at which the parts still fit into the
+programs that the GPU has. So equal rows that fill it stay whole, and a long row among them is shared. Contexts are read
+on the device, so that a launch, and a CUDA graph of it, is the same for all of them.
 
-A part leaves its result and log-sum-exp in memory (Flash-Decoding, Dao et al. 2023) and counts itself. The last of a
+A part stores its result and log-sum-exp in memory (Flash-Decoding, Dao et al. 2023) and counts itself. The last of a
 unit's parts merges them, always in their order, so that a result does not depend on which part came last.
 """
 
@@ -24,15 +23,15 @@ from realengine.kernels.attention_tile import LOWEST
 from realengine.kernels.specialisation import Specialisation
 
 _CHUNK = 1024  # units that the planning program looks at together
-_FIELDS = tl.constexpr(4)  # of an item
+_FIELDS = tl.constexpr(4)  # numbers of an item
 STEP = tl.constexpr(64)  # tokens that parts are counted in: a multiple of every KV tile
 
 
 class Splits(NamedTuple):
-    """A step's parts of one kind, the same for every layer; each layer writes its results over those of the last.
+    """A step's parts of one kind, the same for every layer; each layer overwrites the results of the layer before.
 
     items     [n, 4] int32: unit or -1 for none, part, parts of the unit, and the slot of the unit's first part
-    arrived   [slots, KV heads] int32, how many parts of a unit are done, at its first slot; 0 between launches
+    arrived   [slots, KV heads] int32, number of a unit's finished parts, at its first slot; 0 between launches
     partial   [slots, KV heads, members, D] fp32, results; `members` are query rows of a unit for one KV head
     log_sums  [slots, KV heads, members] fp32, in units of log2
     """
@@ -48,7 +47,10 @@ NO_SPLITS = Splits(shaped(1, 4, dtype=I32), shaped(1, 1, dtype=I32), *[shaped(1,
 
 @triton.jit
 def passed_steps(visible, WINDOW: tl.constexpr):
-    """Tokens of the whole steps that a query does not see; it sees the last WINDOW of `visible` tokens, or all if 0."""
+    """Return the tokens of whole steps that a query does not see.
+
+    It sees the last WINDOW of `visible` tokens, or all if WINDOW is 0.
+    """
     if WINDOW:
         return tl.maximum(visible - WINDOW, 0) // STEP * STEP
     return visible * 0
@@ -59,7 +61,7 @@ def _steps_of(
     unit, units, context, query_len, tile_row, tile_first, PREFILL: tl.constexpr, TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Steps of KV that each unit reads; 0 for what is no unit."""
+    """Return the steps of KV that each unit reads; 0 for items that are no units."""
     held = unit < units
     if PREFILL:
         row = tl.load(tile_row + unit, mask=held, other=-1)
@@ -94,7 +96,7 @@ def _plan_splits(
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """One program: writes all of `items`, and zeros to `arrived`."""
+    """Write all of `items`, and zeros to `arrived`, in one program."""
     at = tl.arange(0, CHUNK)
     present = 0
     longest = 1
@@ -140,8 +142,8 @@ def _plan_splits(
 
 @triton.jit
 def is_last_part(arrived, slot, parts, kv_head, KV_HEADS: tl.constexpr):
-    """Whether every other part of the unit has been stored; the count then begins anew."""
-    tl.debug_barrier()  # what this program's other threads have stored comes before the count
+    """Return whether every other part of the unit has been stored; the count then begins anew."""
+    tl.debug_barrier()  # stores of this program's other threads come before the count
     counter = arrived + slot * KV_HEADS + kv_head
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1
     if last:
@@ -163,11 +165,11 @@ def merged_parts(
     TOGETHER: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """[ROWS, dims] fp32: of each member the mean of its parts, weighted with exp2 of their log-sum-exp.
+    """Return [ROWS, dims] fp32: each member's mean of its parts, weighted with exp2 of their log-sum-exp.
 
-    slot      of the unit's first part
+    slot      slot of the unit's first part
     ROWS      a power of two, at least MEMBERS
-    TOGETHER  parts loaded at once, a power of two: enough loads are in flight to hide how far the memory is
+    TOGETHER  parts loaded at once, a power of two: enough loads are in flight to hide the memory's latency
     """
     flat = tl.arange(0, TOGETHER * ROWS)
     part = flat // ROWS
@@ -178,7 +180,7 @@ def merged_parts(
     for first in tl.range(0, parts, TOGETHER):
         held = (first + part < parts) & (member < MEMBERS)
         place = ((slot + first + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + member
-        # Past the L1 cache, which may hold what the last layer left here.
+        # The load bypasses the L1 cache, which may have the last layer's results.
         log_sum = tl.load(log_sums + place, mask=held, other=float("-inf"), cache_modifier=".cg")
         kept = held[:, None] & (dims[None, :] < DIM)
         result = tl.load(partial + place[:, None] * DIM + dims[None, :], mask=kept, other=0.0, cache_modifier=".cg")
@@ -212,7 +214,7 @@ def plan_splits(
     tiles      `tile_row`, in which -1 is no tile, and `tile_first` of a prefill; None for the first `units` rows, of
                which those with one query token are units
     members    query rows of a unit for one KV head, each of `dim` dimensions
-    programs   for each KV head, that the GPU holds at once
+    programs   programs for each KV head that the GPU runs at once
     most       parts that every unit is cut into, as far as it has steps; 0 to let `programs` decide
     tokens     query tokens of a prefill tile
     window     tokens that a query sees; 0 is all
@@ -236,7 +238,7 @@ def plan_splits(
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For Llama-3.1-8B."""
+    """Yield the kernel for Llama-3.1-8B."""
     row = shaped(1, dtype=I32)
     for name, most, tokens in (("decode", 0, 1), ("decode, batch-invariant", 16, 1), ("prefill", 0, 32)):
         tiles = (row, row) if name == "prefill" else None

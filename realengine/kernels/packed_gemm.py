@@ -1,9 +1,9 @@
-"""GEMM with weights of 4 or 8 bits, made floats in registers on their way to the tensor cores.
+"""GEMM with weights of 4 or 8 bits, converted to floats in registers on their way to the tensor cores.
 
-Few tokens make it wait for weights, so these are read once, in one piece: a program's tile of a step along the inputs
-is contiguous. Within a step, nibble i of word j is input 16 i + j: what one shift leaves of a tile is then the operand
-of a product over 16 inputs, and nothing has to change places. Weights are the left operand, whose rows a product has
-many of, and tokens the right. Integers less their zero point are exact in 16 bits; scales are applied to sums.
+With few tokens it waits for weights, so they are read once, in one piece: a program's tile of a step along the inputs
+is contiguous. Within a step, nibble i of word j is input 16 i + j, so one shift of a tile gives the operand of a
+product over 16 inputs, and nothing has to change places. Weights are the left operand, because a product has many rows
+on the left, and tokens the right. Integers less their zero point are exact in 16 bits; scales are applied to sums.
 """
 
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ from realengine.kernels.specialisation import Specialisation
 from realengine.stored_weight import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
-_FEW = 16  # tokens, up to which one tile is enough: decode
+_FEW = 16  # tokens up to which one tile is enough: decode
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones
-_FEWEST_STEPS = 4  # of a split
+_FEWEST_STEPS = 4  # steps of a split
 _MOST_SPLITS = 8
-_RESIDENT_PROGRAMS = 2  # on a multiprocessor
-_HOPPER_PROCESSORS = 132  # of an H100 or H200, which the meta device stands for
+_RESIDENT_PROGRAMS = 2  # programs on a multiprocessor
+_HOPPER_PROCESSORS = 132  # multiprocessors of an H100 or H200, which the meta device stands for
 
 
 class KernelWeight(NamedTuple):
-    """A `PackedWeight` as the kernel reads it.
+    """A `PackedWeight` in the layout of the kernel.
 
     words   [steps, out, 16] int32: integer i of word j in step s is input (s * 32 / bits + i) * 16 + j
     scale   [groups, out]; zero likewise, or None
@@ -46,7 +46,7 @@ class KernelWeight(NamedTuple):
 
 
 def kernel_weight(weight: PackedWeight) -> KernelWeight:
-    """`weight` in another order, inputs filled up to whole steps."""
+    """Return `weight` in the kernel's order, with inputs filled up to whole steps."""
     values, outputs = 32 // weight.bits, len(weight.packed)
     steps = -(-weight.inputs // (_STEP * values))
     integers = torch.nn.functional.pad(weight.integers(), (0, steps * _STEP * values - weight.inputs))
@@ -60,7 +60,7 @@ def kernel_weight(weight: PackedWeight) -> KernelWeight:
 
 @triton.jit
 def _exact(integer, BASE: tl.constexpr, COMPUTE: tl.constexpr):
-    """A small integer plus a power of two, of which `BASE` are the bits: a float without a conversion."""
+    """Return a small integer plus the power of two whose bits are `BASE`: a float without a conversion."""
     number = integer | BASE
     if COMPUTE.primitive_bitwidth == 16:
         number = number.to(tl.int16)
@@ -73,7 +73,7 @@ def packed_sum(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr, BASE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of weights by tokens `[ROWS, TOKENS]`, over the steps from `begin` to `end`; `tokens` point to theirs."""
+    """Return rows of weights by tokens `[ROWS, TOKENS]`, over steps `begin` to `end`; `tokens` point to inputs."""
     VALUES: tl.constexpr = 32 // BITS
     STEP: tl.constexpr = 16
     LARGEST: tl.constexpr = 2**BITS - 1
@@ -88,7 +88,7 @@ def packed_sum(
         for at in tl.static_range(VALUES):
             first = (step * VALUES + at) * STEP
             if at * STEP % SPAN == 0:
-                group = tl.minimum(first, INPUTS - 1) // GROUP  # beyond the last input nothing is counted
+                group = tl.minimum(first, INPUTS - 1) // GROUP  # nothing is counted beyond the last input
                 scale = tl.load(scales + group * OUTPUTS + rows, mask=held_rows, other=0.0).to(tl.float32)
                 if ASYMMETRIC:
                     zero = tl.load(zeros + group * OUTPUTS + rows, mask=held_rows, other=0).to(tl.int32)
@@ -132,9 +132,9 @@ def _packed_gemm(
 
 
 def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> Tensor:
-    """`x` by the weights' transpose: [T, in] contiguous to [T, out] in the dtype of `x`, added up in fp32.
+    """Return `x` by the weights' transpose: [T, in] contiguous to [T, out] in the dtype of `x`, summed in fp32.
 
-    splits  programs that share a row's inputs; None: by the sizes and the GPU. What they find is added by torch.
+    splits  programs that share a row's inputs, whose results torch adds; None: chosen by the sizes and the GPU
     """
     tokens, outputs = len(x), weight.words.shape[1]
     splits = splits or _choose_splits(tokens, weight, x.device)
@@ -150,12 +150,12 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> T
 
 
 def _tile(tokens: int) -> tuple[int, int]:
-    """Tokens and rows of weights of a program."""
+    """Return tokens and rows of weights of a program."""
     return (16, 64) if tokens <= 16 else (32, 64) if tokens <= 32 else (64, 128)
 
 
 def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> int:
-    """Enough for every multiprocessor to have work, as long as each has some steps to go."""
+    """Return enough splits to give every multiprocessor work, as long as each split has some steps."""
     if device.type == "cpu":
         return 1
     steps, outputs, _ = weight.words.shape
@@ -171,7 +171,7 @@ def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> i
 
 
 def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
-    """All of a weight, or of one of those stacked in it, that is compiled into a kernel which calls `packed_sum`."""
+    """Return the parts of a weight, or of a stacked one, that are compiled into a kernel that calls `packed_sum`."""
     step = _STEP * 32 // weight.bits
     group = weight.group if weight.scale.shape[-2] > 1 else weight.words.shape[-3] * step
     compute = compute_dtype(dtype)
@@ -187,7 +187,7 @@ def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For layers of Llama-3.1-8B and 70B, for few tokens and many."""
+    """Yield the kernels for layers of Llama-3.1-8B and 70B, for few tokens and many."""
     for model, outputs, inputs, bits, zeros, tokens, splits, dtype in [
         ("Llama-3.1-8B qkv", 6144, 4096, 4, False, 1, 4, torch.bfloat16),
         ("Llama-3.1-8B down", 4096, 14336, 4, True, 1, 4, torch.bfloat16),

@@ -1,12 +1,12 @@
-"""Attention over a paged KV cache, which already holds the keys and values of its queries' tokens.
+"""Attention over a paged KV cache, which already has the keys and values of its queries' tokens.
 
-The query heads that share a KV head are packed into one tile, so that its KV is read once (GQA packing). A tile is of a
-decode row, with one query token, or of some query tokens of a prefill row. It goes against the row's KV from its
+The query heads that share a KV head are packed into one tile, so that its KV is read once (GQA packing). A tile belongs
+to a decode row, with one query token, or to some query tokens of a prefill row. It goes against the row's KV from its
 beginning, so that a chunk over past KV, a whole prompt and a draft to verify are one case. KV tiles wholly below the
 causal diagonal are not masked (FlashAttention-2, Dao 2023).
 
 KV is divided among programs by `kv_splits`, on the device, so that a launch can be replayed with other contents; the
-last part of a tile merges the others. At FIXED_SPLITS a row's result does not depend on the batch that it is in.
+last part of a tile merges the others. With FIXED_SPLITS a row's result does not depend on the batch that it is in.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.kv_splits import NO_SPLITS, STEP, Splits, is_last_part, merged_parts, passed_steps, plan_splits
 from realengine.kernels.specialisation import Specialisation
 
-FIXED_SPLITS = 16  # of the batch-invariant mode: enough for one row of 8 KV heads to reach a program per multiprocessor
+FIXED_SPLITS = 16  # batch-invariant splits: enough for one row of 8 KV heads to have a program per multiprocessor
 _DECODE_RESIDENT = 3  # programs on one multiprocessor, by the registers and shared memory of `specialisations`
 _TILE_ROWS = 128  # query rows of a prefill's tile: tokens x heads of a group; two warpgroups' worth of wgmma
 _MERGED = 8192  # numbers that a decode row's merge loads at once
@@ -36,9 +36,9 @@ _MERGED = 8192  # numbers that a decode row's merge loads at once
 class PagedRows(NamedTuple):
     """The rows of a step.
 
-    context      [R] int32, KV tokens of each row, these queries' own included, at least 1
+    context      [R] int32, KV tokens of each row, including these queries', at least 1
     query_start  [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of context
-    blocks       int32, block ids of all rows; those of row r begin at `table_start[r]` ([R] int32)
+    blocks       int32, block ids of all rows; row r's begin at `table_start[r]` ([R] int32)
     """
 
     context: Tensor
@@ -80,7 +80,7 @@ def _attention_part(
     WINDOW: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Program item x KV_HEADS + KV head, so that programs start in the order of the tiles, the longest first."""
+    """Attend for program item x KV_HEADS + KV head; programs start in the order of the tiles, the longest first."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP if PREFILL else 1
     MEMBERS: tl.constexpr = BLOCK_M if PREFILL else GROUP
@@ -115,7 +115,7 @@ def _attention_part(
         heads = kv_head * GROUP + members % GROUP
         query = load_heads(queries, token, heads, dims, query_stride, present, DIM, COMPUTE)
 
-        last = tl.minimum(tokens, seen_by_all - 1 + TOKENS)  # of the tile's queries sees up to here
+        last = tl.minimum(tokens, seen_by_all - 1 + TOKENS)  # the last query of the tile sees up to here
         oldest = passed_steps(seen_by_all, WINDOW)
         share = tl.cdiv(tl.cdiv(last - oldest, STEP), parts) * STEP
         begin = oldest + part * share
@@ -162,7 +162,7 @@ def _attention_part(
                 )
                 if PREFILL:
                     tl.store(out + places, merged.to(out.dtype.element_ty), mask=kept)
-                else:  # without the rows that only filled the tile up
+                else:  # skips rows that only filled the tile up
                     member = tl.arange(0, MERGED_ROWS)
                     at = (row.to(tl.int64) * HEADS + kv_head * GROUP + member)[:, None] * DIM + dims[None, :]
                     there = (member < GROUP)[:, None] & (dims[None, :] < DIM)
@@ -182,19 +182,19 @@ def paged_attention(
     v_scale: float = 1.0,
     window: int = 0,
 ) -> None:
-    """Write causal attention to `out`: of the rows that `splits` names, of which token i is that of row i, or of the
-    query tokens of `tiles`. Other tokens are left alone.
+    """Write causal attention to `out`, for the decode rows of `splits` or the query tokens of `tiles`.
 
     queries      [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
     keys         [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
     tiles        `tile_row` [n] int32 of `make_tiles`, in which -1 is no tile, with `tile_first`; None for decode rows
-    splits       of `attention_splits`, for these tiles or for decode rows
+    splits       result of `attention_splits`, for these tiles or for decode rows
     out          [T, H, D] contiguous
-    scale        of the scores, D ** -0.5 as a rule
-    k_scale      what stored keys are multiplied by to give keys; `v_scale` likewise
+    scale        factor on the scores, D ** -0.5 as a rule
+    k_scale      factor by which stored keys are multiplied to give keys; `v_scale` likewise
     window       tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
 
-    Only buffers' contents decide what a row reads, so that the launch can be captured in a CUDA graph.
+    Token i of a decode row is that of row i. Other tokens are left alone. Only buffers' contents decide what a row
+    reads, so that the launch can be captured in a CUDA graph.
     """
     heads, dim = queries.shape[1:]
     _, kv_heads, page, _ = keys.shape
@@ -230,9 +230,9 @@ def attention_splits(
 ) -> Splits:
     """Divide the KV of tiles, or of decode rows, as far as it takes to fill the GPU's `multiprocessors`.
 
-    work    `tile_row` and `tile_first` of `make_tiles`; or how many rows there are, of which those that have one query
-            token are decode rows
-    fixed   cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave that of tiles whole
+    work    `tile_row` and `tile_first` of `make_tiles`; or the number of rows, of which those that have one query token
+            are decode rows
+    fixed   cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave tiles' KV whole
     window  tokens that a query sees; 0 is all
     """
     if isinstance(work, int):
@@ -247,18 +247,18 @@ def attention_splits(
 
 
 def tile_tokens(heads: int, kv_heads: int) -> int:
-    """Query tokens of a tile: as many as its rows hold with all the query heads of a KV head."""
+    """Return the query tokens of a tile: as many as its rows have room for with all query heads of a KV head."""
     return _TILE_ROWS // (heads // kv_heads)
 
 
 def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The row of each tile, and its first token's index among the row's query tokens.
+    """Return the row of each tile, and its first token's index among the row's query tokens.
 
     rows             (row, query tokens, KV tokens with those) of each prefill row
-    tokens_per_tile  of `tile_tokens`
+    tokens_per_tile  result of `tile_tokens`
 
-    Tiles are ordered by the KV tokens that they read, the most first, as programs start in that order and a long one
-    started last would keep the rest of the GPU waiting (Graham 1969). Equal ones keep the order of `rows`.
+    Tiles are ordered by the KV tokens that they read, the most first. Programs start in that order, and a long one
+    started last would keep the rest of the GPU waiting (Graham 1969). Equal tiles keep the order of `rows`.
     """
     tiles = [
         (-min(context, context - length + first + tokens_per_tile), row, first)
@@ -271,9 +271,9 @@ def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For every shape."""
+    """Yield the kernels for every shape."""
     row = shaped(1, dtype=I32)
-    # A decode's programs share a multiprocessor. With the 8 warps of a prefill one stays there alone, whatever it has.
+    # The programs of a decode share a multiprocessor. A prefill's program, with 8 warps, has one alone in any case.
     for kind, tiles, ceiling, product in (
         ("paged_decode", None, 65536 // (_DECODE_RESIDENT * 4 * 32), "mma.sync"),
         ("paged_prefill", (row, row), 255, "wgmma"),

@@ -1,8 +1,8 @@
-"""What stands between the QKV GEMM and attention, in one launch: head norms, rotation, and writing the KV cache.
+"""The work between the QKV GEMM and attention, in one launch: head norms, rotation, and writing the KV cache.
 
 A program takes some heads of one token: it normalises its query and key heads, rotates them, writes queries for
 attention and keys and values to the token's slot. Heads of all three kinds can meet in one program, so each kind is
-stored under a mask of its own.
+stored under its own mask.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.specialisation import Specialisation
 
 _TILE_HEADS = 16
-_FP8_MAX = tl.constexpr(448.0)  # of e4m3, which has no infinity: what lies beyond is stored as this
+_FP8_MAX = tl.constexpr(448.0)  # largest of e4m3, which has no infinity: larger values are stored as this
 
 
 @triton.jit
 def _load_heads(qkv, query_norm, key_norm, heads, dims, held, inverse, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                 DIM: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
-    """[heads, dims] of a token in fp32; queries and keys times `inverse` and their norm's weights if NORM."""
+    """Return [heads, dims] of a token in fp32; with NORM queries and keys times `inverse` and the norm's weights."""
     value = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=held, other=0.0).to(tl.float32)
     if NORM:
         query_weight = tl.load(query_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -64,7 +64,7 @@ def _rope_store(
     TILE_HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (token, tile of heads)."""
+    """Run program (token, tile of heads)."""
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     HALF: tl.constexpr = DIM // 2
     if PDL:
@@ -97,7 +97,7 @@ def _rope_store(
     places = (token * HEADS + heads)[:, None] * DIM + dims[None, :]
     tl.store(queries + places, rotated.to(queries.dtype.element_ty), mask=is_query)
     slot = tl.load(slots + token).to(tl.int64)
-    kv_head = (heads - HEADS) % KV_HEADS  # of queries it is nothing, and masked
+    kv_head = (heads - HEADS) % KV_HEADS  # meaningless and masked for queries
     cached = (slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE
     places = cached[:, None] * DIM + dims[None, :]
     tl.store(keys + places, _cached(rotated * key_factor, keys.dtype.element_ty), mask=is_key)
@@ -121,17 +121,17 @@ def rope_store(
 ) -> Tensor:
     """Normalise and rotate the heads of `qkv`, store keys and values, and return the queries, [T, H, D].
 
-    qkv          [T, (H + 2 x KV heads) x D] contiguous: of each token its query heads, key heads, value heads
+    qkv          [T, (H + 2 x KV heads) x D] contiguous: each token's query heads, key heads, value heads
     positions    [T] int32, rows of `cos` and `sin`
-    slots        [T] int32 or int64, block x block size + offset; tokens of padding share slots of the null block,
-                 where it does not matter who writes last
+    slots        [T] int32 or int64, block x block size + offset; tokens of padding share slots of the null block, where
+                 it does not matter who writes last
     cos, sin     [max positions, D / 2] fp32
     query_norm   [D] weights of an RMSNorm over each query head, `key_norm` [D] over each key head; both or neither
     interleaved  dimensions 2i and 2i + 1 rotate together; otherwise i and i + D / 2
     keys         [blocks, KV heads, block size, D] contiguous, of any float dtype; `values` likewise
     k_scale      stored keys are keys / k_scale, in fp8 at most 448; `v_scale` likewise
 
-    Computed in fp32 and rounded once.
+    It is computed in fp32 and rounded once.
     """
     _, kv_heads, page, dim = keys.shape
     tokens = len(qkv)
@@ -149,7 +149,7 @@ def rope_store(
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For every shape, with norms for Qwen3, interleaved for SmolLM2."""
+    """Yield the kernel for every shape, with norms for Qwen3, interleaved for SmolLM2."""
     for shape in SHAPES:
         norm = shaped(shape.dim, dtype=shape.dtype) if shape.model.startswith("Qwen3") else None
         cache = shaped(1, shape.kv_heads, shape.page, shape.dim, dtype=shape.cached)

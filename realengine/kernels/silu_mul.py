@@ -13,8 +13,8 @@ from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.specialisation import Specialisation
 from realengine.kernels.to_fp8 import to_fp8
 
-_ELEMENTS_PER_THREAD = 16  # where a program does a whole row
-_BLOCK = 1024  # with 4 warps, one 16-byte load each of gate and up by a thread
+_ELEMENTS_PER_THREAD = 16  # elements if a program does a whole row
+_BLOCK = 1024  # a thread of 4 warps has one 16-byte load each of gate and up
 
 
 @triton.jit
@@ -34,10 +34,10 @@ def _silu_mul(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, FP8
 
 
 def silu_mul(gate_up: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
-    """silu of the first half of each row times the second half (Shazeer 2020): [T, 2I] contiguous to [T, I].
+    """Return silu of the first half of each row times the second half (Shazeer 2020): [T, 2I] contiguous to [T, I].
 
     With `fp8` it is rounded to the dtype of `gate_up` and then to e4m3, and one program does a row, because its scale
-    needs all of it. Returns also those scales [T, 1] fp32 of rows, which without `fp8` mean nothing.
+    needs all of it. It also returns the scales [T, 1] fp32 of rows, which without `fp8` mean nothing.
     """
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     block, warps = _BLOCK, 4
@@ -53,7 +53,7 @@ def silu_mul(gate_up: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """For Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
+    """Yield the kernel for Llama-3.1-8B and 70B, Qwen3-0.6B and SmolLM2."""
     bf16, expects = torch.bfloat16, ("ld.global.v4.b32", "griddepcontrol")
     cases = [(size, bf16, False) for size in (1536, 3072, 14336)] + [(14336, torch.float16, False)]
     for size, dtype, fp8 in [*cases, (14336, bf16, True), (28672, bf16, True)]:

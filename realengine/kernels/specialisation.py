@@ -1,4 +1,4 @@
-"""A kernel as it is launched somewhere: what is compiled ahead of time, to see what it needs without a GPU."""
+"""A kernel as it is launched somewhere, for compilation ahead of time, to see its needs without a GPU."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,9 +10,9 @@ class Specialisation(NamedTuple):
     """One kernel as it is launched.
 
     launch            calls the kernel's launcher with tensors on torch's meta device, which are shapes and dtypes
-    register_ceiling  most registers a thread may use: more would mean fewer programs at once on a multiprocessor
-    expects           what its PTX must contain, as "wgmma" or "cp.async"
-    which             of the times that the launcher launches the kernel, from 0
+    register_ceiling  most registers that a thread may use: more would mean fewer programs at once on a multiprocessor
+    expects           strings that its PTX must contain, as "wgmma" or "cp.async"
+    which             number, from 0, among the launches of the kernel by the launcher
     """
 
     name: str

@@ -10,7 +10,7 @@ from torch import Tensor
 from realengine.kernels.attention_shapes import I32, shaped
 from realengine.kernels.specialisation import Specialisation
 
-_BLOCK = 1024  # tokens of a program: it reads 32 words of the mask and writes only what is forbidden
+_BLOCK = 1024  # tokens of a program: it reads 32 words of the mask and writes only forbidden logits
 
 
 @triton.jit
@@ -25,7 +25,10 @@ def _token_mask(logits, stride, samples, bits, words, vocab, BLOCK: tl.constexpr
 
 
 def token_mask(logits: Tensor, samples: Tensor, bits: Tensor) -> None:
-    """Leave of row `samples[i]` of `logits` [S, V] what bit t % 32 of `bits[i, t // 32]` allows; int32 [M], [M, W]."""
+    """Forbid tokens in row `samples[i]` of `logits` [S, V] unless bit t % 32 of `bits[i, t // 32]` allows token t.
+
+    `samples` is int32 [M], `bits` int32 [M, W].
+    """
     rows, words = bits.shape
     vocab = logits.shape[1]
     grid = (rows, triton.cdiv(vocab, _BLOCK))

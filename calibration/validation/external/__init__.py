@@ -1,4 +1,5 @@
 """Measured runs of other engines, a user's own or published ones, simulated and compared.
 
-A case file says what ran and what was measured; nothing here is fitted on what is then reported as predicted.
+A case file describes the engine, the run and the measurement. Nothing here is fitted on a run that is then reported as
+predicted.
 """

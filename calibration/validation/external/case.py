@@ -1,7 +1,7 @@
-"""A case file: which engine ran, where its measurement lies, and how close a prediction should come.
+"""A case file: the engine that ran, the place of its measurement, and the error that a prediction may have.
 
-A new measured run of a known format needs a case file and nothing else. Settings of the engine have the names of a
-deployment file; what vLLM would have taken by default at that version is written out, since the files do not say.
+A new measured run of a known format needs only a case file. Settings of the engine have the names of a deployment file.
+vLLM's defaults at that version are written out, since the measurements do not say them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ Column = Literal["blind", "anchored"]
 class Target(Settings):
     """A bound on the error of one figure, in percent of the measured.
 
-    over    `each`: every run alone must keep it; `median`: the median of the absolute errors over the runs must
-    runs    names of the runs it is about; empty is every run that is scored
+    over    `each`: every single run must keep it; `median`: the median of the absolute errors over the runs must keep
+            it
+    runs    names of the runs that it is about; empty means every run that is scored
     """
 
     figure: str
@@ -48,10 +49,10 @@ class Target(Settings):
 
 
 class Anchor(Settings):
-    """The run that the *anchored* column is fitted on, and which of its figures each parameter reproduces.
+    """The run that the *anchored* column is fitted on, and the figure that each parameter reproduces.
 
-    decode      factor on the time of decode steps, from this figure
-    prefill     factor on what prompts add to a step
+    decode      factor on the time of decode steps
+    prefill     factor on the time that prompts add to a step
     overhead    milliseconds outside the engine (HTTP, tokeniser, client) on each request
     """
 
@@ -83,7 +84,7 @@ class Case(Settings):
 
     @property
     def is_of_steps(self) -> bool:
-        """Whether the measurement is a log of iterations rather than of requests: see `external.steps`."""
+        """True if the measurement is a log of iterations rather than of requests: see `external.steps`."""
         return self.measured.get("format") == "iteration-log"
 
     @property
@@ -91,9 +92,10 @@ class Case(Settings):
         return measured_format(self.measured, f"{self.name}.measured")
 
     def deployment_of(self, run: MeasuredRun) -> tuple[Deployment, bool]:
-        """The deployment of a run, and whether its number of KV blocks is stated rather than still to be estimated.
+        """Return the deployment of a run, and whether the number of KV blocks is known rather than to be estimated.
 
-        What the measurement states overrides the case file; `engine` of the case is what its steps are priced as.
+        Settings of the measurement override the case file. Steps are priced as those of the run's engine, or else the
+        case's.
         """
         engine = EngineName.read(run.engine or self.engine)
         stated = merged({"device": "cuda", **self.deployment, "engine": str(engine)}, dict(run.settings))
@@ -102,9 +104,9 @@ class Case(Settings):
 
 
 def origin_of(case: Case, run: MeasuredRun, deployment: Deployment) -> Origin:
-    """Where runs stand among what is measured. Raises UserError for a GPU or a model that is not known.
+    """Return the origin of runs; raise UserError for a GPU or a model that is not known.
 
-    Logs of one model on one GPU are one source, however it is divided.
+    Logs of one model on one GPU are one source, however they are divided.
     """
     known = find_gpu(run.gpu or case.gpu)
     measured_as = case.measured["format"] if case.is_of_steps else case.name
@@ -120,10 +122,10 @@ def case_of_recordings(
     router: str,
     within_pct: float | None,
 ) -> Case:
-    """The case of runs that `tokentwin bench --url` recorded of one server.
+    """Return the case of runs that `tokentwin bench --url` recorded of one server.
 
-    Without `deployment` it is what the first recording says that the server runs. `within_pct` bounds the error of
-    every mean and rate. Raises UserError for a deployment that is not known, or has a fleet.
+    The default `deployment` is the one that the first recording names. `within_pct` bounds the error of every mean and
+    rate. Raises UserError for a deployment that is not known, or has a fleet.
     """
     first = Recording.load(folders[0])
     said = (
@@ -154,7 +156,7 @@ def case_of_recordings(
 
 
 def load_case(path: Path) -> Case:
-    """A case file. Raises UserError that names the file and the field."""
+    """Read a case file; raise UserError that names the file and the field."""
     case = parse(Case, read_yaml(path, "case"), where=path.name)
     if not case.is_of_steps:
         _ = case.format  # refuses unknown formats and fields before anything runs
@@ -162,10 +164,10 @@ def load_case(path: Path) -> Case:
 
 
 def load_cases(folder: Path, refused: dict[str, UserError] | None = None) -> list[Case]:
-    """The case files of `folder`, in the order of their file names.
+    """Return the case files of `folder`, in the order of their file names.
 
     A wrong file goes to `refused`, under its name, and the others are read. Raises UserError for a folder without case
-    files, and without `refused` for a wrong one.
+    files, and without `refused` for a wrong file.
     """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:

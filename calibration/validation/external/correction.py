@@ -1,6 +1,6 @@
 """The anchored column: two factors and a constant, fitted on one named run that is then not scored.
 
-Decode steps are multiplied by one factor, what prompts add to a step by another; a constant outside the engine is
+One factor multiplies decode steps, the other the time that prompts add to a step; a constant outside the engine is
 added to each request. Each reproduces one figure of the anchor run, by repeated simulation of that run.
 """
 
@@ -20,7 +20,7 @@ _CLOSE = 1e-4  # relative difference at which the anchor's figures count as repr
 
 @dataclass(frozen=True)
 class Correction:
-    """`decode` and `prefill` are factors, `overhead_ms` milliseconds on each request's TTFT and E2E."""
+    """Two factors, `decode` and `prefill`, and `overhead_ms`, milliseconds on each request's TTFT and E2E."""
 
     decode: float = 1.0
     prefill: float = 1.0
@@ -28,7 +28,7 @@ class Correction:
 
 
 class Corrected:
-    """A cost model with its decode steps scaled by one factor and what prompts add to a step by another.
+    """A cost model with its decode steps scaled by one factor and the time that prompts add by another.
 
     Factors are of the CPU time and the step together; the CPU keeps its share, scaled as decode steps are.
     """
@@ -56,11 +56,11 @@ class Corrected:
 def fit_correction(
     anchor: Anchor, measured: Mapping[str, float], simulate: Callable[[Correction], Mapping[str, float]]
 ) -> Correction:
-    """The correction with which `simulate` reproduces the anchor run's figures that `anchor` names.
+    """Return the correction with which `simulate` reproduces the anchor run's figures that `anchor` names.
 
-    Factors and the constant are adjusted in turn, each by what its own figure is off; latencies of an unloaded
-    run are nearly proportional to them, so this converges in a few rounds. Raises UserError for a figure that the
-    anchor run has not.
+    Factors and the constant are adjusted in turn, each by the error of its own figure. Latencies of an unloaded run are
+    nearly proportional to them, so this converges in a few rounds. Raises UserError for a figure that the anchor run
+    does not have.
     """
     fitted = {name: figure for name in ("decode", "prefill", "overhead") if (figure := getattr(anchor, name))}
     for name, figure in fitted.items():

@@ -1,7 +1,7 @@
-"""From a case with an anchor to a calibration file: what one measured run of an engine taught, kept for simulations.
+"""A calibration file from a case with an anchor: the lesson of one measured run of an engine, kept for simulations.
 
-The anchor's factor on decode steps goes to what a step costs without prompts, that on prompts to what prompts add.
-Milliseconds outside the engine are left out: a simulation has no client.
+The anchor's factor on decode steps multiplies the time of steps without prompts, and its factor on prompts the time
+that prompts add. Milliseconds outside the engine are left out: a simulation has no client.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
-_LEAST = 0.02  # one run never teaches better than this
+_LEAST = 0.02  # no single run teaches better than this
 
 
 def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
-    """The calibration of the engine of a scored case. Raises UserError if the case has no anchor."""
+    """Return the calibration of the engine of a scored case; raise UserError if the case has no anchor."""
     case, found = result.case, result.correction
     if case.anchor is None or found is None:
         remedy = "is missing; name the run to learn from, and the figures to reproduce"
@@ -45,7 +45,7 @@ def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
 
 
 def _intervals(result: CaseResult) -> dict[str, Any]:
-    """How far the anchored column is off on the runs that did not teach it; nothing when there are no others."""
+    """Return intervals from the errors of the anchored column on the other runs; nothing if there are none."""
     errors = [row.error_pct("anchored") for row in result.rows if row.figure in _FIGURES]
     logs = [log(1 + error / 100) for error in errors if error is not None and error > -100]
     if not logs:

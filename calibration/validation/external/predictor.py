@@ -1,6 +1,6 @@
-"""The seam between rung 4 and whatever prices a step: a case, a GPU and a deployment in, a cost model out.
+"""The interface between rung 4 and cost models: it turns a case, a GPU and a deployment into a cost model.
 
-The blind column has kernels of the GPU, and what measured runs of *other* sources taught.
+The blind column has kernels of the GPU, and lessons from measured runs of *other* sources.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from traces.measured.run import MeasuredRun
 
 
 class Prediction(NamedTuple):
-    """A new cost model, and the KV blocks that the engine would have where a case does not state them.
+    """A new cost model, and the engine's KV blocks for a case that does not state them.
 
-    request_ms  what a server and a client add to TTFT: least, centre and most, 9 times out of 10
+    request_ms  time that a server and a client add to TTFT: centre between the ends of a 90 % interval
     """
 
     cost: JudgedCost
@@ -40,7 +40,10 @@ Raises UserError for an unknown GPU or model.
 
 
 def blind(case: Case, run: MeasuredRun, deployment: Deployment) -> Prediction:
-    """See `Predictor`. Raises UserError, too, when the engine could not have started for want of memory."""
+    """Return the prediction for a run; see `Predictor`.
+
+    Raises UserError also if the engine could not have started for want of memory.
+    """
     gpu = run.gpu or case.gpu
     capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
     capacity.check(deployment)
@@ -53,7 +56,10 @@ def blind(case: Case, run: MeasuredRun, deployment: Deployment) -> Prediction:
 def _blind(
     source: str, gpu: str, deployment_json: str, client: str
 ) -> tuple[OperationCost, tuple[float, float, float]]:
-    """Tables take time to make, and many runs are of one deployment."""
+    """Return cost model and request times of a deployment.
+
+    They are cached, because tables take time to make, and many runs have the same deployment.
+    """
     deployment = Deployment.model_validate_json(deployment_json)
     known = blind_calibration(gpu, deployment, lambda origin: origin.source == source, client)
     low, high = known.request_interval

@@ -14,7 +14,7 @@ FEW = 5  # runs of a group, below which it has no median of its own
 
 
 def as_dict(results: Sequence[CaseResult]) -> dict[str, Any]:
-    """The report, as `--format json` prints it."""
+    """Return the report, as `--format json` prints it."""
     return {"met": all(verdict.met for o in results for verdict in o.verdicts), "cases": [_case(o) for o in results]}
 
 
@@ -57,7 +57,7 @@ TARGET_HEADER = ("case", "target", "error", "at", "met")
 
 
 def target_row(pair: tuple[CaseResult, Verdict]) -> tuple[str, ...]:
-    """One target, as cells under `TARGET_HEADER`."""
+    """Return one target as cells under `TARGET_HEADER`."""
     result, verdict = pair
     target = verdict.target
     over = "median of " if target.over == "median" else ""
@@ -69,7 +69,7 @@ MARK_HEADER = ("marked", "figures", "median error", "in their interval")
 
 
 def mark_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
-    """Of the latencies of all runs, by their mark: cells under `MARK_HEADER`."""
+    """Yield the latencies of all runs by their mark, as cells under `MARK_HEADER`."""
     marked = [(result.marks[row.run], row) for result in results for row in result.rows if "_ms" in row.figure]
     for mark in sorted({mark for mark, _ in marked}):
         rows = [row for found, row in marked if found == mark]
@@ -82,7 +82,7 @@ ROW_HEADER = ("run", "figure", "measured", "blind", "error", "90 % interval", "a
 
 
 def row_cells(row: Row) -> tuple[str, ...]:
-    """One figure, as cells under `ROW_HEADER`."""
+    """Return one figure as cells under `ROW_HEADER`."""
     return (
         row.run,
         row.figure,
@@ -97,12 +97,12 @@ def row_cells(row: Row) -> tuple[str, ...]:
 
 
 def group_header(result: CaseResult) -> tuple[str, ...]:
-    """Header of the medians of a long case."""
+    """Return the header of the medians of a long case."""
     return ("by", "", "runs", *(f"{figure}, median error, %" for figure in result.case.shown))
 
 
 def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
-    """Medians of the absolute error, over all runs and by each group of several that the runs are in."""
+    """Yield medians of the absolute error, over all runs and over each group of several runs."""
     groups: dict[tuple[str, str], list[str]] = {("all", ""): [run.name for run in result.runs]}
     for key in dict.fromkeys(key for run in result.runs for key in run.group):
         for value in sorted({run.group.get(key, "") for run in result.runs}, key=lambda v: (v.isdigit() * len(v), v)):
@@ -114,7 +114,7 @@ def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
 
 
 def shown(value: float) -> str:
-    """Three digits or so."""
+    """Return the number with about three digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -1,9 +1,9 @@
-"""Simulating the measured runs of a case, and setting the figures side by side.
+"""Simulations of the measured runs of a case, beside the measured figures.
 
-*Blind* is the predictor alone. *Anchored* has its correction fitted on the case's anchor run, which is then left out
-of every score. The interval is what the figures do at the ends of the predictor's 90 % interval of step times, so that
-near saturation it opens as wide as it should. A client's time is in it where the latencies are a client's, both
-workloads are where two are possible, and a rate is known to one request of those counted.
+*Blind* is the predictor alone. *Anchored* has its correction fitted on the case's anchor run, which is then left out of
+every score. The interval has the figures at the ends of the predictor's 90 % interval of step times, so near saturation
+it opens as wide as it should. It includes a client's time if the latencies are a client's, and both workloads if two
+are possible. A rate is known to one request of those counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from traces.measured.run import RATES, MeasuredRun, figures
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of one run. `anchored` and `floor_pct` are None where there is none."""
+    """One figure of one run. `anchored` and `floor_pct` are None if they do not exist."""
 
     run: str
     figure: str
@@ -42,11 +42,11 @@ class Row:
 
     @property
     def covered(self) -> bool:
-        """Whether the measured figure lies in the interval."""
+        """True if the measured figure lies in the interval."""
         return self.low <= self.measured <= self.high
 
     def error_pct(self, column: str = "blind") -> float | None:
-        """Predicted against measured, in percent of the measured; a wrong zero is 100 % off."""
+        """Return the error in percent of the measured; a wrong zero is 100 % off."""
         predicted = self.blind if column == "blind" else self.anchored
         if predicted is None:
             return None
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a target: the worst or the median absolute error in percent, and of which run it is."""
+    """The verdict on a target: the worst or the median absolute error in percent, and the run that it belongs to."""
 
     target: Target
     error_pct: float
@@ -70,7 +70,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case, scored; `marks` is how far a user is told to trust each run, `provenance` the worst of them and why."""
+    """A scored case; `marks` are the marks of the runs for users, `provenance` the worst mark with its reason."""
 
     case: Case
     rows: Sequence[Row]
@@ -81,7 +81,7 @@ class CaseResult:
     marks: Mapping[str, Coverage]
 
     def median_error_pct(self, figure: str, runs: Sequence[str]) -> float | None:
-        """The median absolute error of a figure over some runs, as predicted blind."""
+        """Return the median absolute error of a figure over some runs, as predicted blind."""
         names = set(runs)
         found = [row.error_pct() for row in self.rows if row.figure == figure and row.run in names]
         errors = [abs(error) for error in found if error is not None]
@@ -89,7 +89,7 @@ class CaseResult:
 
 
 def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
-    """Simulate the runs of `case`, whose files lie under `data`. Raises UserError for whatever a file gets wrong."""
+    """Simulate the runs of `case`, whose files lie under `data`; raise UserError for any fault in a file."""
     ready = [_ready(case, run, predictor) for run in case.format.read(data)]
     correction = _fit(case, ready)
     rows = []
@@ -112,9 +112,9 @@ def simulated_figures(
     replicas: int = 1,
     router: str = "round-robin",
 ) -> dict[str, float]:
-    """The figures of `run` as simulated; `overhead_ms` outside the engine precedes each request's queueing.
+    """Return the simulated figures of `run`; `overhead_ms` outside the engine precedes each request's queueing.
 
-    Raises UserError when the engine would turn requests away that the measured one served.
+    Raises UserError when the engine would reject requests that the measured one served.
     """
     if deployment.fleet is None:  # the workload is one rank's share
         deployment = deployment.model_copy(update={"data_parallel_size": 1})
@@ -140,7 +140,7 @@ def simulated_figures(
 
 @dataclass(frozen=True)
 class _Ready:
-    """A run with all that it takes to simulate it."""
+    """A run with everything that its simulation needs."""
 
     case: Case
     run: MeasuredRun
@@ -148,16 +148,16 @@ class _Ready:
     prediction: Prediction
 
     def simulated(self, correction: Correction | None = None) -> dict[str, float]:
-        """The figures as predicted, with or without a correction."""
+        """Return the predicted figures, with or without a correction."""
         cost: CostModel = self.prediction.cost
         if correction is None:
             return self._figures(self.run, cost, self._outside_ms[1])
         return self._figures(self.run, Corrected(cost, correction), correction.overhead_ms)
 
     def at_ends(self) -> list[dict[str, float]]:
-        """The figures at both ends of the interval, of every workload that the run may have been.
+        """Return the figures at both ends of the interval, for every workload that the run may have been.
 
-        The interval is that of the steps which the run asks for, so it is simulated at the centre before.
+        The interval depends on the run's steps, so the run must be simulated at the centre first.
         """
         fast, slow = self.prediction.cost.ends()
         least_ms, _, most_ms = self._outside_ms
@@ -168,7 +168,7 @@ class _Ready:
 
     @property
     def _outside_ms(self) -> tuple[float, float, float]:
-        """Milliseconds that are in a client's TTFT and in no simulation: least, centre, most."""
+        """Milliseconds of a client's TTFT that no simulation has: least, centre, most."""
         return self.prediction.request_ms if self.run.by_client else (0.0, 0.0, 0.0)
 
     def _figures(self, run: MeasuredRun, cost: CostModel, overhead_ms: float = 0.0) -> dict[str, float]:
@@ -230,7 +230,7 @@ def _rows(ready: _Ready, correction: Correction | None) -> list[Row]:
 
 
 def _judge(case: Case, target: Target, rows: Sequence[Row], scored: Sequence[str]) -> Verdict:
-    """What became of one target. Raises UserError when it is about nothing that was measured."""
+    """Return the verdict on one target; raise UserError if nothing was measured for it."""
     wanted = target.runs or scored
     errors = {}
     for row in rows:

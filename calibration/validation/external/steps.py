@@ -34,7 +34,7 @@ _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
 
 
 def score_steps(case: Case, data: Path) -> CaseResult:
-    """Score a log under `data`. Raises UserError when it cannot be read, or a target is about no regime in it."""
+    """Score a log under `data`; raise UserError if it cannot be read, or has no regime that a target is about."""
     run = MeasuredRun(case.name, Workload([]), {})
     deployment, _ = case.deployment_of(run)
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
@@ -58,7 +58,7 @@ def score_steps(case: Case, data: Path) -> CaseResult:
 def _rows(
     measured: NDArray[np.float64], columns: dict[str, NDArray[np.float64]], regime: NDArray[np.int64]
 ) -> Iterator[Row]:
-    """Percentiles of the step times of every regime, and their sum, in each column."""
+    """Yield percentiles of the step times of every regime, and their sum, in each column."""
     for index, name in enumerate(REGIMES):
         mine = regime == index
         if not mine.any():
@@ -79,7 +79,7 @@ def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict
 
 
 def _corners(sizes: StepSizes) -> list[StepSizes]:
-    """The step of the most decode context, and that of the most query-key pairs."""
+    """Return the step of the most decode context, and the step of the most query-key pairs."""
     arrays = {name: np.asarray(value) for name, value in vars(sizes).items()}
     tops = (int(np.argmax(arrays[name])) for name in ("decode_context", "prefill_pairs"))
     return [StepSizes(**{name: float(values[top]) for name, values in arrays.items()}) for top in tops]

@@ -1,8 +1,8 @@
-"""Workers of a measured run that prefills and decodes apart, where nobody states them: the fewest that keep pace.
+"""Worker counts of a measured run that prefills and decodes on separate workers: the fewest that keep pace.
 
-A closed loop of C requests finishes C of them in what their output tokens take, so decode workers set a rate, and
-prefill workers must make first tokens as fast (rate matching, as NVIDIA's AIConfigurator sizes such fleets). The
-measured times choose nothing.
+They are for a run that does not state its counts. A closed loop of C requests finishes C of them in the time of their
+output tokens, so decode workers set a rate, and prefill workers must make first tokens as fast (rate matching, as
+NVIDIA's AIConfigurator sizes such fleets). The measured times choose nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from traces.measured.run import MeasuredRun
 
 
 def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Prediction) -> tuple[int, int]:
-    """Prefill and decode workers: as few decode workers as hold all requests at once, and as few for prefill as keep
-    their pace.
+    """Return the numbers of prefill and decode workers.
 
-    Raises UserError where more than `run.most_workers` of a kind would be needed.
+    They are the fewest decode workers that can have all requests at once, and the fewest prefill workers that keep
+    their pace. Raises UserError if more than `run.most_workers` of a kind would be needed.
     """
     assert run.lengths is not None and run.workload.concurrency is not None
     (prompt, output), requests = run.lengths, run.workload.concurrency
@@ -28,7 +28,7 @@ def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Predic
     blocks = -(-(prompt + output) // config.block_size) + config.state_blocks
     held = ranks * min(config.max_num_seqs, (prediction.num_blocks - 1) // blocks)
     decode = ceil(requests / held) if held else run.most_workers + 1
-    rows, context = ceil(requests / decode / ranks), prompt + output // 2  # on average
+    rows, context = ceil(requests / decode / ranks), prompt + output // 2  # means
     squares = rows * context**2
     token = StepPlan.of(decode_rows=rows, decode_context=rows * context, decode_squares=squares, sampled_rows=rows)
     together = max(config.max_num_batched_tokens // prompt, 1)
