@@ -97,12 +97,13 @@ class _Drafted(NamedTuple):
 
     The overlapped loop computes one more step for a request that has ended; that step verifies nothing.
 
-    request   id of the request
-    place     output tokens that the request had at that moment
-    proposed  tokens of the draft; 0 if there was no draft
-    verified  proposed tokens that the request's next step verified, as far as the output went
-    accepted  verified tokens that were accepted
-    before    accepted tokens of the request's draft before; -1 as long as no draft had an accepted token
+    Attributes:
+        request: id of the request
+        place: output tokens that the request had at that moment
+        proposed: tokens of the draft; 0 if there was no draft
+        verified: proposed tokens that the request's next step verified, as far as the output went
+        accepted: verified tokens that were accepted
+        before: accepted tokens of the request's draft before; -1 as long as no draft had an accepted token
     """
 
     request: Numbers

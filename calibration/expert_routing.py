@@ -34,8 +34,9 @@ def experts_touched(experts: int, topk: int, tokens: Any) -> Any:
 def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups: tuple[int, int] = (1, 1)) -> Any:
     """Return the expected maximum over mean of the rows on each device if tokens choose `topk` of `experts` at random.
 
-    groups    how many groups of experts there are, and how many of them a token chooses first (DeepSeek-V3, section
-              2.1.2)
+    Args:
+        groups: how many groups of experts there are, and how many of them a token chooses first (DeepSeek-V3, section
+            2.1.2)
 
     The number of rows that one token sends to a device is hypergeometric among the experts of its groups. Over many
     tokens, loads are normal. Their sum is fixed, so each pair correlates by -1 / (devices - 1), and their expected

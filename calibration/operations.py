@@ -23,10 +23,11 @@ Amount = Any  # float | int | NDArray: one step, or many at once
 class Operation(Protocol):
     """One kind of kernel in a step.
 
-    name    its name, unique in a step: `qkv`, `decode attention`, ...
-    count   occurrences in a step
-    size    amount that flows through it (tokens, rows, elements, ...): where it is 0, the operation does not occur
-    flops, bytes    amounts of one occurrence, on one device
+    Attributes:
+        name: its name, unique in a step: `qkv`, `decode attention`, ...
+        count: occurrences in a step
+        size: amount that flows through it (tokens, rows, elements, ...): where it is 0, the operation does not occur
+        flops, bytes: amounts of one occurrence, on one device
     """
 
     @property
@@ -47,7 +48,8 @@ class Gemm:
 
     Weights in int4 and int8 meet activations in 16 bits.
 
-    width   bytes of a weight with its share of scales; 0: the bytes of `dtype`
+    Attributes:
+        width: bytes of a weight with its share of scales; 0: the bytes of `dtype`
     """
 
     name: str
@@ -77,8 +79,9 @@ class Gemm:
 class PrefillAttention:
     """Causal attention of `tokens` query tokens in `rows` prompts over `past` KV tokens and themselves.
 
-    pairs   query-key pairs: sum over rows of n (2c + n + 1) / 2
-    window  tokens that a query sees at most; 0 is all of them (`pairs` is then already clipped by the caller)
+    Attributes:
+        pairs: query-key pairs: sum over rows of n (2c + n + 1) / 2
+        window: tokens that a query sees at most; 0 is all of them (`pairs` is then already clipped by the caller)
     """
 
     name: str
@@ -178,7 +181,8 @@ class Experts:
 class Elementwise:
     """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels.
 
-    after   the all-reduce just before it; one kernel may do both
+    Attributes:
+        after: the all-reduce just before it; one kernel may do both
     """
 
     name: str
@@ -262,7 +266,8 @@ class Exchange(Collective):
     each of a token's `topk` experts. In the mode high_throughput one goes to each other node, and there one to each
     device. A token's experts are on devices as even and independent choices bring them there.
 
-    fp8     whether elements are sent in 8 bits, with a scale for each 128
+    Attributes:
+        fp8: whether elements are sent in 8 bits, with a scale for each 128
     """
 
     hidden: int = 1
@@ -277,7 +282,7 @@ class Exchange(Collective):
 
     @property
     def backend(self) -> str:
-        """vLLM's name of the mode."""
+        """VLLM's name of the mode."""
         return f"deepep_{self.mode}"
 
     @property
@@ -309,8 +314,9 @@ class Exchange(Collective):
 class StepSizes:
     """The sizes of a step, as `StepPlan` counts them; every field is a number or an array.
 
-    decode_spread   standard deviation of the decode rows' contexts
-    draft_tokens    draft tokens that decode rows verify beside their own
+    Attributes:
+        decode_spread: standard deviation of the decode rows' contexts
+        draft_tokens: draft tokens that decode rows verify beside their own
     """
 
     prefill_rows: Amount = 0

@@ -19,8 +19,9 @@ from serving.deployments.model_spec import ModelSpec
 class Attention(Protocol):
     """An attention backend, made as `Backend(spec, deployment, device)`, where `spec` is a rank's share of the model.
 
-    name        name in the deployment and in recordings
-    capturable  steps whose `plan` and `attend` may be captured in a CUDA graph
+    Attributes:
+        name: name in the deployment and in recordings
+        capturable: steps whose `plan` and `attend` may be captured in a CUDA graph
 
     A constructor raises UserError, or any other exception, for a model or deployment that the backend cannot run.
     """
@@ -56,9 +57,9 @@ class Attention(Protocol):
 
 
 class Span(NamedTuple):
-    """The tokens of one row, and the KV that they attend to:
+    """The tokens of one row, and the KV that they attend to.
 
-    `seen` tokens in `blocks`, after the first `skipped` there.
+    The KV is of `seen` tokens in `blocks`, after the first `skipped` there.
     """
 
     first: int

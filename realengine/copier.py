@@ -37,7 +37,8 @@ class Copies(list[Copy]):
 class Copier(Protocol):
     """A worker that runs copies in the order of submission.
 
-    pinned  whether host memory is to be page-locked
+    Attributes:
+        pinned: whether host memory is to be page-locked
     """
 
     pinned: bool

@@ -28,7 +28,8 @@ class Memory(NamedTuple):
 class Mark(Protocol):
     """A point in the device's work.
 
-    thread_ns  CPU time, until this point, of the thread that does the work; None if the CPU does not do it
+    Attributes:
+        thread_ns: CPU time, until this point, of the thread that does the work; None if the CPU does not do it
     """
 
     thread_ns: int | None
@@ -53,11 +54,12 @@ class Pending(Protocol):
 class Device(Protocol):
     """A place to run steps. Work runs in the order in which it is submitted, whatever thread submits it.
 
-    torch_device     device of tensors
-    asynchronous     whether `submit` returns before the work is done
-    multiprocessors  independent units that a kernel should fill
-    watch            called now and then while the host waits for the device, with the seconds that it has waited so
-                     far; an exception from it ends the wait
+    Attributes:
+        torch_device: device of tensors
+        asynchronous: whether `submit` returns before the work is done
+        multiprocessors: independent units that a kernel should fill
+        watch: called now and then while the host waits for the device, with the seconds that it has waited so far; an
+            exception from it ends the wait
     """
 
     torch_device: torch.device

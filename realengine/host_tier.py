@@ -54,11 +54,12 @@ class Attempt(NamedTuple):
 class TierEvents(NamedTuple):
     """The events since the step before was launched.
 
-    loaded     requests whose KV had come, in order; the scheduler hears of them first
-    released   requests whose blocks had been written after their end; the scheduler hears of them next
-    attempts   plans that ran nothing, if they had any news to consider, or began to load
-    loads      loads that began: request, number of tokens, and whether after a preemption
-    transfers  copies that were seen to have ended
+    Attributes:
+        loaded: requests whose KV had come, in order; the scheduler hears of them first
+        released: requests whose blocks had been written after their end; the scheduler hears of them next
+        attempts: plans that ran nothing, if they had any news to consider, or began to load
+        loads: loads that began: request, number of tokens, and whether after a preemption
+        transfers: copies that were seen to have ended
     """
 
     loaded: list[int]
@@ -89,7 +90,8 @@ class HostTier(TieredBlocks):
     Each of `memories`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
     tier serves.
 
-    must_settle  whether blocks were freed that may be on their way out
+    Attributes:
+        must_settle: whether blocks were freed that may be on their way out
     """
 
     def __init__(

@@ -15,12 +15,13 @@ _GIB = 1024**3
 class KvBudget(NamedTuple):
     """Bytes of one device, measured once weights were loaded.
 
-    total        memory of the device
-    used         memory of weights, buffers, the driver and other processes
-    activations  the most that the largest step needed at once
-    graphs       memory to capture every decode graph, and as many mixed ones as are kept
-    utilization  the share of `total` that may be used
-    block        bytes of one KV block
+    Attributes:
+        total: memory of the device
+        used: memory of weights, buffers, the driver and other processes
+        activations: the most that the largest step needed at once
+        graphs: memory to capture every decode graph, and as many mixed ones as are kept
+        utilization: the share of `total` that may be used
+        block: bytes of one KV block
     """
 
     total: int

@@ -34,10 +34,11 @@ class KvCache:
     groups share the tensor, but never a block. Without groups all layers share one block table, which keeps blocks that
     their windows have passed.
 
-    windows   windows of the kinds of layers; 0 for full attention
-    tables    block table of each kind
-    kind_of   kind of each layer
-    scales    scales of each layer's keys and values, if a checkpoint has them; None: all are 1
+    Attributes:
+        windows: windows of the kinds of layers; 0 for full attention
+        tables: block table of each kind
+        kind_of: kind of each layer
+        scales: scales of each layer's keys and values, if a checkpoint has them; None: all are 1
     """
 
     def __init__(

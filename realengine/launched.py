@@ -20,8 +20,9 @@ class Launched:
 
     Times are `perf_counter_ns`, valid after `wait`; if steps are not timed, all are the time at which the wait ended.
 
-    speed   mean of the device's speed before and after it; None if it is not measured
-    logits  `[S, vocab]`, masked and changed, after `wait` and until the next step; None unless they are kept
+    Attributes:
+        speed: mean of the device's speed before and after it; None if it is not measured
+        logits: `[S, vocab]`, masked and changed, after `wait` and until the next step; None unless they are kept
     """
 
     def __init__(

@@ -28,10 +28,11 @@ class HeadNorms(NamedTuple):
 class Routing(NamedTuple):
     """The assignment of tokens to experts.
 
-    choices  `[T * k]` each token's choices, `token * k + n`, sorted by expert
-    offsets  `[experts + 1]` int32: begin of the choices of each expert of this rank; choices outside belong to other
-             ranks
-    shares   `[T, k]` float32: the weight of each choice
+    Attributes:
+        choices: `[T * k]` each token's choices, `token * k + n`, sorted by expert
+        offsets: `[experts + 1]` int32: begin of the choices of each expert of this rank; choices outside belong to
+            other ranks
+        shares: `[T, k]` float32: the weight of each choice
     """
 
     choices: torch.Tensor
@@ -74,8 +75,9 @@ class LayerOps(Protocol):
     def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
         """Return the answers of each token's experts for `x` `[T, hidden]`, weighed and summed, by `routing`.
 
-        gate_up  `expert_weights` of layers `[2 * n, hidden]`
-        down     `expert_weights` of layers `[hidden, n]`
+        Args:
+            gate_up: `expert_weights` of layers `[2 * n, hidden]`
+            down: `expert_weights` of layers `[hidden, n]`
         """
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:

@@ -29,8 +29,9 @@ def rounded(weight: torch.Tensor, quantization: str) -> StoredWeight:
 class WeightLoader:
     """A loader that takes weights out of `state` one by one, so that merged or rounded weights need not exist twice.
 
-    quantization  type to which 16-bit weights of linear layers are rounded, as `Deployment` names it; with none they
-                  are kept, as those of a quantised checkpoint always are
+    Attributes:
+        quantization: type to which 16-bit weights of linear layers are rounded, as `Deployment` names it; with none
+            they are kept, as those of a quantised checkpoint always are
     """
 
     def __init__(

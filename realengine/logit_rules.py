@@ -25,13 +25,14 @@ _ALWAYS = -1  # stands for any token before a forbidden one
 class LogitRules:
     """The rules of one request; the defaults change nothing.
 
-    presence, frequency  subtracted from the logit of a token that the answer has: once, and for each time
-    repetition           divides the positive logit of a token that prompt or answer has, and multiplies a negative one
-    bias                 tokens, and the number added to the logit of each
-    bad_words            token sequences that may not be completed
-    allowed              the only tokens that may come; empty for all
-    min_p                share of the likeliest token's probability that a token must have to be drawn
-    late                 tokens that may not be among the first `min_tokens`
+    Attributes:
+        presence, frequency: subtracted from the logit of a token that the answer has: once, and for each time
+        repetition: divides the positive logit of a token that prompt or answer has, and multiplies a negative one
+        bias: tokens, and the number added to the logit of each
+        bad_words: token sequences that may not be completed
+        allowed: the only tokens that may come; empty for all
+        min_p: share of the likeliest token's probability that a token must have to be drawn
+        late: tokens that may not be among the first `min_tokens`
     """
 
     presence: float = 0.0
@@ -48,12 +49,13 @@ class LogitRules:
 class LogitChanges(NamedTuple):
     """The changes to the logits of one sample. Tokens are distinct within a field, except in `banned`.
 
-    unseen   whether the answer has one token more than is known here
-    floor    distance from the largest logit that a logit may have; -inf for any
-    prompt   tokens of the prompt, if repetition counts
-    outputs  tokens `[O, 2]` of the answer, and how often it has each
-    biased   tokens; `bias` is the number added to the logit of each
-    banned   tokens `[B, 2]` that may not come, each with the last token before it to which that applies; -1 for any
+    Attributes:
+        unseen: whether the answer has one token more than is known here
+        floor: distance from the largest logit that a logit may have; -inf for any
+        prompt: tokens of the prompt, if repetition counts
+        outputs: tokens `[O, 2]` of the answer, and how often it has each
+        biased: tokens; `bias` is the number added to the logit of each
+        banned: tokens `[B, 2]` that may not come, each with the last token before it to which that applies; -1 for any
     """
 
     presence: float
@@ -117,11 +119,12 @@ class StepChanges(NamedTuple):
 
     In pairs and triples the first number is that of a sample among these, the second a token.
 
-    numbers  `[M, 4]` presence, frequency, repetition, floor
-    unseen   `[M]`
-    limited  `[M]` whether only some tokens are allowed
-    prompt, allowed  `[., 2]`; outputs, banned  `[., 3]`
-    bias     `[., 2]` sample and token, and `biases` `[.]` the number added
+    Attributes:
+        numbers: `[M, 4]` presence, frequency, repetition, floor
+        unseen: `[M]`
+        limited: `[M]` whether only some tokens are allowed
+        prompt, allowed: `[., 2]`; outputs, banned `[., 3]`
+        bias: `[., 2]` sample and token, and `biases` `[.]` the number added
     """
 
     samples: Ints

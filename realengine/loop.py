@@ -16,10 +16,11 @@ _LOOK_S = 1e-4  # interval for looking whether KV has come or a wait has ended, 
 class Clientele(Protocol):
     """The senders of requests to a running engine.
 
-    busy    whether anybody waits for an answer, or will
-    take    give the engine new arrivals, and take from it requests that nobody waits for any more
-    ran     called when a step has ended and the requests in it have their tokens
-    await_  called when there is nothing to run: return when something has arrived, or `stopped` says so
+    Attributes:
+        busy: whether anybody waits for an answer, or will
+        take: give the engine new arrivals, and take from it requests that nobody waits for any more
+        ran: called when a step has ended and the requests in it have their tokens
+        await_: called when there is nothing to run: return when something has arrived, or `stopped` says so
     """
 
     @property

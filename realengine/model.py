@@ -61,10 +61,11 @@ class Layer:
 class Model:
     """A decoder whose `forward` runs one step of a continuous batch.
 
-    spec   one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
-    state  that rank's weights, which are taken out of it as they are loaded
-    own    the rank's experts; None is all of them
-    quantization  type to which weights in 16 bits are rounded, as `Deployment` names it
+    Attributes:
+        spec: one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
+        state: that rank's weights, which are taken out of it as they are loaded
+        own: the rank's experts; None is all of them
+        quantization: type to which weights in 16 bits are rounded, as `Deployment` names it
 
     `expert_tokens` `[moe_layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
     dense model. The dummy request's tokens do not count.
@@ -121,7 +122,8 @@ class Model:
     def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
         """Return hidden states `[S, hidden]` of the batch's sampled tokens, and write this step's KV into `kv`.
 
-        tokens  `[T]`, with every token id in its place
+        Args:
+            tokens: `[T]`, with every token id in its place
 
         Each layer writes KV before it reads: rows of one step may share prefix blocks.
         """

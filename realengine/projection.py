@@ -29,7 +29,8 @@ class Fp8Rows(NamedTuple):
 class Projection(Protocol):
     """Linear layers that share their input: `[rows, in]` to `[rows, out]`, both in the data type of the model.
 
-    fp8  whether it computes in FP8; its best input is then `Fp8Rows`, which spares a pass over its input
+    Attributes:
+        fp8: whether it computes in FP8; its best input is then `Fp8Rows`, which spares a pass over its input
     """
 
     fp8: bool
@@ -52,8 +53,9 @@ class DenseProjection:
 class Fp8Projection:
     """Weights in e4m3 and activations rounded token by token; products are accumulated in float32.
 
-    weight  [out, in] e4m3
-    scale   [out, 1] float32, which give the weights back
+    Attributes:
+        weight: [out, in] e4m3
+        scale: [out, 1] float32, which give the weights back
     """
 
     fp8 = True

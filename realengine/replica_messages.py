@@ -17,10 +17,11 @@ from serving.workload import WorkloadRequest
 class About(NamedTuple):
     """A description of an engine process.
 
-    deployment     deployment as JSON, with the KV blocks that fit
-    num_blocks     KV blocks that requests can have
-    forces         whether the output of a request can be forced
-    memory_report  use of its memory, empty if it is not known
+    Attributes:
+        deployment: deployment as JSON, with the KV blocks that fit
+        num_blocks: KV blocks that requests can have
+        forces: whether the output of a request can be forced
+        memory_report: use of its memory, empty if it is not known
     """
 
     deployment: str
@@ -57,8 +58,9 @@ class End(NamedTuple):
 class Told(NamedTuple):
     """Message from a process: rows of requests that have left and of steps, and the step that has just ended, if any.
 
-    said     outputs, by request that has left and whose output was not forced
-    sampled  requests that got a token in it, one entry a token
+    Attributes:
+        said: outputs, by request that has left and whose output was not forced
+        sampled: requests that got a token in it, one entry a token
     """
 
     requests: list[dict[str, Any]]

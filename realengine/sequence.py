@@ -18,14 +18,16 @@ from serving.step_plan import Row
 class TokenSequence:
     """Prompt and output token ids of `request`.
 
-    forced    output tokens to take instead of the sampled ones (trace replay)
-    stop_ids  tokens that end the request
-    on_token  called with every output token and, if `logprobs` is set, its logprob beside as many others; a return
-              value of True ends the request (a stop string)
-    rules     changes to its logits
-    grammar   grammar of its answer, once it is compiled; it follows the sampled tokens, even if other tokens are forced
-    drafts    tokens proposed to follow, for the next step to verify
-    odds      the probabilities `[vocab]` with which each draft token was drawn; empty if it was proposed with certainty
+    Attributes:
+        forced: output tokens to take instead of the sampled ones (trace replay)
+        stop_ids: tokens that end the request
+        on_token: called with every output token and, if `logprobs` is set, its logprob beside as many others; a return
+            value of True ends the request (a stop string)
+        rules: changes to its logits
+        grammar: grammar of its answer, once it is compiled; it follows the sampled tokens, even if other tokens are
+            forced
+        drafts: tokens proposed to follow, for the next step to verify
+        odds: the probabilities `[vocab]` with which each draft token was drawn; empty if it was proposed with certainty
     """
 
     def __init__(

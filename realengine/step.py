@@ -35,15 +35,16 @@ class Step:
     Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device, begun, computed, sampled
     and, with drafts, drafted.
 
-    preempted_ns  time of each preemption since the step launched before, by request id; some plans do nothing else
-    compiled_ns   likewise, time at which a grammar was seen to be compiled
-    launched      None while it waits for the drafts that it verifies
-    prepare_ns    host time making its tensors, which are ready at `prepared_ns`
-    launch_ns     host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
-    mask_ns       host time for the masks of its samples, within `prepare_ns`
-    host_ns       host time for this step since the host was last free, which the overlapped loop hides; None in the
-                  plain
-    tier          events between the engine's blocks and host memory until it was launched; None without a tier
+    Attributes:
+        preempted_ns: time of each preemption since the step launched before, by request id; some plans do nothing else
+        compiled_ns: likewise, time at which a grammar was seen to be compiled
+        launched: None while it waits for the drafts that it verifies
+        prepare_ns: host time making its tensors, which are ready at `prepared_ns`
+        launch_ns: host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
+        mask_ns: host time for the masks of its samples, within `prepare_ns`
+        host_ns: host time for this step since the host was last free, which the overlapped loop hides; None in the
+            plain
+        tier: events between the engine's blocks and host memory until it was launched; None without a tier
 
     The following are known once it has `ended`:
 

@@ -56,8 +56,9 @@ class StepGraphs:
     def memory(self, decode_rows: list[int], mixed_steps: list[list[int]], run: Callable[[list[int]], object]) -> int:
         """Return the bytes that all graphs may take, from captures of the largest two of each kind.
 
-        decode_rows  every bucket, the largest first; `mixed_steps` likewise
-        run          runs rows of these sizes
+        Args:
+            decode_rows: every bucket, the largest first; `mixed_steps` likewise
+            run: runs rows of these sizes
         """
         kinds = [([[1] * rows for rows in decode_rows], len(decode_rows))]
         if self.mixed:
@@ -119,7 +120,8 @@ def largest_layout(max_num_batched_tokens: int, groups: int = 1) -> Layout:
 def mixed_steps(max_num_batched_tokens: int, max_num_seqs: int, prompts: Callable[[int], list[int]]) -> list[list[int]]:
     """Return sizes of the rows of a step for each number of tokens and of samples, the largest first.
 
-    prompts  makes rows of so many prompt tokens
+    Args:
+        prompts: makes rows of so many prompt tokens
     """
     steps = []
     buckets = TOKEN_BUCKETS[: bisect_left(TOKEN_BUCKETS, max_num_batched_tokens) + 1]

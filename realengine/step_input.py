@@ -27,11 +27,12 @@ _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 class Layout(NamedTuple):
     """Sizes of a step, padding included.
 
-    decode_rows  rows that include all rows of one token, each at the token of its own number; padded to a bucket
-    samples      tokens whose logits are wanted: those of every decode row, padding too, and those after which prefill
-                 rows sample
-    tiles        tiles of a prefill kernel's work list
-    groups       groups of layers, each with its own block tables
+    Attributes:
+        decode_rows: rows that include all rows of one token, each at the token of its own number; padded to a bucket
+        samples: tokens whose logits are wanted: those of every decode row, padding too, and those after which prefill
+            rows sample
+        tiles: tiles of a prefill kernel's work list
+        groups: groups of layers, each with its own block tables
     """
 
     decode_rows: int
@@ -70,20 +71,21 @@ class Batch(NamedTuple):
 
     `slots` and `table_start` are those of one group of layers, at first of the first; `of_group` gives the others.
 
-    tokens       [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
-    positions    [T]
-    slots        [T] place of keys and values: block * block_size + offset
-    context      [R] KV tokens of each row after this step's writes
-    query_start  [R] first token of each row
-    query_len    [R] tokens of each row; 0 for no row
-    table_start  [R] begin of each row's block ids in `blocks`
-    sampled      [S] tokens whose logits are wanted
-    seats        [S] seat for each sampled token
-    temperature, top_p, uniform   [S] float32
-    top_k        [S]
-    tile_row, tile_first   work list of a prefill kernel: row and first query token of each tile; row -1 is no tile
-    blocks       block ids of all rows, group by group
-    host         the buffer's content on the host, for backends that need lengths to launch; None in a graph
+    Attributes:
+        tokens: [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
+        positions: [T]
+        slots: [T] place of keys and values: block * block_size + offset
+        context: [R] KV tokens of each row after this step's writes
+        query_start: [R] first token of each row
+        query_len: [R] tokens of each row; 0 for no row
+        table_start: [R] begin of each row's block ids in `blocks`
+        sampled: [S] tokens whose logits are wanted
+        seats: [S] seat for each sampled token
+        temperature, top_p, uniform: [S] float32
+        top_k: [S]
+        tile_row, tile_first: work list of a prefill kernel: row and first query token of each tile; row -1 is no tile
+        blocks: block ids of all rows, group by group
+        host: the buffer's content on the host, for backends that need lengths to launch; None in a graph
     """
 
     layout: Layout

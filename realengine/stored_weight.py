@@ -21,8 +21,9 @@ FP8_BLOCK = 128
 class Fp8Weight(NamedTuple):
     """Weights in e4m3, with a scale for each output channel, or for blocks of 128 x 128.
 
-    values  [out, in] e4m3
-    scale   [out / n, groups] float32: n outputs share one, and all inputs, or groups of 128
+    Attributes:
+        values: [out, in] e4m3
+        scale: [out / n, groups] float32: n outputs share one, and all inputs, or groups of 128
     """
 
     values: torch.Tensor
@@ -44,11 +45,12 @@ class Fp8Weight(NamedTuple):
 class PackedWeight(NamedTuple):
     """Weights in integers.
 
-    packed  [out, in * bits / 32] int32: the first integer of a word in its lowest bits
-    scale   [out, groups] floats
-    zero    [out, groups] uint8; None: the middle, 8 or 128, everywhere
-    bits    4 or 8
-    group   inputs that share a scale; the last group may be shorter
+    Attributes:
+        packed: [out, in * bits / 32] int32: the first integer of a word in its lowest bits
+        scale: [out, groups] floats
+        zero: [out, groups] uint8; None: the middle, 8 or 128, everywhere
+        bits: 4 or 8
+        group: inputs that share a scale; the last group may be shorter
     """
 
     packed: torch.Tensor

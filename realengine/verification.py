@@ -97,9 +97,10 @@ def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor
 class VerifiedTokens:
     """The acceptance of drafts by verification.
 
-    accepted_tokens  accepted tokens of the drafts that the last step verified, by request
-    planned          draft tokens that a next step is planned for while the drafts are not known: in the overlapped loop
-                     as many as there can be, as in vLLM. In the plain loop the engine says it when the step has ended
+    Attributes:
+        accepted_tokens: accepted tokens of the drafts that the last step verified, by request
+        planned: draft tokens that a next step is planned for while the drafts are not known: in the overlapped loop as
+            many as there can be, as in vLLM. In the plain loop the engine says it when the step has ended
     """
 
     def __init__(self, planned: int) -> None:

@@ -23,8 +23,9 @@ _WAITS_FOR_GRAMMAR = "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
 class Arrived(NamedTuple):
     """A request that the scheduler has received; times are in ns from the start of the recording.
 
-    limit  most tokens that it may generate
-    keys   hashes of the whole blocks of its prompt, each also of everything before it
+    Attributes:
+        limit: most tokens that it may generate
+        keys: hashes of the whole blocks of its prompt, each also of everything before it
     """
 
     id: int
@@ -42,7 +43,8 @@ class Arrived(NamedTuple):
 class Ended(NamedTuple):
     """A request that has left; `status` is vLLM's name for how. `keys` are those of all its tokens.
 
-    returned_steps  steps that its engine had returned by then
+    Attributes:
+        returned_steps: steps that its engine had returned by then
     """
 
     id: int
@@ -108,12 +110,13 @@ class NotRecorded(Exception):
 class EngineEvents:
     """An observer of one scheduler that hands its events to `put`, in order.
 
-    max_model_len   limit of the server: no request has more tokens
-    block_size      tokens that one hash of `block_hashes` stands for
-    drafts          whether there are draft tokens
-    overlapped      whether the next step is planned before its drafts are known: for as many as there may be
-    numbered        whether the names of requests begin with their numbers; else they are counted
-    times_thread    whether this thread computes the steps itself, so that its CPU time is theirs
+    Attributes:
+        max_model_len: limit of the server: no request has more tokens
+        block_size: tokens that one hash of `block_hashes` stands for
+        drafts: whether there are draft tokens
+        overlapped: whether the next step is planned before its drafts are known: for as many as there may be
+        numbered: whether the names of requests begin with their numbers; else they are counted
+        times_thread: whether this thread computes the steps itself, so that its CPU time is theirs
 
     An event is complete: a step is handed on when it has returned and, with drafts, when the next ones are proposed.
     Times are `now()` minus `started_ns`; `started_s` is the same moment on the clock of arrivals.

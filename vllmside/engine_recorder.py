@@ -57,7 +57,8 @@ def _harmless(
 class EngineRecorder:
     """The recording of one scheduler. Nothing here raises.
 
-    run     columns of `runs` that are known at the start
+    Attributes:
+        run: columns of `runs` that are known at the start
     """
 
     def __init__(

@@ -57,9 +57,10 @@ class RecordedRows(Protocol):
 class RecordedRun:
     """A recording that takes events in order, and gives rows to `recording`.
 
-    block_size   tokens of a block that `SharedPrefixes` knows
-    most_blocks  number of blocks that it remembers
-    ahead        tokens after a block that its hash includes
+    Attributes:
+        block_size: tokens of a block that `SharedPrefixes` knows
+        most_blocks: number of blocks that it remembers
+        ahead: tokens after a block that its hash includes
     """
 
     def __init__(self, recording: RecordedRows, block_size: int, most_blocks: int, ahead: int = 0) -> None:

@@ -18,8 +18,9 @@ BlockIds = tuple[list[int], ...]  # ids for each group of layers
 class StepRow(NamedTuple):
     """One request of a step: `tokens` of it after the `start` computed before, and whether it samples.
 
-    outputs  output tokens planned before this step, including those that have not returned
-    blocks   its whole block tables if it is `admitted` in this step, first or `again`; else the new blocks
+    Attributes:
+        outputs: output tokens planned before this step, including those that have not returned
+        blocks: its whole block tables if it is `admitted` in this step, first or `again`; else the new blocks
     """
 
     request: Request

@@ -105,9 +105,10 @@ _HOST = ClosedForm((Line(8_000.0, 4_000.0, _HOST_SHARE, 0.3),), _HOST_SIGMA)
 class Collectives:
     """Collectives of one GPU: the geometric mean of `forms`, which are its own or those of GPUs with its kind of link.
 
-    forms   closed forms by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
-    own     whether the forms were fitted to measurements of this very GPU
-    boards  forms of other PCIe boards, empty for the way through the host's memory; they count among more than two
+    Attributes:
+        forms: closed forms by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
+        own: whether the forms were fitted to measurements of this very GPU
+        boards: forms of other PCIe boards, empty for the way through the host's memory; they count among more than two
             devices
     """
 

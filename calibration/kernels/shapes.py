@@ -26,10 +26,11 @@ NO_WINDOW = 2**17  # feature of shapes without a sliding window
 class KernelKind:
     """One kind of kernel.
 
-    title       its usual name
-    shape       names of the features that a model fixes
-    sizes       names of the features that a step brings; the last is the axis of a plot
-    operation   makes an operation from the part of the key after the slash, a shape in whole numbers, and sizes
+    Attributes:
+        title: its usual name
+        shape: names of the features that a model fixes
+        sizes: names of the features that a step brings; the last is the axis of a plot
+        operation: makes an operation from the part of the key after the slash, a shape in whole numbers, and sizes
     """
 
     title: str

@@ -55,9 +55,10 @@ class Efficiency:
 class Structure(NamedTuple):
     """The surface of one kind of operation, and the place of an operation on it.
 
-    key     key of an operation, `gemm/fp8`: operations of one key are one kernel, more or less
-    shape   features that a model fixes; sizes: features that a step brings, numbers or arrays
-    ns      structured time, nanoseconds
+    Attributes:
+        key: key of an operation, `gemm/fp8`: operations of one key are one kernel, more or less
+        shape: features that a model fixes; sizes: features that a step brings, numbers or arrays
+        ns: structured time, nanoseconds
     """
 
     key: Callable[[Any], str]

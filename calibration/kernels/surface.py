@@ -35,14 +35,15 @@ class Residual(NamedTuple):
 class Surface:
     """Log ratios of `shapes` at the knots of their sizes.
 
-    shapes      [shapes, features], log2
-    knots       the knots of each size, log2, increasing
-    values      [shapes, *knots] log ratios
-    support     [*knots] share of the shapes that were measured near each knot
-    scales      [features] octaves over which shapes stop resembling each other
-    nugget      variance of one shape's own peculiarity, relative to the variance between shapes
-    error       standard error of the log ratio among shapes and sizes like the measured ones, from held-out points
-    spread      the same for a shape that resembles none
+    Attributes:
+        shapes: [shapes, features], log2
+        knots: the knots of each size, log2, increasing
+        values: [shapes, *knots] log ratios
+        support: [*knots] share of the shapes that were measured near each knot
+        scales: [features] octaves over which shapes stop resembling each other
+        nugget: variance of one shape's own peculiarity, relative to the variance between shapes
+        error: standard error of the log ratio among shapes and sizes like the measured ones, from held-out points
+        spread: the same for a shape that resembles none
     """
 
     shapes: Array

@@ -52,8 +52,9 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
 class KernelSurfaces:
     """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `decode/bfloat16`, ...).
 
-    others  makes the kernel times of operations without a fit; without it, their structure and the GEMMs' efficiency
-            give them
+    Attributes:
+        others: makes the kernel times of operations without a fit; without it, their structure and the GEMMs'
+            efficiency give them
     """
 
     gpu: GpuSpec

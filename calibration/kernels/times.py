@@ -31,9 +31,10 @@ class Coverage(IntEnum):
 class Estimate(NamedTuple):
     """The time of one occurrence of an operation.
 
-    ns        nanoseconds, a number or an array
-    sigma     standard error of log(ns): 0.05 is about 5 %
-    coverage  a `Coverage`, or an array of them
+    Attributes:
+        ns: nanoseconds, a number or an array
+        sigma: standard error of log(ns): 0.05 is about 5 %
+        coverage: a `Coverage`, or an array of them
     """
 
     ns: Any

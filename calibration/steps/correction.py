@@ -51,10 +51,11 @@ _SMALLEST_NS = 1e-6
 class Correction:
     """Multipliers of parts, and added nanoseconds. The default changes nothing, and leaves the imbalance out.
 
-    source  the steps of the fit; empty without a fit
-    sigma   remaining relative error of a step, by regime (standard deviation, robust)
-    domain  least and most tokens, decode rows and decode context of the steps of the fit
-    wider   for each weight type of more bits, its multipliers of `WEIGHTS` over those of the narrowest type
+    Attributes:
+        source: the steps of the fit; empty without a fit
+        sigma: remaining relative error of a step, by regime (standard deviation, robust)
+        domain: least and most tokens, decode rows and decode context of the steps of the fit
+        wider: for each weight type of more bits, its multipliers of `WEIGHTS` over those of the narrowest type
     """
 
     factors: Mapping[str, Price] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})

@@ -33,11 +33,12 @@ _AT_ONCE = 100_000  # steps
 class StepCoverage(NamedTuple):
     """The certainty of every step; arrays have the shape of the step sizes.
 
-    kernels     `Coverage` of the worst kernel that matters
-    worst       index of this kernel in `names`; -1 if no kernel matters
-    covered     whether measured steps cover the step
-    sigma       standard error of the logarithm of its kernels' time, if all kernels were off alike
-    beyond      reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
+    Attributes:
+        kernels: `Coverage` of the worst kernel that matters
+        worst: index of this kernel in `names`; -1 if no kernel matters
+        covered: whether measured steps cover the step
+        sigma: standard error of the logarithm of its kernels' time, if all kernels were off alike
+        beyond: reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
     """
 
     kernels: NDArray[np.int64]

@@ -82,10 +82,11 @@ LEVELS: dict[str, tuple[str, ...]] = {
 class Origin:
     """The place of a configuration in the hierarchy; an empty name stands for something that was never measured.
 
-    gemm, experts   types of the weights of dense layers and of routed experts, if there are any
-    source          the measurement: a case, with the model, the GPU and the engine
-    version         name and version of the engine
-    client          program that sent the requests and measured; empty if a server measured
+    Attributes:
+        gemm, experts: types of the weights of dense layers and of routed experts, if there are any
+        source: the measurement: a case, with the model, the GPU and the engine
+        version: name and version of the engine
+        client: program that sent the requests and measured; empty if a server measured
     """
 
     engine: str
@@ -187,7 +188,8 @@ Spreads = Mapping[str, float]
 class Missed:
     """Errors of a figure in the rows of one left-out origin, in standard deviations, in order.
 
-    rows    number of rows; if they are many, `misses` are quantiles
+    Attributes:
+        rows: number of rows; if they are many, `misses` are quantiles
     """
 
     origin: Origin
@@ -225,8 +227,9 @@ def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
 class Evidence:
     """All evidence, and the spread of the deviations of each level.
 
-    noise   log error of a figure that no level explains
-    missed  errors of rows of sources that were left out in turn
+    Attributes:
+        noise: log error of a figure that no level explains
+        missed: errors of rows of sources that were left out in turn
     """
 
     taught: Sequence[Taught]

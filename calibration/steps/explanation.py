@@ -25,8 +25,9 @@ from calibration.steps.parts import never_slower, parts_of
 class ExplainedOperation:
     """One kind of kernel in the step; times and amounts are sums of all its occurrences, on one device.
 
-    utilisation     roofline time over expected time: how close to the limit of the device
-    bound           `compute`, `memory`, `link` or, between nodes, `network`
+    Attributes:
+        utilisation: roofline time over expected time: how close to the limit of the device
+        bound: `compute`, `memory`, `link` or, between nodes, `network`
     """
 
     name: str
@@ -56,16 +57,17 @@ class ExplainedStage(NamedTuple):
 class Explanation:
     """An explained step.
 
-    operations     every kind of kernel, with the time measured for the kernel alone
-    kernels_ns     by part, the sum of these times
-    parts_ns       by part, the time within a step of the engine, as whole steps teach it; they sum to `step_ns`
-    stages         of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
-    host_ns        CPU time before the step, hidden in an overlapped loop
-    beyond         reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
-    interval       factors of `step_ns` between which 9 of 10 runs lie
-    coverage, why  how far to trust the step, and the part that is the reason
-    launches       kernels that the host launches one by one, 0 in a graph
-    launch_ns      host time of one launch; `launch_source` is the source of this number
+    Attributes:
+        operations: every kind of kernel, with the time measured for the kernel alone
+        kernels_ns: by part, the sum of these times
+        parts_ns: by part, the time within a step of the engine, as whole steps teach it; they sum to `step_ns`
+        stages: of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
+        host_ns: CPU time before the step, hidden in an overlapped loop
+        beyond: reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
+        interval: factors of `step_ns` between which 9 of 10 runs lie
+        coverage, why: how far to trust the step, and the part that is the reason
+        launches: kernels that the host launches one by one, 0 in a graph
+        launch_ns: host time of one launch; `launch_source` is the source of this number
     """
 
     operations: list[ExplainedOperation]

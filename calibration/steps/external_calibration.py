@@ -32,15 +32,16 @@ _FORMAT = 2
 class ExternalCalibration:
     """The knowledge of one engine on one GPU.
 
-    gpu, deployment     the catalogued GPU, and the deployment it was learnt with, as JSON, with the engine if known
-    correction, host    correction learnt from whole steps; CPU time between steps
-    interval            factors of the predicted time between which 9 of 10 runs lie
-    prompt_interval     the same for the time that prompts add to a step, if it is known separately
-    request_ms          time that a server and a client add to TTFT, which no simulation has; `request_interval` is its
-                        interval
-    untaught            the part that no measurement taught; empty if all that matters was measured
-    residuals           held-out errors in percent by regime: steps, median, p95
-    source, created     what it was learnt from, and when
+    Attributes:
+        gpu, deployment: the catalogued GPU, and the deployment it was learnt with, as JSON, with the engine if known
+        correction, host: correction learnt from whole steps; CPU time between steps
+        interval: factors of the predicted time between which 9 of 10 runs lie
+        prompt_interval: the same for the time that prompts add to a step, if it is known separately
+        request_ms: time that a server and a client add to TTFT, which no simulation has; `request_interval` is its
+            interval
+        untaught: the part that no measurement taught; empty if all that matters was measured
+        residuals: held-out errors in percent by regime: steps, median, p95
+        source, created: what it was learnt from, and when
     """
 
     gpu: str

@@ -122,7 +122,8 @@ def mixed_padding(step: StepPlan | StepSizes, rows: int) -> int:
 def feature_rows(sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[np.bool_] = False) -> Floats:
     """Return STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`.
 
-    graphs  which steps are graphs, or all
+    Args:
+        graphs: which steps are graphs, or all
     """
     rows = np.array([padded(int(n)) for n in sizes.decode_rows], dtype=np.float64)
     padding = np.zeros_like(rows)
@@ -155,19 +156,20 @@ def by_replica(steps: pa.Table) -> list[pa.Table]:
 class MeasuredSteps:
     """The steps of recordings as arrays, one after the other; a recording of several engines gives one after the other.
 
-    features         names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
-    step, cpu        features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
-    step_ns, cpu_ns  measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it. A step
-                     that was planned behind another, as in the overlapped loop, begins when the other ends
-    own_ns           share of step_ns that was CPU time of the computing thread `[steps]`; the wait before it has the
-                     same share. All of step_ns if it is not recorded
-    speed            speed of the machine: geometric mean over the step and two steps on either side `[steps]`, because
-                     a single look is too noisy; 1 if it is not recorded
-    sample_ns        share of step_ns spent sampling `[steps]`; NaN if it was not timed apart
-    draft_ns         share of step_ns spent drafting `[steps]`; NaN if nothing drafts
-    mask_ns          mean host time of one masked row, which cpu_ns excludes; None if no row was masked
-    regime           index into REGIMES `[steps]`
-    recording        index of the step's recording and engine `[steps]`
+    Attributes:
+        features: names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
+        step, cpu: features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
+        step_ns, cpu_ns: measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it. A
+            step that was planned behind another, as in the overlapped loop, begins when the other ends
+        own_ns: share of step_ns that was CPU time of the computing thread `[steps]`; the wait before it has the same
+            share. All of step_ns if it is not recorded
+        speed: speed of the machine: geometric mean over the step and two steps on either side `[steps]`, because a
+            single look is too noisy; 1 if it is not recorded
+        sample_ns: share of step_ns spent sampling `[steps]`; NaN if it was not timed apart
+        draft_ns: share of step_ns spent drafting `[steps]`; NaN if nothing drafts
+        mask_ns: mean host time of one masked row, which cpu_ns excludes; None if no row was masked
+        regime: index into REGIMES `[steps]`
+        recording: index of the step's recording and engine `[steps]`
 
     By default there are `drafts` if any recording has speculative decoding.
     """

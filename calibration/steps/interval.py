@@ -25,8 +25,9 @@ def factors_of(reach: float) -> Factors:
 class StepInterval(NamedTuple):
     """Factors of the predicted times between which 9 of 10 runs lie.
 
-    decode      for the time of decode rows: reads of weights and KV, launches and CPU time
-    prompts     for the time that prompts add: GEMMs and experts where they compute, attention of prompts
+    Attributes:
+        decode: for the time of decode rows: reads of weights and KV, launches and CPU time
+        prompts: for the time that prompts add: GEMMs and experts where they compute, attention of prompts
     """
 
     decode: Factors = (1.0, 1.0)

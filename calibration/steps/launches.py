@@ -34,8 +34,9 @@ _QUIET = 10  # percentile of the steps that nothing else held up
 class LaunchCost:
     """Host time per kernel, with all that an engine does around a launch; `ns` is None if it is not known.
 
-    sigma   standard error of its logarithm
-    source  the measurement, or the reason why there is none
+    Attributes:
+        sigma: standard error of its logarithm
+        source: the measurement, or the reason why there is none
     """
 
     ns: Price | None

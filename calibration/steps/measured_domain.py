@@ -12,9 +12,9 @@ from calibration.steps.step_cost import Calibration
 
 
 def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each feature of each step lies outside its measured range in the regime:
+    """Return whether each feature of each step lies outside its measured range in the regime.
 
-    `[steps, features]`, both.
+    Features and answer are `[steps, features]`.
     """
     out = np.ones(features.shape, dtype=bool)  # every feature is outside in a regime that was not measured
     for index, name in enumerate(REGIMES):

@@ -51,9 +51,10 @@ Tables = dict[object, dict[str, NDArray[np.float64]]]
 class HostTimes:
     """CPU time of an engine between two steps; an overlapped loop hides it behind the step that runs.
 
-    step_ns     time per step: scheduling, making tensors, sampling on the host, sending tokens out
-    row_ns      time per request in the step
-    launches    time per kernel that the host launches, if steps do not run as graphs
+    Attributes:
+        step_ns: time per step: scheduling, making tensors, sampling on the host, sending tokens out
+        row_ns: time per request in the step
+        launches: time per kernel that the host launches, if steps do not run as graphs
     """
 
     step_ns: Price = 0.0
@@ -79,10 +80,11 @@ class HostTimes:
 class OperationCost:
     """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
 
-    known_interval  common error of all steps in 9 of 10 runs, where kernels were measured
-    untaught    the part that no measured run taught; empty if all that matters was measured
-    stages      cost models of the stages of a pipeline, in order; empty without one
-    tables      uncorrected parts behind its tables, for sharing with models that differ in factors alone
+    Attributes:
+        known_interval: common error of all steps in 9 of 10 runs, where kernels were measured
+        untaught: the part that no measured run taught; empty if all that matters was measured
+        stages: cost models of the stages of a pipeline, in order; empty without one
+        tables: uncorrected parts behind its tables, for sharing with models that differ in factors alone
     """
 
     def __init__(

@@ -36,9 +36,10 @@ PartTimes = Mapping[Regime, Mapping[str, float]]
 class RunExplanation:
     """The explained step time of a run.
 
-    parts_ns    nanoseconds by regime and part; their sum is the recorded time of the steps
-    operations  kernels by regime, of all steps together, as in `explanation`
-    steps       number of steps behind the shares
+    Attributes:
+        parts_ns: nanoseconds by regime and part; their sum is the recorded time of the steps
+        operations: kernels by regime, of all steps together, as in `explanation`
+        steps: number of steps behind the shares
     """
 
     parts_ns: PartTimes

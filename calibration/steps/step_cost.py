@@ -64,14 +64,15 @@ class Residuals:
 class Calibration:
     """The calibration of an engine, and the measurements behind it.
 
-    step_prices_ps, cpu_prices_ps   price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only
-    domain                          smallest and largest measured value of each step feature, by regime
-    residuals                       held-out error by regime
-    mask_ps                         price of the mask for one token of a structured answer; None if no token had one
-    interval                        factors of the predicted time between which 9 of 10 runs lie
-    weather                         the machine's weather that the prices contain; None in an older calibration
-    noise                           the canary's times and other measures of the machine's calm
-    launches                        host time to launch a kernel, from steps that were no graphs
+    Attributes:
+        step_prices_ps, cpu_prices_ps: price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only
+        domain: smallest and largest measured value of each step feature, by regime
+        residuals: held-out error by regime
+        mask_ps: price of the mask for one token of a structured answer; None if no token had one
+        interval: factors of the predicted time between which 9 of 10 runs lie
+        weather: the machine's weather that the prices contain; None in an older calibration
+        noise: the canary's times and other measures of the machine's calm
+        launches: host time to launch a kernel, from steps that were no graphs
     """
 
     id: str
@@ -128,8 +129,9 @@ class StepCost:
     An engine that was calibrated with CUDA graphs may serve as a `deployment` without: a step takes as long as before,
     or as its launches do.
 
-    pads       whether mixed steps run as graphs
-    launching  whether its host launches kernels one by one that were calibrated as graphs
+    Attributes:
+        pads: whether mixed steps run as graphs
+        launching: whether its host launches kernels one by one that were calibrated as graphs
     """
 
     def __init__(self, calibration: Calibration, deployment: Deployment | None = None) -> None:

@@ -23,12 +23,13 @@ _NEIGHBOURS = 5  # steps on each side that say how much time others take
 class Weather:
     """The weather that a calibration's prices contain.
 
-    taken     wall time over CPU time of the steps
-    speed     median recorded speed
-    exponent  a step takes (speed / its speed) ** exponent times as long
-    interval  factors of the predicted time between which 9 of 10 runs lie, once their own weather is known
-    misses    logarithm of measured over predicted time of each measured step in its own weather, in order: the error of
-              a single step that the weather around it does not explain
+    Attributes:
+        taken: wall time over CPU time of the steps
+        speed: median recorded speed
+        exponent: a step takes (speed / its speed) ** exponent times as long
+        interval: factors of the predicted time between which 9 of 10 runs lie, once their own weather is known
+        misses: logarithm of measured over predicted time of each measured step in its own weather, in order: the error
+            of a single step that the weather around it does not explain
     """
 
     taken: float

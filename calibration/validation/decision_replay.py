@@ -40,8 +40,9 @@ _TIERED = ("loaded_ids", "released_ids", "kv_attempts", "kv_attempts_in_flight")
 class DecisionReplay:
     """Counts of steps, requests and routes that came out identical.
 
-    routes  requests that the router of several engines sent to one of them
-    first_difference  a description of the first other one, or None
+    Attributes:
+        routes: requests that the router of several engines sent to one of them
+        first_difference: a description of the first other one, or None
     """
 
     steps: int
@@ -60,11 +61,12 @@ class DecisionReplay:
 class GivenTimes:
     """The cost model of a replay: every plan is made, and every step ends, when the recorded one did.
 
-    plans_ns   time at which each step was planned
-    in_flight  steps under way at that time: 0, or 1 in the overlapped loop
-    end_ns     end of the last step
-    tried      for each step, plans before it that could run nothing: their times, and the steps under way then
-    left       for each request that its client gave up: the time, and how many steps had returned then
+    Attributes:
+        plans_ns: time at which each step was planned
+        in_flight: steps under way at that time: 0, or 1 in the overlapped loop
+        end_ns: end of the last step
+        tried: for each step, plans before it that could run nothing: their times, and the steps under way then
+        left: for each request that its client gave up: the time, and how many steps had returned then
 
     A plan is made as soon as an earlier step ends, so these ends follow from the plans. With no step in flight, the
     step before has ended; with one, the step before that one. Two ends that one plan waited for are a nanosecond apart.

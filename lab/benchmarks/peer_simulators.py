@@ -53,10 +53,11 @@ class PeerRun:
 class Peer(Protocol):
     """A simulator by somebody else.
 
-    name       its name, with its version or place
-    handicaps  reasons why its time and ours do not buy the same thing, a line each
-    tried      whether this adapter has been run against the real thing
-    replicas   number of engines that it simulates, behind a round-robin router
+    Attributes:
+        name: its name, with its version or place
+        handicaps: reasons why its time and ours do not buy the same thing, a line each
+        tried: whether this adapter has been run against the real thing
+        replicas: number of engines that it simulates, behind a round-robin router
     """
 
     name: str

@@ -35,10 +35,11 @@ class Times(NamedTuple):
 class Configuration:
     """One deployment at one concurrency.
 
-    lengths                 nominal prompt and output tokens of a request
-    requests, gpus          requests in flight, and number of GPUs
-    low, blind, high        prediction from other sources' evidence, between the ends of its 90 % interval
-    roofline                prediction of the datasheet
+    Attributes:
+        lengths: nominal prompt and output tokens of a request
+        requests, gpus: requests in flight, and number of GPUs
+        low, blind, high: prediction from other sources' evidence, between the ends of its 90 % interval
+        roofline: prediction of the datasheet
     """
 
     run: str

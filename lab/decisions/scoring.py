@@ -30,10 +30,11 @@ BOLD = 0.2  # a risk beside the default one
 class Answer:
     """The result of one choice.
 
-    utility    see above
-    broke      whether it breaks a bound in truth
-    chose      whether something was chosen
-    promised   the rule's probability that it keeps the bounds
+    Attributes:
+        utility: see above
+        broke: whether it breaks a bound in truth
+        chose: whether something was chosen
+        promised: the rule's probability that it keeps the bounds
     """
 
     group: Group
@@ -48,10 +49,11 @@ class Answer:
 class Score:
     """The answers of one rule, summed up.
 
-    utility, low, high  mean, and its 90 % interval over groups
-    broke, none         shares of the questions
-    regret              mean of 1 - utility where the bounds were kept: the part that was given away
-    promised, kept      over choices with a probability: its mean, and the share that kept the bounds in truth
+    Attributes:
+        utility, low, high: mean, and its 90 % interval over groups
+        broke, none: shares of the questions
+        regret: mean of 1 - utility where the bounds were kept: the part that was given away
+        promised, kept: over choices with a probability: its mean, and the share that kept the bounds in truth
     """
 
     questions: int
@@ -120,12 +122,13 @@ def _interval(found: Sequence[Answer]) -> tuple[float, float]:
 class Decisions:
     """The result of rung 7.
 
-    rules       the score of every rule
-    appetites   scores of our rule, by the risk that it may take
-    parts       scores of our rule, by model and GPU
-    closer      scores of our rule, by the share of their errors that predictions would still have, and by risk
-    common      measured share of the variance of errors that is common to configurations of a model on a GPU
-    between     measured correlation of the errors of TTFT and TPOT of a configuration
+    Attributes:
+        rules: the score of every rule
+        appetites: scores of our rule, by the risk that it may take
+        parts: scores of our rule, by model and GPU
+        closer: scores of our rule, by the share of their errors that predictions would still have, and by risk
+        common: measured share of the variance of errors that is common to configurations of a model on a GPU
+        between: measured correlation of the errors of TTFT and TPOT of a configuration
     """
 
     rules: Mapping[str, Score]

@@ -35,10 +35,11 @@ _KEPT = 40  # quantiles of the errors of an origin
 class Scored:
     """A figure of a row, predicted by the evidence of the other groups.
 
-    error       logarithm of predicted over measured
-    sigma       standard deviation that the other groups give it
-    mark        trust in it that a user sees
-    reach       reach of the band, in the logarithm
+    Attributes:
+        error: logarithm of predicted over measured
+        sigma: standard deviation that the other groups give it
+        mark: trust in it that a user sees
+        reach: reach of the band, in the logarithm
     """
 
     lesson: Lesson

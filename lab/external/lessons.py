@@ -53,7 +53,8 @@ _STEP = 0.1  # step of a logarithm, for the slopes of simulated figures
 class Lesson:
     """One measured run: its origin, its observations, and their prediction.
 
-    steps   steps of an iteration log that were waited for
+    Attributes:
+        steps: steps of an iteration log that were waited for
     """
 
     origin: Origin

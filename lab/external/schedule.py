@@ -39,10 +39,11 @@ _FINE = 4.0  # bins of a size in a factor of two
 class Schedule:
     """Kinds of steps of a run, and how often each occurs in a request's waiting times.
 
-    sizes   mean sizes of each kind `[kinds]`
-    dense   tokens that its dense operations run, padded as CUDA graphs do
-    ttft    mean number of steps of each kind in a request's time to first token `[kinds]`
-    tpot    the same for a token after the first
+    Attributes:
+        sizes: mean sizes of each kind `[kinds]`
+        dense: tokens that its dense operations run, padded as CUDA graphs do
+        ttft: mean number of steps of each kind in a request's time to first token `[kinds]`
+        tpot: the same for a token after the first
     """
 
     sizes: StepSizes

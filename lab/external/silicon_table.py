@@ -38,9 +38,10 @@ Share = Annotated[float, Field(gt=0, le=2)]
 class Load(Settings):
     """The way in which a closed-loop client made its requests.
 
-    waves       requests in all, as a multiple of the concurrency; fewer if they would be very many
-    lengths     shares of the nominal length between which lengths are drawn evenly
-    or_lengths  other possible shares, if nobody says which; queueing, and with it TTFT, is then different
+    Attributes:
+        waves: requests in all, as a multiple of the concurrency; fewer if they would be very many
+        lengths: shares of the nominal length between which lengths are drawn evenly
+        or_lengths: other possible shares, if nobody says which; queueing, and with it TTFT, is then different
     """
 
     waves: int = Field(10, ge=1)
@@ -78,8 +79,10 @@ class Rule(Settings):
 class Apart(Settings):
     """Workers of rows that prefill and decode on separate workers; the table states their sizes but not their counts.
 
-    attention_dp    whether a worker's attention is data-parallel over its devices, which the table does not say either
-    tpot_ms         range of such a row's TPOT; for other rows of that concurrency nobody states the drafts
+    Attributes:
+        attention_dp: whether a worker's attention is data-parallel over its devices, which the table does not say
+            either
+        tpot_ms: range of such a row's TPOT; for other rows of that concurrency nobody states the drafts
     """
 
     isl: int

@@ -19,11 +19,12 @@ _LAUNCHES = 200
 def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each: `ceiling` is its name, `value` None if the device has none, `spread_pct` as in `Timing`.
 
-    copy_bytes_per_s      rate of a large copy, bytes read and bytes written
-    gemm_flops_per_s      rate of a bf16 GEMM, 8192 in each dimension, of random numbers (zeros would be faster)
-    fp8_gemm_flops_per_s  rate of the same in fp8 e4m3 with a scale for each row and column
-    launch_graph_ns       time from one launch of a nearly empty kernel to the next, in a graph
-    launch_eager_ns       the same when the host launches them
+    Args:
+        copy_bytes_per_s: rate of a large copy, bytes read and bytes written
+        gemm_flops_per_s: rate of a bf16 GEMM, 8192 in each dimension, of random numbers (zeros would be faster)
+        fp8_gemm_flops_per_s: rate of the same in fp8 e4m3 with a scale for each row and column
+        launch_graph_ns: time from one launch of a nearly empty kernel to the next, in a graph
+        launch_eager_ns: the same when the host launches them
 
     `dry_run` measures in miniature.
     """

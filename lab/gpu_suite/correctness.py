@@ -38,11 +38,12 @@ _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.fl
 def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each check, the kernels of the measured models first.
 
-    kernel, case, dtype   kernel, input and dtype of the check
-    backend               "triton", or "torch": the references of the engine, if Triton has no device to run on
-    error, limit          see `relative_error`; wrong rows (argmax); distance in cumulative mass (draw); differing
-                          elements of a repeat. Text if it is not a number
-    ok                    error <= limit
+    Args:
+        kernel, case, dtype: kernel, input and dtype of the check
+        backend: "triton", or "torch": the references of the engine, if Triton has no device to run on
+        error, limit: see `relative_error`; wrong rows (argmax); distance in cumulative mass (draw); differing elements
+            of a repeat. Text if it is not a number
+        ok: error <= limit
 
     `dry_run` checks a few tiny shapes, in Triton's interpreter if that is on.
     """

@@ -53,9 +53,10 @@ class Cost(NamedTuple):
 class Prepared(NamedTuple):
     """A prepared operation.
 
-    make   makes inputs from a seed
-    call   calls the operation on inputs, which it may change
-    error  returns the error of the result of `call` for such inputs; None if only times matter
+    Attributes:
+        make: makes inputs from a seed
+        call: calls the operation on inputs, which it may change
+        error: returns the error of the result of `call` for such inputs; None if only times matter
     """
 
     make: Callable[[int], tuple[Any, ...]]

@@ -10,10 +10,11 @@ from serving.deployments.config import Deployment, SchedulerConfig
 class Sizes(NamedTuple):
     """The sizes of a run.
 
-    large, small   the engines that are measured; recordings are of the large one
-    run_seconds    seconds of arrivals of one recorded run
-    run_longest    tokens of its longest request: few enough to end soon after the arrivals
-    benchmark      shapes of the engine benchmark
+    Attributes:
+        large, small: the engines that are measured; recordings are of the large one
+        run_seconds: seconds of arrivals of one recorded run
+        run_longest: tokens of its longest request: few enough to end soon after the arrivals
+        benchmark: shapes of the engine benchmark
     """
 
     dry_run: bool

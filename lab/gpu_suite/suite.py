@@ -65,7 +65,8 @@ class Phase(NamedTuple):
 
     `after` runs in this process when that has ended, however it did.
 
-    minutes  its weight in the suite's time, relative to the sum over the phases that run
+    Attributes:
+        minutes: its weight in the suite's time, relative to the sum over the phases that run
     """
 
     name: str

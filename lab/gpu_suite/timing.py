@@ -26,9 +26,10 @@ _FEWEST, _MOST = 5, 15  # repeats
 class Timing(NamedTuple):
     """The times of one call.
 
-    median_ns   median time of one call
-    spread_pct  distance of the quartiles, in % of the median; a smaller difference between two timings is noise
-    repeats     number of timings, each of at least one call
+    Attributes:
+        median_ns: median time of one call
+        spread_pct: distance of the quartiles, in % of the median; a smaller difference between two timings is noise
+        repeats: number of timings, each of at least one call
     """
 
     median_ns: float

@@ -72,10 +72,11 @@ class Measured(NamedTuple):
 class _Table:
     """One kind of file: its place, the columns that group its rows, and the operation of a group.
 
-    filters, keep   columns that say which rows count, and the test on them
-    operation       makes the operation of a group from its shape and its sizes
-    key             kernel of the operation, if it is not the usual one
-    everywhere      whether every GPU has it
+    Attributes:
+        filters, keep: columns that say which rows count, and the test on them
+        operation: makes the operation of a group from its shape and its sizes
+        key: kernel of the operation, if it is not the usual one
+        everywhere: whether every GPU has it
     """
 
     folder: str

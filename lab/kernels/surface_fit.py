@@ -64,7 +64,8 @@ class HeldOut:
 def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = None) -> tuple[KernelFit, HeldOut]:
     """Fit the kernel whose shapes are `measured`, all of one key, and return its errors at held-out points.
 
-    like    a fit of a kernel that does about the same work. It stands in for times that were the host's and not the
+    Args:
+        like: a fit of a kernel that does about the same work. It stands in for times that were the host's and not the
             GPU's: a table that was timed without CUDA graphs has none shorter than a launch by the host
     """
     structure = structure_of(measured[0].operation)

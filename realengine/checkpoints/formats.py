@@ -25,7 +25,8 @@ _UNUSED_SCALES = ("q_scale", "prob_scale", "kv_scale", "q_proj.output_scale")  #
 def read_quantised(state: dict[str, StoredWeight], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
     """Turn the tensors of a quantised checkpoint into the layout that `WeightLoader` takes, in place.
 
-    config  the checkpoint's config.json
+    Args:
+        config: the checkpoint's config.json
 
     Other tensors stay as they are. Raises UserError, naming `where`, for tensors that are missing or that the engine
     would compute wrongly.

@@ -20,7 +20,8 @@ from serving.step_plan import Row
 class Drafter(Protocol):
     """A proposer of draft tokens at the end of each step, in the order of its rows. It can never change an output.
 
-    runner  computes the drafts, over KV in blocks of the same ids as the target's; None if nothing is computed
+    Attributes:
+        runner: computes the drafts, over KV in blocks of the same ids as the target's; None if nothing is computed
     """
 
     @property

@@ -49,10 +49,11 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return the RMSNorm of `x` (Zhang and Sennrich 2019), or of `residual + x`, which overwrites `residual`.
 
-    x         [T, H] contiguous; `residual` likewise
-    weight    [H]
-    returns   [T, H] in the dtype of `x`; with `fp8` rounded to that and then to e4m3. Also the scales [T, 1] fp32 of
-              its rows, which without `fp8` mean nothing
+    Args:
+        x: [T, H] contiguous; `residual` likewise
+        weight: [H]
+        returns: [T, H] in the dtype of `x`; with `fp8` rounded to that and then to e4m3. Also the scales [T, 1] fp32 of
+            its rows, which without `fp8` mean nothing
 
     It is computed in fp32, from the sum that is stored in `residual`, rounded to its dtype.
     """

@@ -58,8 +58,9 @@ def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
 def argmax(logits: Tensor, out: Tensor) -> Tensor:
     """Write the index of each row's largest logit, the first if there are several, to `out`, and return `out`.
 
-    logits  [R, V] without NaN; rows may lie further apart than V
-    out     [R] int32
+    Args:
+        logits: [R, V] without NaN; rows may lie further apart than V
+        out: [R] int32
     """
     rows, vocab = logits.shape
     splits = _splits(rows, vocab)

@@ -55,14 +55,15 @@ def attend_tile(
 ):
     """Attend to tokens `first` to `first + BLOCK_N` of a row, and return the new (weighted, total, highest).
 
-    query     [M, dims], zeros beyond DIM
-    weighted  [M, dims] fp32, the values seen so far times exp2(score - highest)
-    total     [M] fp32, the sum of those weights
-    highest   [M] fp32, the highest score so far
-    table     pointer to the row's block ids
-    visible   [M] tokens that each query may see, from the row's first; read only if MASKED
-    context   KV tokens of the row; read only if MASKED; slots from there on are then not read
-    WINDOW    if MASKED, the number of its last visible tokens that a query sees; 0 is all
+    Args:
+        query: [M, dims], zeros beyond DIM
+        weighted: [M, dims] fp32, the values seen so far times exp2(score - highest)
+        total: [M] fp32, the sum of those weights
+        highest: [M] fp32, the highest score so far
+        table: pointer to the row's block ids
+        visible: [M] tokens that each query may see, from the row's first; read only if MASKED
+        context: KV tokens of the row; read only if MASKED; slots from there on are then not read
+        WINDOW: if MASKED, the number of its last visible tokens that a query sees; 0 is all
     """
     positions = first + tl.arange(0, BLOCK_N)
     held = positions < context

@@ -215,13 +215,14 @@ def _draw_row(
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor, out: Tensor) -> Tensor:
     """Write a token for each row of `logits` to `out`, and return `out`; `realengine.sampling.draw` in one launch.
 
-    logits       [R, V] without NaN, not all minus infinity; rows may lie further apart than V
-    temperature  [R] fp32; under 1e-5 the first largest logit is taken
-    top_k        [R] int32; every logit not below the k-th largest is kept, 0 is off
-    top_p        [R] fp32; of the kept logits, every one not below the largest that `top_p` of the mass lies at or above
-    uniform      [R] fp32 in [0, 1); the token is the first, in vocabulary order, at which the cumulative mass of the
-                 kept logits exceeds this share of it
-    out          [R] int32
+    Args:
+        logits: [R, V] without NaN, not all minus infinity; rows may lie further apart than V
+        temperature: [R] fp32; under 1e-5 the first largest logit is taken
+        top_k: [R] int32; every logit not below the k-th largest is kept, 0 is off
+        top_p: [R] fp32; of the kept logits, every one not below the largest that `top_p` of the mass lies at or above
+        uniform: [R] fp32 in [0, 1); the token is the first, in vocabulary order, at which the cumulative mass of the
+            kept logits exceeds this share of it
+        out: [R] int32
 
     Masses are fp32 sums. A row is read three times, or four with top-p alone. If thinning leaves too much of it, each
     pass of the bisection reads it once more.

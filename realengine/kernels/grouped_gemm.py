@@ -133,11 +133,13 @@ def grouped_mlp(
 ) -> Tensor:
     """Return each token's answers from its experts, weighed and summed: `[T, hidden]`.
 
-    x        [T, hidden] bf16, fp16 or fp32
-    gate_up  of layers [2 n, hidden], `down` of layers [hidden, n], stacked; floats are as `x` or in FP8; all contiguous
-    choices  [T k] int64, token x k + number of the choice, sorted by expert
-    offsets  [experts + 1] int32, begin of the choices of each of these experts; choices outside add nothing
-    shares   [T, k] float32, the weights of the choices
+    Args:
+        x: [T, hidden] bf16, fp16 or fp32
+        gate_up: of layers [2 n, hidden], `down` of layers [hidden, n], stacked; floats are as `x` or in FP8; all
+            contiguous
+        choices: [T k] int64, token x k + number of the choice, sorted by expert
+        offsets: [experts + 1] int32, begin of the choices of each of these experts; choices outside add nothing
+        shares: [T, k] float32, the weights of the choices
     """
     tokens, hidden = x.shape
     experts, rows, topk = len(offsets) - 1, len(choices), shares.shape[1]

@@ -30,10 +30,11 @@ STEP = tl.constexpr(64)  # tokens that parts are counted in: a multiple of every
 class Splits(NamedTuple):
     """A step's parts of one kind, the same for every layer; each layer overwrites the results of the layer before.
 
-    items     [n, 4] int32: unit or -1 for none, part, parts of the unit, and the slot of the unit's first part
-    arrived   [slots, KV heads] int32, number of a unit's finished parts, at its first slot; 0 between launches
-    partial   [slots, KV heads, members, D] fp32, results; `members` are query rows of a unit for one KV head
-    log_sums  [slots, KV heads, members] fp32, in units of log2
+    Attributes:
+        items: [n, 4] int32: unit or -1 for none, part, parts of the unit, and the slot of the unit's first part
+        arrived: [slots, KV heads] int32, number of a unit's finished parts, at its first slot; 0 between launches
+        partial: [slots, KV heads, members, D] fp32, results; `members` are query rows of a unit for one KV head
+        log_sums: [slots, KV heads, members] fp32, in units of log2
     """
 
     items: Tensor
@@ -167,9 +168,10 @@ def merged_parts(
 ):
     """Return [ROWS, dims] fp32: each member's mean of its parts, weighted with exp2 of their log-sum-exp.
 
-    slot      slot of the unit's first part
-    ROWS      a power of two, at least MEMBERS
-    TOGETHER  parts loaded at once, a power of two: enough loads are in flight to hide the memory's latency
+    Args:
+        slot: slot of the unit's first part
+        ROWS: a power of two, at least MEMBERS
+        TOGETHER: parts loaded at once, a power of two: enough loads are in flight to hide the memory's latency
     """
     flat = tl.arange(0, TOGETHER * ROWS)
     part = flat // ROWS
@@ -210,14 +212,15 @@ def plan_splits(
 ) -> Splits:
     """Divide the KV of `units` units.
 
-    context    [R] int32, KV tokens of each row; `query_len` [R] int32, its query tokens
-    tiles      `tile_row`, in which -1 is no tile, and `tile_first` of a prefill; None for the first `units` rows, of
-               which those with one query token are units
-    members    query rows of a unit for one KV head, each of `dim` dimensions
-    programs   programs for each KV head that the GPU runs at once
-    most       parts that every unit is cut into, as far as it has steps; 0 to let `programs` decide
-    tokens     query tokens of a prefill tile
-    window     tokens that a query sees; 0 is all
+    Args:
+        context: [R] int32, KV tokens of each row; `query_len` [R] int32, its query tokens
+        tiles: `tile_row`, in which -1 is no tile, and `tile_first` of a prefill; None for the first `units` rows, of
+            which those with one query token are units
+        members: query rows of a unit for one KV head, each of `dim` dimensions
+        programs: programs for each KV head that the GPU runs at once
+        most: parts that every unit is cut into, as far as it has steps; 0 to let `programs` decide
+        tokens: query tokens of a prefill tile
+        window: tokens that a query sees; 0 is all
 
     With `most` 0 no part is longer than it must be for max(programs, units + programs / 2) of them, and at most
     `programs` are parts of a unit that was cut.

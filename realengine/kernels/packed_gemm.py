@@ -33,8 +33,9 @@ _HOPPER_PROCESSORS = 132  # multiprocessors of an H100 or H200, which the meta d
 class KernelWeight(NamedTuple):
     """A `PackedWeight` in the layout of the kernel.
 
-    words   [steps, out, 16] int32: integer i of word j in step s is input (s * 32 / bits + i) * 16 + j
-    scale   [groups, out]; zero likewise, or None
+    Attributes:
+        words: [steps, out, 16] int32: integer i of word j in step s is input (s * 32 / bits + i) * 16 + j
+        scale: [groups, out]; zero likewise, or None
     """
 
     words: Tensor
@@ -134,7 +135,8 @@ def _packed_gemm(
 def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> Tensor:
     """Return `x` by the weights' transpose: [T, in] contiguous to [T, out] in the dtype of `x`, summed in fp32.
 
-    splits  programs that share a row's inputs, whose results torch adds; None: chosen by the sizes and the GPU
+    Args:
+        splits: programs that share a row's inputs, whose results torch adds; None: chosen by the sizes and the GPU
     """
     tokens, outputs = len(x), weight.words.shape[1]
     splits = splits or _choose_splits(tokens, weight, x.device)

@@ -36,9 +36,11 @@ _MERGED = 8192  # numbers that a decode row's merge loads at once
 class PagedRows(NamedTuple):
     """The rows of a step.
 
-    context      [R] int32, KV tokens of each row, including these queries', at least 1
-    query_start  [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of context
-    blocks       int32, block ids of all rows; row r's begin at `table_start[r]` ([R] int32)
+    Attributes:
+        context: [R] int32, KV tokens of each row, including these queries', at least 1
+        query_start: [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of
+            context
+        blocks: int32, block ids of all rows; row r's begin at `table_start[r]` ([R] int32)
     """
 
     context: Tensor
@@ -184,14 +186,15 @@ def paged_attention(
 ) -> None:
     """Write causal attention to `out`, for the decode rows of `splits` or the query tokens of `tiles`.
 
-    queries      [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
-    keys         [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
-    tiles        `tile_row` [n] int32 of `make_tiles`, in which -1 is no tile, with `tile_first`; None for decode rows
-    splits       result of `attention_splits`, for these tiles or for decode rows
-    out          [T, H, D] contiguous
-    scale        factor on the scores, D ** -0.5 as a rule
-    k_scale      factor by which stored keys are multiplied to give keys; `v_scale` likewise
-    window       tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
+    Args:
+        queries: [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
+        keys: [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
+        tiles: `tile_row` [n] int32 of `make_tiles`, in which -1 is no tile, with `tile_first`; None for decode rows
+        splits: result of `attention_splits`, for these tiles or for decode rows
+        out: [T, H, D] contiguous
+        scale: factor on the scores, D ** -0.5 as a rule
+        k_scale: factor by which stored keys are multiplied to give keys; `v_scale` likewise
+        window: tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
 
     Token i of a decode row is that of row i. Other tokens are left alone. Only buffers' contents decide what a row
     reads, so that the launch can be captured in a CUDA graph.
@@ -230,10 +233,11 @@ def attention_splits(
 ) -> Splits:
     """Divide the KV of tiles, or of decode rows, as far as it takes to fill the GPU's `multiprocessors`.
 
-    work    `tile_row` and `tile_first` of `make_tiles`; or the number of rows, of which those that have one query token
-            are decode rows
-    fixed   cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave tiles' KV whole
-    window  tokens that a query sees; 0 is all
+    Args:
+        work: `tile_row` and `tile_first` of `make_tiles`; or the number of rows, of which those that have one query
+            token are decode rows
+        fixed: cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave tiles' KV whole
+        window: tokens that a query sees; 0 is all
     """
     if isinstance(work, int):
         tiles, units, members, tokens = None, work, heads // kv_heads, 1
@@ -254,8 +258,9 @@ def tile_tokens(heads: int, kv_heads: int) -> int:
 def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the row of each tile, and its first token's index among the row's query tokens.
 
-    rows             (row, query tokens, KV tokens with those) of each prefill row
-    tokens_per_tile  result of `tile_tokens`
+    Args:
+        rows: (row, query tokens, KV tokens with those) of each prefill row
+        tokens_per_tile: result of `tile_tokens`
 
     Tiles are ordered by the KV tokens that they read, the most first. Programs start in that order, and a long one
     started last would keep the rest of the GPU waiting (Graham 1969). Equal tiles keep the order of `rows`.

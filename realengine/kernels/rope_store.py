@@ -121,15 +121,16 @@ def rope_store(
 ) -> Tensor:
     """Normalise and rotate the heads of `qkv`, store keys and values, and return the queries, [T, H, D].
 
-    qkv          [T, (H + 2 x KV heads) x D] contiguous: each token's query heads, key heads, value heads
-    positions    [T] int32, rows of `cos` and `sin`
-    slots        [T] int32 or int64, block x block size + offset; tokens of padding share slots of the null block, where
-                 it does not matter who writes last
-    cos, sin     [max positions, D / 2] fp32
-    query_norm   [D] weights of an RMSNorm over each query head, `key_norm` [D] over each key head; both or neither
-    interleaved  dimensions 2i and 2i + 1 rotate together; otherwise i and i + D / 2
-    keys         [blocks, KV heads, block size, D] contiguous, of any float dtype; `values` likewise
-    k_scale      stored keys are keys / k_scale, in fp8 at most 448; `v_scale` likewise
+    Args:
+        qkv: [T, (H + 2 x KV heads) x D] contiguous: each token's query heads, key heads, value heads
+        positions: [T] int32, rows of `cos` and `sin`
+        slots: [T] int32 or int64, block x block size + offset; tokens of padding share slots of the null block, where
+            it does not matter who writes last
+        cos, sin: [max positions, D / 2] fp32
+        query_norm: [D] weights of an RMSNorm over each query head, `key_norm` [D] over each key head; both or neither
+        interleaved: dimensions 2i and 2i + 1 rotate together; otherwise i and i + D / 2
+        keys: [blocks, KV heads, block size, D] contiguous, of any float dtype; `values` likewise
+        k_scale: stored keys are keys / k_scale, in fp8 at most 448; `v_scale` likewise
 
     It is computed in fp32 and rounded once.
     """

@@ -9,10 +9,12 @@ from triton.runtime import JITFunction
 class Specialisation(NamedTuple):
     """One kernel as it is launched.
 
-    launch            calls the kernel's launcher with tensors on torch's meta device, which are shapes and dtypes
-    register_ceiling  most registers that a thread may use: more would mean fewer programs at once on a multiprocessor
-    expects           strings that its PTX must contain, as "wgmma" or "cp.async"
-    which             number, from 0, among the launches of the kernel by the launcher
+    Attributes:
+        launch: calls the kernel's launcher with tensors on torch's meta device, which are shapes and dtypes
+        register_ceiling: most registers that a thread may use: more would mean fewer programs at once on a
+            multiprocessor
+        expects: strings that its PTX must contain, as "wgmma" or "cp.async"
+        which: number, from 0, among the launches of the kernel by the launcher
     """
 
     name: str

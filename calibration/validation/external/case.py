@@ -36,9 +36,10 @@ Column = Literal["blind", "anchored"]
 class Target(Settings):
     """A bound on the error of one figure, in percent of the measured.
 
-    over    `each`: every single run must keep it; `median`: the median of the absolute errors over the runs must keep
+    Attributes:
+        over: `each`: every single run must keep it; `median`: the median of the absolute errors over the runs must keep
             it
-    runs    names of the runs that it is about; empty means every run that is scored
+        runs: names of the runs that it is about; empty means every run that is scored
     """
 
     figure: str
@@ -51,9 +52,10 @@ class Target(Settings):
 class Anchor(Settings):
     """The run that the *anchored* column is fitted on, and the figure that each parameter reproduces.
 
-    decode      factor on the time of decode steps
-    prefill     factor on the time that prompts add to a step
-    overhead    milliseconds outside the engine (HTTP, tokeniser, client) on each request
+    Attributes:
+        decode: factor on the time of decode steps
+        prefill: factor on the time that prompts add to a step
+        overhead: milliseconds outside the engine (HTTP, tokeniser, client) on each request
     """
 
     run: str

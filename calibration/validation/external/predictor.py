@@ -24,7 +24,8 @@ from traces.measured.run import MeasuredRun
 class Prediction(NamedTuple):
     """A new cost model, and the engine's KV blocks for a case that does not state them.
 
-    request_ms  time that a server and a client add to TTFT: centre between the ends of a 90 % interval
+    Attributes:
+        request_ms: time that a server and a client add to TTFT: centre between the ends of a 90 % interval
     """
 
     cost: JudgedCost
