@@ -16,10 +16,11 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.decision_replay import recorded_deployment, replay_decisions
-from planning.compare.runs import side_scenarios
 from planning.measure.calibrator import fit_recordings, measure
 from planning.measure.real_engine import load_engines, pace_of, record_whole
+from planning.priced_scenario import PricedScenario
 from realengine.offered_workload import at_once
 from serving.deployments.config import Deployment, parse
 from serving.workload import Workload
@@ -100,9 +101,8 @@ def errors(out: Path) -> list[str]:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]
         seen = [RunMetrics.of(run) for run in runs]
         for by in ENGINES:
-            calibration = str(out / by / "calibration")
-            (scenario,) = side_scenarios([runs[0].workload()], calibration, None, recorded_deployment(runs[0]))
-            predicted = RunMetrics(scenario.requests())
+            cost = StepCost(Calibration.load(out / by / "calibration"))
+            predicted = RunMetrics(PricedScenario(runs[0].workload(), recorded_deployment(runs[0]), cost).requests())
             cells = []
             for metric in METRICS:
                 for stat in ("p50", "mean"):

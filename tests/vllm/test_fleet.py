@@ -23,7 +23,7 @@ from traces.synth import parse_spec, synthesise
 pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 
 SCHEDULER = {
-    "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512, "num_blocks": 16, "block_size": 32,
+    "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 384, "num_blocks": 13, "block_size": 32,
 }  # fmt: skip
 
 

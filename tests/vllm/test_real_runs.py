@@ -25,7 +25,7 @@ from traces.synth import parse_spec, synthesise
 pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm, pytest.mark.timeout(600)]
 
 SCHEDULER = {
-    "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 512, "num_blocks": 16, "block_size": 32,
+    "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 384, "num_blocks": 13, "block_size": 32,
 }  # fmt: skip
 OWN = """
 from serving.policies.ranked import RankedScheduler
