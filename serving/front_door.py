@@ -29,15 +29,17 @@ class FrontDoor(Settings):
 
     client_ns: float = Field(0, ge=0, description="the client's lateness and the network, until the server has it")
     request_ns: float = Field(0, ge=0, description="work on each request before the engine has it")
-    prompt_token_ns: float = Field(0, ge=0, description="work on each token of its prompt")
+    prompt_token_ns: float = Field(0, ge=0, description="work on each token of a request's prompt")
     outputs_ns: float = Field(0, ge=0, description="a step's tokens on their way from the engine to the API process")
     chunk_ns: float = Field(0, ge=0, description="work on each chunk of an answer: detokenising and writing it")
-    last_ns: float = Field(0, ge=0, description="from an answer's last text until all of it is written")
-    engine_step_ns: float = Field(0, ge=0, description="what a step of the engine takes longer")
-    engine_row_ns: float = Field(0, ge=0, description="and each token that it samples")
-    host_step_ns: float = Field(0, ge=0, description="what the engine's host works longer between two steps")
-    host_row_ns: float = Field(0, ge=0, description="and for each token that is sampled")
-    source: str = Field("", description="which recordings it was fitted to")
+    last_ns: float = Field(0, ge=0, description="time from an answer's last text until all of it is written")
+    engine_step_ns: float = Field(0, ge=0, description="additional time of each step of the engine")
+    engine_row_ns: float = Field(0, ge=0, description="additional time for each token that the engine samples")
+    host_step_ns: float = Field(0, ge=0, description="additional time of the engine's host between two steps")
+    host_row_ns: float = Field(
+        0, ge=0, description="additional time of the engine's host for each token that is sampled"
+    )
+    source: str = Field("", description="recordings that it was fitted to")
 
     @classmethod
     def load(cls, path: str | Path) -> FrontDoor:

@@ -26,8 +26,12 @@ _NGRAM = 5  # tokens: vLLM's default
 class DraftRates(Settings):
     """The rates of the steps of a request that come after steps of one sort."""
 
-    proposal_rates: tuple[float, ...] = Field(description="as of all steps, of these")
-    synthetic_acceptance_rates: tuple[float, ...] = Field(description="as of all steps, of these")
+    proposal_rates: tuple[float, ...] = Field(
+        description="proposal rates of these steps, as the setting of that name for all steps"
+    )
+    synthetic_acceptance_rates: tuple[float, ...] = Field(
+        description="acceptance rates of these steps, as the setting of that name for all steps"
+    )
 
 
 class SpeculativeConfig(TerseSettings):
@@ -42,7 +46,7 @@ class SpeculativeConfig(TerseSettings):
     seldom_set = ("rates_after",)
 
     method: Literal["draft_model", "eagle", "mtp", "ngram"] = Field(
-        "draft_model", description="what proposes the draft tokens"
+        "draft_model", description="method that proposes the draft tokens"
     )
     num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens that a request verifies in one step")
     acceptance_rate: float | None = Field(
@@ -50,7 +54,7 @@ class SpeculativeConfig(TerseSettings):
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = Field(
         None,
-        description="instead of acceptance_rate, the share of drafts accepted up to each position: in vLLM, "
+        description="share of drafts accepted up to each position, instead of acceptance_rate: in vLLM, "
         "spec_decode_num_accepted_tokens_per_pos over spec_decode_num_drafts",
     )
     proposal_rates: tuple[float, ...] | None = Field(

@@ -34,7 +34,7 @@ class SystemPrompts(Settings, allow_inf_nan=False):
 
     count: int = Field(ge=1, le=1_000_000, description="number of different prompts")
     tokens: Lengths = Field(description="length of each prompt in tokens")
-    choice: Literal["uniform", "zipf"] = Field("uniform", description="how a request chooses its prompt")
+    choice: Literal["uniform", "zipf"] = Field("uniform", description="way in which a request chooses its prompt")
     exponent: float = Field(1.0, ge=0, le=20, description="zipf: prompt k is chosen in proportion to k^-exponent")
     share: float = Field(1.0, ge=0, le=1, description="share of requests that have a system prompt")
 
@@ -75,7 +75,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
     slo_class: str = Field("", description="SLO class of every request")
     structured: float = Field(0.0, ge=0, le=1, description="share of requests whose answers keep to a grammar")
     grammar_compile_ms: float = Field(
-        0.0, ge=0, le=1e9, description="how long each of those waits in an engine for its grammar to be compiled"
+        0.0, ge=0, le=1e9, description="time for which each of those waits in an engine for its grammar to be compiled"
     )
 
     @property

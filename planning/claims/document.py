@@ -19,21 +19,21 @@ WORDS = {"yes": "holds", "no": "does not hold", "open": "cannot be told"}
 class Term(Part):
     """A part of the end-to-end time of a request."""
 
-    name: str = fact("which")
-    ms: float = fact("how long, mean over the requests", "ms")
-    source: str = fact("what it is known from", default="")
-    mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated, unknown", default="")
+    name: str = fact("name of the part")
+    ms: float = fact("time that it takes, mean over the requests", "ms")
+    source: str = fact("source of the number", default="")
+    mark: str = fact("mark of the number: validated, interpolated, extrapolated, unknown", default="")
 
 
 class Figure(Part):
     """What was found in one set of conditions."""
 
-    when: str = fact("the conditions")
+    when: str = fact("conditions of the figure")
     value: Number = fact("the figure; null if it is beyond all numbers")
     low: Number = fact("least value of its 90 % interval; on a real engine, of the pairs of runs")
-    high: Number = fact("greatest value of the same")
+    high: Number = fact("greatest value of the same interval")
     unit: str = fact("unit of the three; times, where two sides are compared")
-    holds: Holds = fact("whether all of it lies in the expected range; open: a part")
+    holds: Holds = fact("whether the whole interval lies in the expected range; open: a part of it")
 
     @property
     def number(self) -> str:
@@ -48,15 +48,15 @@ class CheckedCase(Figure):
     """The figure of a simulation."""
 
     claim: str = fact("name of the claim")
-    mark: str = fact("how far it can be trusted: validated, interpolated, extrapolated", default="")
-    reason: str = fact("why", default="")
-    terms: tuple[Term, ...] = fact("what E2E is made of, where that is asked for", default=())
+    mark: str = fact("mark of the case: validated, interpolated, extrapolated", default="")
+    reason: str = fact("reason of the mark", default="")
+    terms: tuple[Term, ...] = fact("parts of E2E, where the claim asks for them", default=())
 
 
 class TriedOnEngine(Figure):
     """The figure on the real engine of a machine: of two sides, the median of the ratios of pairs of runs."""
 
-    noise: Number = fact("by how much the first side's greatest figure is above its least", "fraction")
+    noise: Number = fact("excess of the first side's greatest figure over its least", "fraction")
 
     @property
     def found(self) -> str:
@@ -73,17 +73,17 @@ class CheckedClaim(Part):
     """One claim, with the figure in every case."""
 
     name: str = fact("name of the claim")
-    claim: str = fact("the sentence")
-    means: str = fact("what it means as an experiment")
-    expected: str = fact("where the figure should lie")
+    claim: str = fact("the claim, in a sentence")
+    means: str = fact("the claim as an experiment")
+    expected: str = fact("range in which the figure should lie")
     least: Number = fact("least value expected, in the unit of the cases; null if there is none", default=None)
     most: Number = fact("greatest value expected; null if there is none", default=None)
-    verdict: str = fact("holds, does not hold, or when it holds")
-    break_even: str = fact("where the change begins to pay and the verdict flips, in a sentence", default="")
-    learnt: str = fact("what a reader may take from it", default="")
+    verdict: str = fact("holds, does not hold, or the conditions in which it holds")
+    break_even: str = fact("point where the change begins to pay and the verdict flips, in a sentence", default="")
+    learnt: str = fact("lesson for a reader", default="")
     cases: tuple[CheckedCase, ...] = fact("the figure in every case")
     engine: TriedOnEngine | None = fact("the figure on a real engine; null if it was not tried", default=None)
-    untried: str = fact("why it was not", default="")
+    untried: str = fact("reason why the engine was not tried", default="")
 
     @property
     def counted(self) -> str:
@@ -112,9 +112,9 @@ class ClaimsDocument(Document):
     what: ClassVar[str] = "checked claims"
     where: ClassVar[str] = "claims"
 
-    claims: tuple[CheckedClaim, ...] = fact("in the order of their names")
-    machine: str = fact("whose engine was tried", default="")
-    date: str = fact("when, UTC", default="")
+    claims: tuple[CheckedClaim, ...] = fact("the claims, in the order of their names")
+    machine: str = fact("machine whose engine was tried", default="")
+    date: str = fact("date and time of that trial, UTC", default="")
 
     @property
     def tables(self) -> tuple[str, ...]:

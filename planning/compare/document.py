@@ -27,8 +27,8 @@ _STAT = "its statistic; `value` where it has but one"
 class Units(Part):
     """The resampled units."""
 
-    of: str = fact("`runs`, or `blocks` of consecutive arrivals")
-    count: int = fact("how many there are")
+    of: str = fact("kind of unit: `runs`, or `blocks` of consecutive arrivals")
+    count: int = fact("number of units")
     carry_over: bool = fact("whether blocks go together more than the intervals allow for")
 
 
@@ -37,10 +37,10 @@ class Row(Part):
 
     metric: str = fact(_METRIC)
     stat: str = fact(_STAT)
-    a: Number = fact("on side A", "the row's")
-    b: Number = fact("on side B", "the row's")
+    a: Number = fact("value on side A", "the row's")
+    b: Number = fact("value on side B", "the row's")
     low: Number = fact("lower end of the 95 % interval of B - A, which holds for all rows together", "the row's")
-    high: Number = fact("upper end", "the row's")
+    high: Number = fact("upper end of the same interval", "the row's")
     percent: Number = fact("B - A in percent of A; of a share in percentage points", "%")
     better: str = fact("A or B where a difference can be claimed, else empty")
 
@@ -48,21 +48,21 @@ class Row(Part):
 class Tally(Part):
     """Winners and losers among the requests of a group."""
 
-    metric: str = fact("by which a request gains or loses")
-    by: str = fact("what the group is: all, a tenant, an SLO class")
-    group: str = fact("its name")
+    metric: str = fact("metric by which a request gains or loses")
+    by: str = fact("kind of group: all, a tenant, an SLO class")
+    group: str = fact("name of the group")
     gain: int = fact("requests that B serves better by the threshold or more", "requests")
     lose: int = fact("requests that B serves worse by the threshold or more", "requests")
-    same: int = fact("the others", "requests")
+    same: int = fact("requests that neither gain nor lose", "requests")
     mean_a: Number = fact("mean on side A, of the requests that finished on both", "ms")
-    mean_b: Number = fact("mean on side B, of the same", "ms")
+    mean_b: Number = fact("mean on side B, of the same requests", "ms")
 
 
 class Curve(Part):
     """A distribution of latencies."""
 
-    x: tuple[float, ...] = fact("values", "ms")
-    y: tuple[float, ...] = fact("of the requests within them", "%")
+    x: tuple[float, ...] = fact("values of the metric, from low to high", "ms")
+    y: tuple[float, ...] = fact("percentage of the requests at or below each value", "%")
 
 
 class Curves(Part):
@@ -81,12 +81,12 @@ class Cdfs(Part):
 
 
 class Tenant(Part):
-    """A tenant's shares of the requests and of the served tokens."""
+    """The shares of a tenant in the requests and in the served tokens."""
 
-    tenant: str = fact("its name")
-    requests: float = fact("of all requests", "%")
-    a: float = fact("of the tokens served on side A before the last arrival", "%")
-    b: float = fact("of those on side B", "%")
+    tenant: str = fact("name of the tenant")
+    requests: float = fact("share of all requests", "%")
+    a: float = fact("share of the tokens served on side A before the last arrival", "%")
+    b: float = fact("share of the tokens served on side B before the last arrival", "%")
 
 
 class RanDeployment(Part):
@@ -101,16 +101,18 @@ class RanDeployment(Part):
 class Side(Part):
     """One side of a comparison: a simulated deployment, or one that some clock recorded."""
 
-    name: str = fact("what it was called in the question", default="")
-    clock: str = fact("of recordings, the clock", default="")
-    runs: int | None = fact("of recordings, how many there are", default=None)
+    name: str = fact("name of the side in the question", default="")
+    clock: str = fact("clock of recordings", default="")
+    runs: int | None = fact("number of recordings; null where the side was simulated", default=None)
     mark: str = fact("how far its step times can be trusted", default="")
-    reason: str = fact("why", default="")
-    calibration: str = fact("id of what timed the steps; empty of a recording", default="")
+    reason: str = fact("reason of the mark", default="")
+    calibration: str = fact("id of the calibration that timed the steps; empty of a recording", default="")
     deployment: RanDeployment = fact("the deployment of one replica")
-    replicas: int | None = fact("of a simulated side, engines", default=None)
-    router: str | None = fact("of a simulated side, what routes between them", default=None)
-    defaults: tuple[str, ...] = fact("of a simulated side, the settings left to its engine, a line a pool", default=())
+    replicas: int | None = fact("engines of a simulated side", default=None)
+    router: str | None = fact("router of a simulated side", default=None)
+    defaults: tuple[str, ...] = fact(
+        "settings that a simulated side leaves to its engine, a line for each pool", default=()
+    )
 
 
 class Ranked(Part):
@@ -129,29 +131,31 @@ class SimulatedError(Part):
     metric: str = fact(_METRIC)
     stat: str = fact(_STAT)
     side: str = fact("A or B")
-    simulated: Number = fact("in the simulator", "the row's")
-    real: Number = fact("on the real engine", "the row's")
+    simulated: Number = fact("value in the simulator", "the row's")
+    real: Number = fact("value on the real engine", "the row's")
     error: Number = fact("simulated against real, in percent of real; of a share in percentage points", "%")
-    weather_simulated: Number = fact("in the simulator, in the weather of the real runs", "the row's", default=None)
-    weather_error: Number = fact("that against real", "%", default=None)
+    weather_simulated: Number = fact(
+        "value in the simulator, in the weather of the real runs", "the row's", default=None
+    )
+    weather_error: Number = fact("error of that value against the real one", "%", default=None)
 
 
 class Compared(Part):
     """A comparison of two sides on the same requests."""
 
-    verdict: str = fact("what can be claimed, in a sentence")
+    verdict: str = fact("claim about the difference, in a sentence")
     difference: bool = fact("whether any difference can be claimed", default=False)
     winner: str = fact("A or B where that side is better on the whole, else empty", default="")
-    requests: int = fact("compared, in all runs of a side", default=0)
-    runs: int = fact("of each side", default=1)
-    units: Units = fact("what was resampled")
+    requests: int = fact("number of requests compared, in all runs of a side", default=0)
+    runs: int = fact("number of runs of each side", default=1)
+    units: Units = fact("units that were resampled")
     rows: tuple[Row, ...] = fact("every number of both sides with its difference", min_length=1)
     threshold: float = fact("relative change of a request's latency that counts as a gain or a loss", "fraction")
     tallies: tuple[Tally, ...] = fact("winners and losers, by group")
     cdfs: Cdfs = fact("distributions of latency")
     tenants: tuple[Tenant, ...] = fact("each tenant's share of the requests and of what is served; none of one tenant")
-    a: Side = fact("what ran as side A")
-    b: Side = fact("what ran as side B")
+    a: Side = fact("deployment or recordings of side A")
+    b: Side = fact("deployment or recordings of side B")
 
 
 class ComparisonDocument(Compared, Document):
@@ -161,11 +165,13 @@ class ComparisonDocument(Compared, Document):
     where: ClassVar[str] = "comparison"
 
     disturbed: bool = fact("whether the machine was disturbed while the real runs were recorded", default=False)
-    disturbance: str = fact("what is known of that, in words; empty of simulated runs", default="")
+    disturbance: str = fact("description of the disturbance; empty of simulated runs", default="")
     simulated: Compared | None = fact("the real runs, simulated", default=None)
     same_weather: Compared | None = fact("the real runs, simulated in the weather of each", default=None)
-    ranking: tuple[Ranked, ...] | None = fact("whether what is claimed of those holds in these", default=None)
-    version: str = fact("of tokentwin", default="")
+    ranking: tuple[Ranked, ...] | None = fact(
+        "differences that simulator or engine claims, and whether the two agree", default=None
+    )
+    version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     @property

@@ -42,12 +42,12 @@ class Found(NamedTuple):
 class Symptom(Part):
     """Something that looks wrong, with the numbers that show it."""
 
-    name: str = fact("what it is called")
-    lifecycle: str = fact("the layers that it belongs to: compute, memory or request, or two of them")
-    severity: float = fact("from 0 to 1", "fraction")
-    metric: str = fact("the latency that it shows in")
-    evidence: str = fact("the numbers")
-    proof: str = fact("the measurement that would prove what is behind it")
+    name: str = fact("name of the symptom")
+    lifecycle: str = fact("layers that it belongs to: compute, memory or request, or two of them")
+    severity: float = fact("severity from 0 to 1", "fraction")
+    metric: str = fact("latency that it shows in")
+    evidence: str = fact("numbers that show it")
+    proof: str = fact("measurement that would prove its cause")
 
     @classmethod
     def of(cls, name: str, found: Found) -> Symptom:
@@ -64,19 +64,21 @@ def _told() -> dict[str, dict[str, str]]:
 class Counterfactual(Part):
     """The run simulated again with one difference: without a constraint, or with a change."""
 
-    name: str = fact("what it was simulated with")
-    cause: str = fact("what is to blame if that helps")
-    lifecycle: str = fact("the layer that it belongs to: compute, memory or request")
+    name: str = fact("name of the difference that was simulated")
+    cause: str = fact("cause that is to blame if the difference helps")
+    lifecycle: str = fact("layer that it belongs to: compute, memory or request")
     kind: str = fact("`capacity` or `policy`")
-    p99: dict[str, Number] = fact("what is left of it, by latency; null if over one in a hundred never finish", "ms")
+    p99: dict[str, Number] = fact(
+        "p99 with the difference, by latency; null if over one in a hundred never finish", "ms"
+    )
     bought: dict[str, Number] = fact(
         "share of the run's p99 that is gone, by latency; under `finished`, of the lost requests that now finish"
     )
-    skipped: str = fact("why it was not simulated; then there are no numbers", default="")
+    skipped: str = fact("reason why it was not simulated; then there are no numbers", default="")
     finished: Number = fact("share of all requests that finish", "fraction", default=None)
     ideal: bool = fact("whether it cannot be bought: it only tells what the constraint is to blame for", default=True)
-    gpus: int | None = fact("GPUs that it needs", default=None)
-    settings: dict[str, Any] = fact("of a change: settings as `tokentwin compare` takes them", default={})
+    gpus: int | None = fact("number of GPUs that it needs", default=None)
+    settings: dict[str, Any] = fact("settings that a change sets, as `tokentwin compare` takes them", default={})
 
     @property
     def called(self) -> str:
@@ -92,11 +94,13 @@ class Counterfactual(Part):
 class Question(Part):
     """A question of the list that is asked in order."""
 
-    question: str = fact("what is asked")
+    question: str = fact("the question")
     yes: bool | None = fact("the answer: null where nothing could be tried")
-    lift: str = fact("what buys most of all that it is about", default="")
-    gain: Number = fact("the share of what is judged that this buys", "fraction", default=None)
-    untried: str = fact("where the answer is not known, what might help and could not be tried", default="")
+    lift: str = fact("difference that buys most of all those that the question is about", default="")
+    gain: Number = fact(
+        "share of the judged p99, or of the lost requests, that it takes away", "fraction", default=None
+    )
+    untried: str = fact("whatever might help and could not be tried, where the answer is not known", default="")
 
     @property
     def text(self) -> str:
@@ -109,8 +113,8 @@ class Question(Part):
 class Trust(Part):
     """The trust in step times."""
 
-    mark: str = fact("validated, interpolated or extrapolated")
-    reason: str = fact("why")
+    mark: str = fact("mark: validated, interpolated or extrapolated")
+    reason: str = fact("reason of the mark")
 
 
 class DiagnosisDocument(Document):
@@ -119,35 +123,39 @@ class DiagnosisDocument(Document):
     what: ClassVar[str] = "a diagnosis"
     where: ClassVar[str] = "diagnosis"
 
-    steps: bool = fact("whether the recording holds steps, so that compute and memory were looked at", default=True)
-    verdict: str = fact("in a sentence, for an engineer")
-    summary: str = fact("the same for who decides what to buy", default="")
+    steps: bool = fact("whether the recording has steps, so that compute and memory were looked at", default=True)
+    verdict: str = fact("diagnosis in a sentence, for an engineer")
+    summary: str = fact("the same for those who decide about purchases", default="")
     kind: str | None = fact("`capacity` or `policy`; null where nothing is to blame", default=None)
-    cause: str | None = fact("the counterfactual that is most to blame", default=None)
-    metric: str = fact("the latency whose p99 is explained; `finished` where that requests come to nothing is")
+    cause: str | None = fact("counterfactual that is most to blame", default=None)
+    metric: str = fact("latency whose p99 is explained; `finished` where lost requests are explained")
     recorded_p99: dict[str, Number] = fact("p99 by latency in the recording", "ms")
     simulated_p99: dict[str, Number] = fact("p99 by latency in the run simulated as it was", "ms")
-    recorded_finished: Number = fact("share of the requests that finish", "fraction", default=None)
-    simulated_finished: Number = fact("the same in the simulation", "fraction", default=None)
-    twin_error: Number = fact("how far what is judged is off in the simulation, relative to the recording")
-    warning: str | None = fact("why counterfactuals may be about another run than the recorded one", default=None)
+    recorded_finished: Number = fact("share of the requests that finish in the recording", "fraction", default=None)
+    simulated_finished: Number = fact("share of the requests that finish in the simulation", "fraction", default=None)
+    twin_error: Number = fact("error of the judged value in the simulation, relative to the recording")
+    warning: str | None = fact(
+        "reason why counterfactuals may be about another run than the recorded one", default=None
+    )
     standing: Trust | None = fact("how far the cost model's step times can be trusted", default=None)
-    requests: int = fact("how many were recorded", default=0)
-    gpus: int = fact("of the run simulated as it was", default=0)
-    symptoms: tuple[Symptom, ...] = fact("the worst first")
-    counterfactuals: tuple[Counterfactual, ...] = fact("the most likely cause first")
-    questions: tuple[Question, ...] = fact("asked in order, each with what would help most", default=())
-    changes: tuple[Counterfactual, ...] = fact("what can be bought or set, the best first", default=())
-    run: str = fact("the recording's directory", default="")
-    calibration: str | None = fact("what timed it again: a calibration's directory", default=None)
-    gpu: str | None = fact("or the GPU whose kernel tables did", default=None)
-    both: dict[str, Any] = fact("what `compare` must be told of the run beside its deployment", default={})
+    requests: int = fact("number of recorded requests", default=0)
+    gpus: int = fact("number of GPUs of the run simulated as it was", default=0)
+    symptoms: tuple[Symptom, ...] = fact("the symptoms, the worst first")
+    counterfactuals: tuple[Counterfactual, ...] = fact("the counterfactuals, the most likely cause first")
+    questions: tuple[Question, ...] = fact(
+        "the questions in the order they are asked, each with the change that helps most", default=()
+    )
+    changes: tuple[Counterfactual, ...] = fact("changes that can be bought or set, the best first", default=())
+    run: str = fact("directory of the recording", default="")
+    calibration: str | None = fact("directory of the calibration that timed the simulated runs", default=None)
+    gpu: str | None = fact("GPU whose kernel tables timed them, where no calibration did", default=None)
+    both: dict[str, Any] = fact("arguments of `compare` that describe the run beside its deployment", default={})
     scaling: Number = fact(
         "throughput of twice the GPUs over twice that of the present ones, all requests there at once",
         "fraction",
         default=None,
     )
-    version: str = fact("of tokentwin", default="")
+    version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     def command(self, change: Counterfactual, run: str | None = None) -> str:

@@ -24,7 +24,8 @@ class DiagnoseRequest(Request):
     calibration: TimedBy = None
     gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
     peak: str | None = Field(
-        None, description="GPU, or a YAML file with one, whose peak MFU and MBU are of; by default that of the run"
+        None,
+        description="GPU, or a YAML file with one, whose peak rates MFU and MBU relate to; by default that of the run",
     )
     router: str = Field("", description="simulate with this router instead of the recorded one")
     metric: Latency | None = Field(None, description="latency to explain at its p99, e.g. ttft_ms")

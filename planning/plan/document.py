@@ -35,9 +35,9 @@ def percent(probability: float) -> str:
 class Observed(Part):
     """The latencies and the queue of a fleet."""
 
-    observed: dict[str, Number] = fact("by objective: a percentile in ms, or the attainment", default={})
+    observed: dict[str, Number] = fact("figures by objective: a percentile in ms, or the attainment", default={})
     e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
-    piling_up_per_s: float = fact("by how many requests its queue grows in steady operation", "requests/s", default=0.0)
+    piling_up_per_s: float = fact("growth of its queue in steady operation", "requests/s", default=0.0)
 
 
 class Offered(Observed, Point):
@@ -59,21 +59,21 @@ class Fewer(Observed):
 class FleetPoint(Part):
     """The figures of a number of replicas, as predicted and at both ends of the 90 % interval."""
 
-    replicas: int = fact("those that carry the traffic")
+    replicas: int = fact("replicas that carry the traffic")
     attainment: float = fact("share of the requests within every bound", "fraction")
     if_slow: float = fact("the same at the slow end of the 90 % interval of step times", "fraction")
     if_fast: float = fact("the same at the fast end", "fraction")
     tok_s_user_if_slow: Number = fact("output tokens/s of the median user at the slow end", "tokens/s", default=None)
     tok_s_user_if_fast: Number = fact("the same at the fast end", "tokens/s", default=None)
     mark: str = fact("how far its step times can be trusted", default="")
-    reason: str = fact("why", default="")
+    reason: str = fact("reason of the mark", default="")
 
 
 class Choice(FleetPoint):
     """A number of replicas that a planner may choose, by the risk taken."""
 
-    gpus: int = fact("of all replicas, spares included")
-    usd_per_hour: float = fact("of all GPUs, spares included", "$/h")
+    gpus: int = fact("GPUs of all replicas, spares included")
+    usd_per_hour: float = fact("price of all GPUs, spares included", "$/h")
     holds: Number = fact("probability that every SLO holds; null if unknown", "fraction")
 
 
@@ -95,8 +95,8 @@ class Choices(Part):
 class Trust(Part):
     """The trust in step times."""
 
-    mark: str = fact("validated, interpolated or extrapolated")
-    reason: str = fact("why")
+    mark: str = fact("mark: validated, interpolated or extrapolated")
+    reason: str = fact("reason of the mark")
 
 
 class Recommendation(Offered):
@@ -105,17 +105,21 @@ class Recommendation(Offered):
     deployment: dict[str, Any] = fact("the deployment of one replica; of a split one with the fleet, which it takes")
     vllm_serve: str | None = fact("the command that serves one replica, where there is one")
     one_fewer: Fewer | None = fact("one replica fewer; null where that is none", default=None)
-    choices: Choices | None = fact("what other appetites for risk would take; null if unknown", default=None)
-    headroom_percent: int = fact("how much more rate it takes and still meets every SLO", "%")
+    choices: Choices | None = fact(
+        "numbers of replicas that less and more caution would choose; null if unknown", default=None
+    )
+    headroom_percent: int = fact("increase of the rate up to which it still meets every SLO", "%")
     headroom_band: tuple[int, int | None] | None = fact(
         "the same at the slow and the fast end of the 90 % interval of step times (null: nothing that was tried broke "
         "it); 0 where slow steps break another draw of the traffic; null if unknown",
         "%",
         default=None,
     )
-    breaks_first: str | None = fact("what breaks beyond that; null where nothing did up to the highest rate tried")
+    breaks_first: str | None = fact(
+        "objective that breaks beyond that; null where none did up to the highest rate tried"
+    )
     plausible_gpus: tuple[int, int | None] = fact(
-        "at the fast and the slow end of the 90 % interval of step times; null where no number of GPUs is enough"
+        "GPUs needed at the fast and the slow end of the 90 % interval of step times; null where no number is enough"
     )
     draws: tuple[float, ...] = fact(
         "probability that every SLO holds on each other draw of the traffic, over what steps may take",
@@ -123,7 +127,7 @@ class Recommendation(Offered):
         default=(),
     )
     standing: Trust = fact("how far its step times can be trusted")
-    seen: dict[str, str] = fact("`observed` in words", default={})
+    seen: dict[str, str] = fact("the figures of `observed` in words", default={})
 
     def to_change(self) -> Deployment:
         """Return the deployment for somebody who changes it: if memory gave its KV blocks, it will again."""
@@ -161,14 +165,14 @@ class Dearer(Part):
     """An engine that was given up: its cheapest fleet costs more than the answer."""
 
     engine: str = fact("one replica")
-    usd_per_hour_at_least: float = fact("what a fleet of it costs at least", "$/h")
+    usd_per_hour_at_least: float = fact("least cost of a fleet of it", "$/h")
 
 
 class Infeasible(Part):
     """An engine for which no number of replicas is enough."""
 
     engine: str = fact("one replica")
-    reason: str = fact("which objective breaks, and by how much; or why it does not fit")
+    reason: str = fact("objective that breaks, and by how much; or why it does not fit")
     borderline: bool = fact("whether it breaks by less than its step times are uncertain", default=False)
 
 
@@ -180,7 +184,7 @@ class LoadPoint(Part):
     tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
     attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
     mark: str = fact("how far its step times can be trusted", default="")
-    reason: str = fact("why", default="")
+    reason: str = fact("reason of the mark", default="")
 
 
 class RatePoint(Point):
@@ -194,27 +198,29 @@ class EngineCurve(Part):
     """The capacity of an engine within the SLOs, on as many GPUs as are recommended, or up to 16 replicas."""
 
     engine: str = fact("one replica")
-    gpu: str = fact("its GPU")
+    gpu: str = fact("GPU of the engine")
     points: tuple[RatePoint, ...] = fact(
-        "by rate; the last is the highest at which every SLO holds; empty if none does"
+        "points by rate; the last is the highest at which every SLO holds; empty if none does"
     )
 
 
 class Candidate(Part):
     """An engine that was considered."""
 
-    gpu: str = fact("its GPU", default="")
+    gpu: str = fact("GPU of the engine", default="")
     deployment: dict[str, Any] = fact("the deployment of one replica", default={})
-    kv_tokens: int | None = fact("for which one engine has KV blocks", "tokens", default=None)
-    kv_requests: float | None = fact("requests of mean length for which it has", "requests", default=None)
-    defaults: str = fact("the settings left to its engine, and what they are", default="")
+    kv_tokens: int | None = fact("tokens for which one engine has KV blocks", "tokens", default=None)
+    kv_requests: float | None = fact(
+        "requests of mean length for which one engine has KV blocks", "requests", default=None
+    )
+    defaults: str = fact("settings left to its engine, with their values", default="")
 
 
 class Histogram(Part):
     """The distribution of a length."""
 
-    edges: tuple[float, ...] = fact("of the bins, evenly spaced logarithms", "tokens", min_length=2)
-    percent: tuple[float, ...] = fact("of the requests between each edge and the next", "%", min_length=1)
+    edges: tuple[float, ...] = fact("edges of the bins, evenly spaced logarithms", "tokens", min_length=2)
+    percent: tuple[float, ...] = fact("percentage of the requests between each edge and the next", "%", min_length=1)
 
 
 class Lengths(Part):
@@ -231,33 +237,33 @@ class PlanDocument(Document):
     where: ClassVar[str] = "plan"
 
     answer: str = fact("the fleet and its risk, in short sentences")
-    objectives: tuple[str, ...] = fact("what must hold")
-    requests: int = fact("simulated on every fleet")
-    span_s: float = fact("from the first arrival to the last", "s")
-    too_short: str | None = fact("said of traffic that ends before the recommended fleet is full", default=None)
+    objectives: tuple[str, ...] = fact("objectives that must hold")
+    requests: int = fact("number of requests simulated on every fleet")
+    span_s: float = fact("time from the first arrival to the last", "s")
+    too_short: str | None = fact("warning about traffic that ends before the recommended fleet is full", default=None)
     risk: float = fact("share of cases in which SLOs may break", "fraction", default=0.5)
     spares: int = fact("replicas that may fail, which every fleet has besides")
     recommendation: Recommendation | None = fact("the fleet that is worth most of those that meet every SLO")
-    risk_told: str | None = fact("what less and more caution would take, in sentences", default=None)
+    risk_told: str | None = fact("fleets that less and more caution would take, in sentences", default=None)
     runners_up: tuple[Offered, ...] = fact("the next cheapest, of other engines")
-    near_ties: tuple[str, ...] = fact("those that cost little more than the answer, compared with it", default=())
+    near_ties: tuple[str, ...] = fact("fleets that cost little more than the answer, compared with it", default=())
     dearer: tuple[Dearer, ...] = fact("engines that were given up, the cheapest first")
     infeasible: tuple[Infeasible, ...] = fact("engines that will not do, the closest first; then what fits on no GPU")
     frontier: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and of a GPU")
     frontier_by_price: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and tokens for a dollar")
     points: tuple[Point, ...] = fact("every fleet that was simulated to its end, by engine and replicas")
-    trials: int = fact("how many fleets were simulated in the search", default=0)
-    why_not_fewer: str | None = fact("what breaks with one replica fewer, in a sentence")
+    trials: int = fact("number of fleets simulated in the search", default=0)
+    why_not_fewer: str | None = fact("reason why one replica fewer is not enough, in a sentence")
     requests_per_s: float | None = fact("mean rate; null if all requests arrive at once", "requests/s")
     candidates: dict[str, Candidate] = fact("engines that were looked at, by name", default={})
-    lengths: Lengths = fact("how long prompts and outputs are")
+    lengths: Lengths = fact("distribution of the lengths of prompts and outputs")
     by_replicas: tuple[FleetPoint, ...] = fact("the recommended engine with more and fewer replicas")
     by_rate: tuple[LoadPoint, ...] = fact("the recommended fleet with more and less traffic")
-    engine_curves: tuple[EngineCurve, ...] = fact("what each engine can do", default=())
+    engine_curves: tuple[EngineCurve, ...] = fact("capacity of each engine", default=())
     mean_prompt_tokens: float | None = fact("mean length of a prompt", "tokens", default=None)
     mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
     unforgiving: tuple[str, ...] = fact("objectives that, of so few requests, not one may break", default=())
-    version: str = fact("of tokentwin", default="")
+    version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
     @computed_field  # type: ignore[prop-decorator]
@@ -322,9 +328,9 @@ class PlanDocument(Document):
 class _Fleet(Point):
     recommended: bool = fact("whether this is the answer")
     holds: Number = fact("probability that every SLO holds, where it is known", "fraction")
-    on_frontier: bool = fact("meets every SLO, and no other such fleet beats it per user and per GPU")
-    on_frontier_by_price: bool = fact("likewise, in tokens/s of a user and tokens for a dollar")
-    kv_tokens: int | None = fact("for which one engine has KV blocks", "tokens")
+    on_frontier: bool = fact("whether it meets every SLO, and no other such fleet beats it per user and per GPU")
+    on_frontier_by_price: bool = fact("the same for tokens/s of a user and tokens for a dollar")
+    kv_tokens: int | None = fact("tokens for which one engine has KV blocks", "tokens")
 
 
 _RUNNERS_UP = 3

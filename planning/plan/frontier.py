@@ -24,9 +24,9 @@ class Fleet(Part):
     """Replicas of an engine, and their cost. Spares are paid for but carry nothing."""
 
     engine: str = fact("one replica: its split, parallelism, GPU and whatever else tells it from others")
-    replicas: int = fact("those that carry the traffic")
-    gpus: int = fact("of all replicas, spares included")
-    usd_per_hour: float = fact("of all GPUs, spares included", "$/h")
+    replicas: int = fact("replicas that carry the traffic")
+    gpus: int = fact("GPUs of all replicas, spares included")
+    usd_per_hour: float = fact("price of all GPUs, spares included", "$/h")
 
 
 class Point(Fleet):
@@ -39,7 +39,7 @@ class Point(Fleet):
     attainment: float = fact("share of the requests within every bound", "fraction")
     met: bool = fact("whether every SLO is met")
     mark: str = fact("how far its step times can be trusted: validated, interpolated, extrapolated", default="")
-    reason: str = fact("why", default="")
+    reason: str = fact("reason of the mark", default="")
 
 
 def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:

@@ -24,9 +24,11 @@ class CompressedAttention(LatentAttention):
     """Attention whose keys and values are whole latent vectors; `kv_lora_rank` is the part that is not rotated."""
 
     sliding_window: int = Field(ge=1, description="tokens whose own latent vectors a query sees")
-    compress_ratios: tuple[int, ...] = Field(description="of each layer: tokens of an entry; 0: it has the window only")
+    compress_ratios: tuple[int, ...] = Field(
+        description="tokens of an entry, for each layer; 0: it has the window only"
+    )
     o_groups: int = Field(ge=1, description="groups of heads that are projected down apart from each other")
-    o_lora_rank: int = Field(ge=1, description="what each group is projected down to")
+    o_lora_rank: int = Field(ge=1, description="rank that each group is projected down to")
 
     @model_validator(mode="after")
     def _ratios_are_known(self) -> CompressedAttention:

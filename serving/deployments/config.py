@@ -256,7 +256,7 @@ class Deployment(TerseSettings):
     )
     all2all_backend: Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"] = Field(
         "allgather_reducescatter",
-        description="what brings tokens to the experts of other data-parallel ranks, and back; simulator only",
+        description="method that brings tokens to the experts of other data-parallel ranks, and back; simulator only",
     )
     expert_imbalance: float | Literal["random"] = Field(
         1.0,
@@ -286,7 +286,8 @@ class Deployment(TerseSettings):
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV (docs/kv-tiers.md)")
     inter_node: InterNodeConfig | None = Field(
-        None, description="nodes and what joins them, for engines on several (docs/parallelism.md); simulator only"
+        None,
+        description="nodes and the links that join them, for engines on several (docs/parallelism.md); simulator only",
     )
 
     @field_validator("policy", "attention")

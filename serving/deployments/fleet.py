@@ -73,8 +73,8 @@ class Patience(_Settings):
     """The time that a user waits before cancelling, from the arrival on."""
 
     mean_s: float = Field(gt=0, le=1e9, description="mean seconds that users wait")
-    distribution: Literal["exponential", "constant"] = Field("exponential", description="how waits vary")
-    until: Literal["first-token", "finish"] = Field("first-token", description="what users wait for")
+    distribution: Literal["exponential", "constant"] = Field("exponential", description="distribution of the waits")
+    until: Literal["first-token", "finish"] = Field("first-token", description="event that users wait for")
     seed: int = Field(0, description="seed of the users' patience")
 
 
@@ -154,7 +154,7 @@ class AutoscalerConfig(_Settings):
     below `target`, the pool gets one replica more; when `scale_in_at` or above, one fewer.
     """
 
-    metric: Literal["queue", "kv", "attainment"] = Field("queue", description="what the autoscaler looks at")
+    metric: Literal["queue", "kv", "attainment"] = Field("queue", description="metric that the autoscaler looks at")
     target: float = Field(gt=0, le=1e6, description="target value of the metric")
     pool: str | None = Field(None, description="pool to scale; null: the first")
     min_replicas: int = Field(1, ge=1, le=100_000, description="fewest replicas")

@@ -31,13 +31,13 @@ class GpuSpec(Settings):
     fp8_flop_per_s: float | None = Field(None, gt=0, description="dense fp8 operations a second; null: no such unit")
     fp4_flop_per_s: float | None = Field(None, gt=0, description="dense fp4 operations a second; null: no such unit")
     sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
-    link_bytes_per_s: float = Field(gt=0, description="to another GPU of the node, one direction")
-    pcie_bytes_per_s: float = Field(gt=0, description="to the host, one direction")
-    peer_access: bool = Field(True, description="over PCIe, whether GPUs read each other's memory")
+    link_bytes_per_s: float = Field(gt=0, description="bandwidth to another GPU of the node, one direction")
+    pcie_bytes_per_s: float = Field(gt=0, description="bandwidth to the host, one direction")
+    peer_access: bool = Field(True, description="whether GPUs read each other's memory over PCIe")
     usd_per_hour: float = Field(ge=0, description="price of one GPU")
     price_as_of: str = Field(description="date of the price")
-    price_source: str = Field(description="whose price it is")
-    source: str = Field(description="where the other numbers are from")
+    price_source: str = Field(description="source of the price")
+    source: str = Field(description="source of the other numbers")
 
     def flop_per_s(self, dtype: str) -> float:
         """Return the peak rate of GEMMs by the type of their weights, as `Deployment` names it.

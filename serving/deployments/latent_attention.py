@@ -17,13 +17,13 @@ class LatentAttention(Settings):
     """The sizes of a latent attention, in elements, by the names that Hugging Face gives them."""
 
     q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: it is one matrix")
-    kv_lora_rank: int = Field(ge=1, description="of the latent vector")
-    qk_nope_head_dim: int = Field(ge=1, description="of a head's query and key without rotation")
-    qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="of the rotated key that all heads share")
-    v_head_dim: int = Field(ge=1, description="of a head's value")
+    kv_lora_rank: int = Field(ge=1, description="rank of the latent vector")
+    qk_nope_head_dim: int = Field(ge=1, description="size of a head's query and key without rotation")
+    qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="size of the rotated key that all heads share")
+    v_head_dim: int = Field(ge=1, description="size of a head's value")
     index_n_heads: int = Field(0, ge=0, description="heads of the indexer; 0: every token attends to all before it")
-    index_head_dim: int = Field(0, ge=0, description="of the indexer's queries and keys")
-    index_topk: int = Field(0, ge=0, description="tokens that one attends to at most")
+    index_head_dim: int = Field(0, ge=0, description="size of a head of the indexer's queries and keys")
+    index_topk: int = Field(0, ge=0, description="most tokens that one token attends to")
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> LatentAttention:

@@ -16,8 +16,10 @@ from serving.settings import Settings
 class LinearAttention(Settings):
     """The sizes of a linear attention, in elements, by the names that Hugging Face gives them."""
 
-    linear_num_key_heads: int = Field(ge=1, description="of queries, and of keys")
-    linear_num_value_heads: int = Field(ge=1, description="a multiple of the key heads; each has a state")
+    linear_num_key_heads: int = Field(ge=1, description="heads of queries, and of keys")
+    linear_num_value_heads: int = Field(
+        ge=1, description="heads of values, a multiple of the key heads; each has a state"
+    )
     linear_key_head_dim: int = Field(ge=1, description="rows of a state")
     linear_value_head_dim: int = Field(ge=1, description="columns of a state")
     linear_conv_kernel_dim: int = Field(ge=1, description="tokens that the convolution sees")

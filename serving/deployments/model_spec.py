@@ -55,7 +55,7 @@ class ModelSpec(Settings):
     other_rope: str | None = Field(None, description="a rope_type whose constants are not kept, such as yarn")
     rope_interleaved: bool = False
     rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head that is rotated")
-    activation: str = Field("silu", description="of the MLP's gate, as transformers names it")
+    activation: str = Field("silu", description="activation of the MLP's gate, as transformers names it")
     qkv_bias: bool = False
     out_bias: bool = Field(False, description="attention's output projection has a bias")
     mlp_bias: bool = Field(False, description="MLPs, experts and routers have biases")
@@ -67,31 +67,35 @@ class ModelSpec(Settings):
     num_experts: int = Field(0, ge=0, description="routed experts of a layer; 0: a dense model")
     experts_per_token: int = Field(0, ge=0)
     norm_topk_prob: bool = Field(True, description="a token's weights of its experts sum to 1")
-    moe_intermediate_size: int = Field(0, ge=0, description="of one routed expert")
-    shared_intermediate_size: int = Field(0, ge=0, description="of the expert that every token passes; 0: none")
+    moe_intermediate_size: int = Field(0, ge=0, description="intermediate size of one routed expert")
+    shared_intermediate_size: int = Field(
+        0, ge=0, description="intermediate size of the expert that every token passes; 0: none"
+    )
     expert_groups: int = Field(0, ge=0, description="groups of experts, of which a token chooses some first; 0: none")
     groups_per_token: int = Field(0, ge=0, description="groups that a token's experts are in")
-    shared_gate: bool = Field(False, description="a sigmoid of the token weighs what the shared expert answers")
+    shared_gate: bool = Field(False, description="a sigmoid of the token weighs the output of the shared expert")
     router_bias: bool = Field(False, description="experts are scored by a sigmoid, and chosen by that plus a bias")
-    routed_scaling_factor: float = Field(1.0, gt=0, description="of a token's weights of its experts")
+    routed_scaling_factor: float = Field(1.0, gt=0, description="factor of a token's weights of its experts")
     dense_at: tuple[int, ...] = Field((), description="layers of a mixture, from 0, that are dense all the same")
     latent: CompressedAttention | LatentAttention | None = Field(
         None, description="multi-head latent attention; null: keys and values"
     )
     residual_streams: int = Field(1, ge=1, description="hidden states of a token that layers mix (hyper-connections)")
-    attention_gate: bool = Field(False, description="what attention gives is weighed by a sigmoid of the token")
+    attention_gate: bool = Field(False, description="a sigmoid of the token weighs the output of attention")
     linear: LinearAttention | None = Field(None, description="attention with a constant state; null: no layer has it")
     linear_layers: int = Field(0, ge=0, description="layers that have it")
     sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
     sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
-    sliding_at: tuple[int, ...] = Field((), description="which those are, from 0; empty: it is not known")
-    draft_layers: int = Field(0, ge=0, description="for multi-token prediction, beside `num_layers`")
+    sliding_at: tuple[int, ...] = Field(
+        (), description="numbers of the sliding layers, from 0; empty: they are not known"
+    )
+    draft_layers: int = Field(0, ge=0, description="layers for multi-token prediction, beside `num_layers`")
     is_draft_module: bool = Field(False, description="joins hidden states of another model with its embeddings")
     checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
-        "none", description="how the published weights are stored, as `Deployment.quantization` names it"
+        "none", description="format of the published weights, as `Deployment.quantization` names it"
     )
     checkpoint_experts: Literal["", "mxfp4", "nvfp4"] = Field(
-        "", description="how routed experts are stored, where that is another type"
+        "", description="format of the routed experts, where that is another type"
     )
     checkpoint_group_size: int = Field(
         0, ge=0, description="inputs that share a scale in int4 and int8; 0: all of an output's"
