@@ -2,7 +2,7 @@
 
     python -m lab.benchmarks.peers AzureLLMInferenceTrace_conv.csv --install
     python -m lab.benchmarks.peers TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
-    python lab/benchmarks/peers.py TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
+    python -m lab.benchmarks.peers TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
 There is one engine, Llama 3 8B on an H100, with the same limits for all; for DynoSim there are fleets, on whole traces
 (`peer_dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
