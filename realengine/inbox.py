@@ -25,6 +25,8 @@ class Inbox:
                 message = self._pipe.recv()
             except (EOFError, OSError):
                 message = None
+            except Exception as error:  # it cannot be unpickled here
+                message = error
             with self._arrived:
                 self._came.append(message)
                 self._arrived.notify()
@@ -35,11 +37,13 @@ class Inbox:
             return self._arrived.wait_for(lambda: bool(self._came), seconds)
 
     def take(self) -> Iterator[Any]:
-        """Yield the messages that have come; raise EOFError once the other end has hung up."""
+        """Yield the messages that have come. Raise EOFError after the last, and the error of one that is unreadable."""
         while self._came:
             message = self._came.popleft()
             if message is None:
                 raise EOFError
+            if isinstance(message, Exception):
+                raise message
             yield message
 
     def next(self) -> Any:

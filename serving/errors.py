@@ -7,6 +7,7 @@ other exception that reaches the user is a bug in tokentwin.
 from __future__ import annotations
 
 import os
+import sysconfig
 from pathlib import Path
 from traceback import extract_tb, format_exception_only, format_list
 
@@ -24,6 +25,7 @@ OURS = (
     "vllmside",
 )
 _ROOT = Path(__file__).parent.parent.parts
+_INSTALLED = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 class UserError(Exception):
@@ -50,7 +52,7 @@ class UserError(Exception):
         if error is None:
             return self._carried
         frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-        if not frames:
+        if all(frame.filename.startswith(_INSTALLED) for frame in frames):
             return self._carried
         lines = [*format_list(frames), *format_exception_only(error)]
         return "Traceback (most recent call last):\n" + without_controls("".join(lines))

@@ -38,6 +38,8 @@ class Arrived(NamedTuple):
     structured: bool
     skips_cache: bool
     keys: tuple[Any, ...]
+    tenant: str = ""
+    slo_class: str = ""
 
 
 class Ended(NamedTuple):
@@ -101,6 +103,12 @@ class Flight:
 
 
 Event = Arrived | Ended | Flight
+
+
+def _labels(request: Any) -> tuple[str, str]:
+    """Return tenant and SLO class, which a client states in `vllm_xargs` (`SamplingParams.extra_args`)."""
+    stated = getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
+    return str(stated.get("tenant", "")), str(stated.get("slo_class", ""))
 
 
 class NotRecorded(Exception):
@@ -195,6 +203,7 @@ class EngineEvents:
                 structured,
                 bool(request.skip_reading_prefix_cache),
                 tuple(request.block_hashes),
+                *_labels(request),
             )
         )
 

@@ -105,6 +105,8 @@ class RecordedRun:
             came.limit,
             came.priority,
             structured=came.structured,
+            tenant=came.tenant,
+            slo_class=came.slo_class,
             skip_reading_prefix_cache=came.skips_cache,
         )
         self._open[came.id] = _Progress(came, request)

@@ -1,7 +1,7 @@
 """A process with vLLM's engine, which replays workloads in real time and records them.
 
 `python -m vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
-`planning.measure.vllm_engine.VllmEngine`; `replay_messages` has the messages.
+`planning.measure.vllm_process.VllmProcess`; `replay_messages` has the messages.
 """
 
 from __future__ import annotations
@@ -117,13 +117,16 @@ class VllmReplayer:
         self.reset()
         self._scheduler.record(RecordSettings(record=out, model=self._model, workload=workload.name, numbered=True))
         recorder = self._scheduler.recorder
+        _must_go_on(recorder)
         recorder.watch_speed(self._probe)
         replay = _Replay(self._engine, workload, self._vocab_size, recorder)
         with no_cycle_search():
             status = replay.run(self._inbox, self._pipe)
         recorder.close(status)
         self._scheduler.record(RecordSettings(record=self._aside()))
-        return Replayed(status, replay.requests, replay.finished, replay.duration_ns, before, self.canary())
+        after = self.canary()
+        list(self._inbox.take())  # a stop that came too late
+        return Replayed(status, replay.requests, replay.finished, replay.duration_ns, before, after)
 
     def replay(self) -> Ran:
         """Run the requests that come until `End`, and report on them.
@@ -172,7 +175,9 @@ class _Replay:
             if inbox.wait(0):
                 list(inbox.take())
                 self._engine.abort_request(list(self._open), internal=False)
+                self.duration_ns = self._now()
                 return "interrupted"
+            _must_go_on(self._recorder)
             self._send()
             before = self._ended
             if self._open:
@@ -288,13 +293,18 @@ class _SentRequests:
 
     def _tell(self, sampled: Sequence[int] = ()) -> None:
         """Report the events: at most one step has ended, in which requests got the tokens `sampled`."""
-        if not self.recorder.goes_on:
-            raise RuntimeError("the recording has ended; see vLLM's log")
+        _must_go_on(self.recorder)
         requests, steps, said = self._requests, self._steps, self._said
         self._requests, self._steps, self._said = [], [], {}
         step = steps[-1]["step"] if steps else None
         if requests or steps:
             self._pipe.send(Told(requests, steps, said, step, tuple(sampled)))
+
+
+def _must_go_on(recorder: EngineRecorder) -> None:
+    """Raise RuntimeError if `recorder` has failed."""
+    if not recorder.goes_on:
+        raise RuntimeError("nothing is recorded any more; see vLLM's log")
 
 
 def _add(engine: LLMEngine, recorder: EngineRecorder, request: WorkloadRequest, prompt: list[int]) -> None:
@@ -303,16 +313,27 @@ def _add(engine: LLMEngine, recorder: EngineRecorder, request: WorkloadRequest, 
     engine.add_request(
         str(request.id),
         TokensPrompt(prompt_token_ids=prompt),
-        _sampling(request.output_len, request.structured),
+        _sampling(request.output_len, request.structured, _labels(request)),
         priority=request.priority,
     )
 
 
-def _sampling(tokens: int, structured: bool = False) -> SamplingParams:
+def _labels(request: WorkloadRequest) -> dict[str, str]:
+    """Return what our policies know of a request beside its tokens."""
+    labels = {name: getattr(request, name) for name in ("tenant", "slo_class", "session")}
+    return {name: value for name, value in labels.items() if value}
+
+
+def _sampling(tokens: int, structured: bool = False, labels: dict[str, str] | None = None) -> SamplingParams:
     """Return the sampling parameters of `tokens` tokens, which no stop token ends."""
     grammar = StructuredOutputsParams(json=ENDLESS_OBJECTS) if structured else None
     return SamplingParams(
-        temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, structured_outputs=grammar
+        temperature=0.0,
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        structured_outputs=grammar,
+        extra_args=labels or None,
     )
 
 
@@ -324,6 +345,8 @@ def main() -> None:
     with suppress(EOFError, ConnectionError):
         while True:
             asked = inbox.next()
+            if asked == "stop":  # of a replay that has ended
+                continue
             try:
                 if isinstance(asked, Begin):
                     replayer = VllmReplayer(pipe, inbox, asked.words, asked.model)

@@ -103,7 +103,10 @@ def _own(runs: Path, name: str, plan: Planned | None) -> None:
         return
     from lab.claims.claim import load_claims
 
-    claim = load_claims()[name]
+    claim = load_claims().get(name)
+    if claim is None:
+        st.caption("The lab of this checkout does not know this claim.")
+        return
     if conditions := _planned_conditions(name, plan):
         st.button("Take the planned model and GPU", on_click=go_to, kwargs=conditions, icon=":material/dns:")
     case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")

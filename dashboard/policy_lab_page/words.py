@@ -101,9 +101,16 @@ def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def engines(answers: Sequence[ComparisonDocument]) -> list[str]:
-    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then their engines."""
-    simulated = ["simulated"] if answers[0].simulated else []
-    return simulated + [_engine(answer.a) for answer in answers]
+    """Return the columns of `engine_rows`: the simulation of the first of `answers`, then their engines.
+
+    Of several pairs on one engine, all but the first have a number.
+    """
+    names = ["simulated"] if answers[0].simulated else []
+    for answer in answers:
+        name = _engine(answer.a)
+        again = sum(other.startswith(name) for other in names)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return names
 
 
 def engine_rows(answers: Sequence[ComparisonDocument]) -> list[dict[str, Any]]:
@@ -128,7 +135,7 @@ def agreement(answers: Sequence[ComparisonDocument]) -> str:
 def _agreement(first: ComparisonDocument, other: ComparisonDocument) -> str:
     outcomes = [row.outcome for row in rank(first.rows, other.rows)]
     shown_first = len(outcomes) - outcomes.count("missed")
-    one, two = _engine(first.a), _engine(other.a)
+    *_, one, two = engines((first, other))
     return (
         f"Of {_counted(shown_first, 'difference')} on {one}, {outcomes.count('holds')} hold on {two}, "
         f"{outcomes.count('open')} may be chance there, and {outcomes.count('reversed')} are reversed. "

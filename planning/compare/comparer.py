@@ -15,6 +15,7 @@ from planning.compare.document import Compared, ComparisonDocument
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.runs import (
     calm,
+    check_as_many,
     in_weather,
     recorded_pairs,
     recorded_side,
@@ -51,6 +52,7 @@ def compare_recordings(request: CompareRecordingsRequest, tell: Tell = quiet) ->
     Raises UserError for recordings that cannot be paired.
     """
     sides = [recordings(name, path) for name, path in (("A", request.a), ("B", request.b))]
+    check_as_many(*sides)
     tell("reading the recordings", 0.1)
     if request.timing is None:
         return _document(request, *_recorded(request, sides))
@@ -82,8 +84,14 @@ def compare_on_engine(
     if request.seeds > 1 and repeats > 1:
         remedy = f"must be 1 with {request.seeds} seeds, each of which is run once; leave one of the two out"
         raise UserError("repeats", repeats, remedy)
-    sides = _scenarios(request)
     runs = request.seeds * repeats
+    places = {name: [out / name / f"run-{at:0{len(str(runs))}}" for at in range(1, runs + 1)] for name in "ab"}
+    for name in "ab":
+        for other in sorted((out / name).glob("*/runs.parquet")):
+            if other.parent not in places[name]:
+                remedy = "is a run of another comparison; choose another directory, or remove it"
+                raise UserError("out", str(other.parent), remedy)
+    sides = _scenarios(request)
     with closing(load_engines(_engines(sides[0][0]), say)) as engine:
         minutes_of_run = None if minutes is None else minutes / (2 * runs)
         say(f"{2 * runs} real runs, each of them:")
@@ -95,10 +103,9 @@ def compare_on_engine(
         in_turn = sorted(zip("ab", sides, strict=True), reverse=number % 2 == 1, key=lambda pair: pair[0])
         for name, side in in_turn:
             say(f"real run {number + 1} of {runs} of {name.upper()}")
-            place = out / name / f"run-{number + 1:0{len(str(runs))}}"
             with closing(load_engines(_engines(side[number]), say)) as engine:
-                record_whole(side[number].workload, engine, place, overwrite=overwrite)
-    recorded = [recordings(name.upper(), out / name) for name in "ab"]
+                record_whole(side[number].workload, engine, places[name][number], overwrite=overwrite)
+    recorded = [[Recording.load(place) for place in places[name]] for name in "ab"]
     return _held_against(request, recorded, sides, simulated)
 
 

@@ -74,12 +74,17 @@ def simulated_pairs(
     return PairedRuns(a, b, bounds, waits_for_answers(sides[0][0].workload))
 
 
+def check_as_many(a: Sequence[Recording], b: Sequence[Recording]) -> None:
+    """Raise UserError unless both sides have equally many recordings."""
+    if len(a) != len(b):
+        counts = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
+        remedy = f"must be as many for A as for B, because they are compared in pairs: {counts}"
+        raise UserError("recordings", [len(a), len(b)], remedy)
+
+
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
     """Pair recordings of the same workloads in the order given. Raises UserError when the workloads differ."""
-    if len(a) != len(b):
-        held = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
-        remedy = f"must be as many for A as for B, because they are compared in pairs: {held}"
-        raise UserError("recordings", [len(a), len(b)], remedy)
+    check_as_many(a, b)
     try:
         closed = any(waits_for_answers(recording.workload()) for recording in a)
     except UserError:

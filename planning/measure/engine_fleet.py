@@ -52,9 +52,12 @@ class EngineProcess(Protocol):
 class EngineFleet:
     """The engines of `deployment.fleet`, loaded.
 
+    `start` starts a process with one engine, given its number, the deployment without its fleet, and its GPUs, if any.
+
     Attributes:
-        start: starts a process with one engine, given its number, the deployment without its fleet, and its GPUs, if
-            any
+        about: what each process said of its engine
+        deployment: the resolved deployment of an engine, with the fleet
+        memory_report: how the first engine uses its memory, empty if that is not known
 
     Raises UserError for a fleet that only the simulator has, and for settings that an engine does not support.
     """
@@ -264,7 +267,9 @@ class _RoutedRun:
     def _left(self, replica: RoutedReplica, row: dict[str, Any], heard_ns: int) -> None:
         request, _ = self._open.pop(row["request_id"])
         ended = row["status"] != "unfinished"
-        self._writer.add_request(**{**row, "replica": replica.index, "heard_ns": heard_ns if ended else None})
+        self._writer.add_request(
+            **{**row, **request.labels, "replica": replica.index, "heard_ns": heard_ns if ended else None}
+        )
         if not ended:
             return
         replica.loses(request.id)
@@ -311,9 +316,10 @@ def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
 
 
 def _gpus_here() -> int:
-    """Return the number of GPUs of this machine; without torch, count the driver's devices."""
+    """Return the number of GPUs that this process may use; without torch, count the driver's devices."""
     if find_spec("torch") is None:
-        return len(list(Path("/dev").glob("nvidia[0-9]*")))
+        stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return len(list(Path("/dev").glob("nvidia[0-9]*")) if stated is None else list(filter(None, stated.split(","))))
     import torch
 
     return torch.cuda.device_count()

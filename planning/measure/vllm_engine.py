@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shutil import rmtree
+from shutil import move, rmtree
 from typing import TYPE_CHECKING, cast
 
 from planning.measure.vllm_process import VllmProcess
 from realengine.replica_messages import About
 from serving.deployments.config import Deployment, parse
-from serving.errors import UserError
+from serving.errors import UserError, reason
 from serving.workload import Workload
 from traces.parquet import write_parquet
 from vllmside.replay_messages import Ended
@@ -64,14 +64,13 @@ class VllmEngine:
         `progress` is called with the number of requests that have ended. Ctrl-C ends the run and writes what there is.
         """
         out = Path(out)
-        if (out / "runs.parquet").exists():
-            if not overwrite:
-                remedy = "holds a recording; replace it with --force, or choose another directory"
-                raise UserError("out", str(out), remedy)
-            rmtree(out)
-        offered = self._process.folder / "workload.parquet"
+        if (out / "runs.parquet").exists() and not overwrite:
+            remedy = "holds a recording; replace it with --force, or choose another directory"
+            raise UserError("out", str(out), remedy)
+        offered, made = self._process.folder / "workload.parquet", self._process.folder / "made" / out.name
+        rmtree(made, ignore_errors=True)
         write_parquet(replace(workload, requests=list(workload.requests)), offered)
-        self._process.begin("replay_workload", str(offered), str(out.resolve()))
+        self._process.begin("replay_workload", str(offered), str(made))
         stopped = False
         while True:
             try:
@@ -83,6 +82,7 @@ class VllmEngine:
                 self._process.send("stop")
                 continue
             if not isinstance(said, Ended):
+                _put(made, out)
                 return cast("Replayed", said)
             if progress is not None:
                 progress(said.requests)
@@ -90,3 +90,13 @@ class VllmEngine:
     def close(self) -> None:
         """End the process. This may be called again, and after an error."""
         self._process.close()
+
+
+def _put(made: Path, out: Path) -> None:
+    """Move the files of a recording to `out`; other files there stay. Raises UserError if they cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for file in sorted(made.iterdir()):
+            move(file, out / file.name)
+    except OSError as error:
+        raise UserError("out", str(out), f"cannot be written: {reason(error)}") from None

@@ -377,8 +377,10 @@ def test_a_pair_of_another_engine_is_compared_at_once(tmp_path: Path, started: l
     (_, other) = started
     assert other.settings["a"].endswith("theirs/a") and "timing" not in other.settings
     leave(tmp_path, RECORDED, other.settings, json.loads(json.dumps(recorded(other.settings, QUIET, told))))
-    assert "contradict" not in shown(app := lab(tmp_path, **where, also="theirs")) and not app.exception
-    assert "0 are reversed" in shown(app)
+    app = lab(tmp_path, **where, also="theirs")
+    assert not app.exception and "0 are reversed" in shown(app)
+    table = next(frame.value for frame in app.dataframe if "our engine" in frame.value.columns)
+    assert [*table.columns] == ["of", "our engine", "our engine (2)"]
 
 
 @pytest.mark.parametrize("asked", [recordings_request, recordings_on_vllm_request])

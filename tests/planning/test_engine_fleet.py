@@ -208,6 +208,8 @@ def test_with_several_seeds_each_real_run_has_the_traffic_of_one(made: list[Depl
         assert arrivals == [[one.arrival_ns for one in request.workload(number - 1).requests]] * 2
     with pytest.raises(UserError, match="repeats: 2: must be 1 with 3 seeds"):
         compare_on_engine(request, tmp_path / "again", repeats=2)
+    with pytest.raises(UserError, match=r"run-3.: is a run of another comparison"):
+        compare_on_engine(request.model_copy(update={"seeds": 2}), tmp_path / "real", overwrite=True)
 
 
 def test_what_only_the_simulator_can_run_is_refused() -> None:

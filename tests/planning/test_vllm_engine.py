@@ -17,7 +17,7 @@ from dashboard.bundled import DEMO
 from planning.costs import base_deployment, priced
 from planning.deployments import on_engine
 from planning.measure.real_engine import load_engines, runs_on_vllm
-from planning.measure.vllm_engine import VllmEngine
+from planning.measure.vllm_engine import VllmEngine, _put
 from planning.measure.vllm_process import vllm_python
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
@@ -85,6 +85,16 @@ def test_a_model_needs_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     environment(tmp_path, monkeypatch, "exit 1")
     with pytest.raises(UserError, match=r"model: 'random:llama': has no config.json for vLLM"):
         VllmEngine(deployment("random:llama"))
+
+
+def test_a_recording_takes_its_place_and_other_files_there_stay(tmp_path: Path) -> None:
+    made, out = tmp_path / "made", tmp_path / "out"
+    for folder in (made, out):
+        folder.mkdir()
+        (folder / "runs.parquet").write_text(folder.name)
+    (out / "notes.md").write_text("mine")
+    _put(made, out)
+    assert {file.name: file.read_text() for file in out.iterdir()} == {"runs.parquet": "made", "notes.md": "mine"}
 
 
 def test_what_was_calibrated_on_vllm_is_compared_on_vllm(tmp_path: Path) -> None:

@@ -82,4 +82,5 @@ def test_authors_can_have_their_own_traceback(verb: str, folder: Path) -> None:
     assert 'raises.py", line 6, in score\n    return 1 / len(request.arrived.tenant)' in whole.stderr
     assert "ZeroDivisionError" in whole.stderr and "call_limit" not in whole.stderr
     assert whole.stderr.endswith(short.stderr.splitlines()[-1] + "\n")
-    assert "Traceback" not in tokentwin("simulate", "no-such.jsonl", "--out", "run", "--traceback", cwd=folder).stderr
+    for wrong in (("no-such.jsonl",), ("short.jsonl", "--policy", "no_such.py:Policy")):
+        assert "Traceback" not in tokentwin("simulate", *wrong, "--out", "run", "--traceback", cwd=folder).stderr

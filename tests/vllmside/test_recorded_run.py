@@ -117,6 +117,17 @@ def test_a_request_has_the_name_that_its_client_gave_it(engine: Engine, name: st
     assert rows(engine.recording())[0]["client_id"] == client_id
 
 
+def test_tenant_and_slo_class_are_what_the_client_states(engine: Engine) -> None:
+    one = request("a", 6, 1)
+    one.sampling_params = SimpleNamespace(extra_args={"tenant": "t", "slo_class": "chat", "other": 1})
+    engine.events.arrived(one)
+    engine.scheduler.requests["a"] = one
+    engine.back(engine.plan({"a": 6}, {"a": 0}), {"a": 1}, {"a": "FINISHED_LENGTH_CAPPED"})
+    recording = engine.recording()
+    assert {name: rows(recording)[0][name] for name in ("tenant", "slo_class")} == {"tenant": "t", "slo_class": "chat"}
+    assert next(iter(recording.workload().requests)).tenant == "t"
+
+
 def test_a_turn_quotes_the_answer_before_it(engine: Engine) -> None:
     engine.add("a", 3, 6, []).block_hashes = [b"1", b"2"]
     engine.back(engine.plan({"a": 3}, {"a": 0}), {"a": 6}, {"a": "FINISHED_LENGTH_CAPPED"})
