@@ -20,13 +20,16 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import t
 
 from calibration.steps.step_cost import Calibration
+from dashboard.bundled import DEMO, PAIR
 from planning.compare import comparison
+from planning.compare.comparer import compare_recordings
 from planning.compare.comparison import _row, ranking, verdict, winner
 from planning.compare.document import Compared, RanDeployment, Row, Side, furthest_off, ranking_report, simulated_errors
 from planning.compare.paired_runs import PairedRuns
-from planning.compare.request import CompareRequest
+from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
 from planning.priced_scenario import PricedScenario
+from planning.request import Timing
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
@@ -463,6 +466,14 @@ def test_recordings_that_cannot_be_paired_are_named(spec: Path, tmp_path: Path) 
     told = str(caught.value)
     assert f"A has one, two in {tmp_path}/a; B has b in {tmp_path}" in told
     assert "\n" not in told
+
+
+def test_so_are_real_ones_that_are_also_simulated() -> None:
+    request = CompareRecordingsRequest(
+        a=PAIR / "a", b=PAIR / "b" / "run-1", timing=Timing(calibration=str(DEMO / "calibration"))
+    )
+    with pytest.raises(UserError, match=r"recordings: \[3, 1\]: must be as many for A as for B"):
+        compare_recordings(request)
 
 
 def test_one_of_a_kind_is_not_a_plural(spec: Path) -> None:
