@@ -186,7 +186,8 @@ class Cluster:
         if (replica := self._fleet.priced_otherwise()) is not None:
             raise Replaced(self._own_code, f"the cost model of replica {replica.index}")
         self._log.close()
-        return Simulated(self._clock.now_ns, self._log.finished, self._log.steps, self._log.output_tokens)
+        steps = self._log.steps + sum(replica.steps_in_flight for replica in self.replicas)
+        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens)
 
     def _left(self, request: WorkloadRequest) -> None:
         assert self._arrivals is not None

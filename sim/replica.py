@@ -209,6 +209,11 @@ class Replica:
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
+    @property
+    def steps_in_flight(self) -> int:
+        """The steps that are launched and have not returned."""
+        return sum(1 for plan, _ in self._launched if plan.tokens)
+
     def crash(self) -> list[Request]:
         """Stop for ever; return the requests that were here, in the order in which they came."""
         self._end_leap()  # whole steps of the leap count
