@@ -1,11 +1,13 @@
 """The rate at which `tokentwin compare` claims a difference where there is none; it promises one time in twenty.
 
 Two sides serve the same requests with the same cost model. They differ in the seed of slowly changing step times (a
-machine's noise), or of the errors of shortest-job-first's predictions. `python -m lab.benchmarks.null_comparisons`.
+machine's noise), or of the errors of shortest-job-first's predictions. `python -m lab.benchmarks.null_comparisons
+[RUNS]` makes RUNS (200) comparisons of each kind.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -24,7 +26,7 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 
 MS, S = 1_000_000, 1_000_000_000
-RUNS = 200
+RUNS = int(sys.argv[1]) if sys.argv[1:] else 200
 SETTINGS = {"num_blocks": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 1024}
 SIDE = Side(deployment=RanDeployment(policy="vllm", scheduler={}))
 
