@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from pathlib import Path
-from traceback import extract_tb, format_exception_only, format_list
+from traceback import FrameSummary, extract_tb, format_exception_only, format_list
 
 OURS = (
     "apiserver",
@@ -25,7 +25,6 @@ OURS = (
     "vllmside",
 )
 _ROOT = Path(__file__).parent.parent.parts
-_INSTALLED = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 class UserError(Exception):
@@ -52,7 +51,7 @@ class UserError(Exception):
         if error is None:
             return self._carried
         frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-        if all(frame.filename.startswith(_INSTALLED) for frame in frames):
+        if all(map(_is_installed, frames)):
             return self._carried
         lines = [*format_list(frames), *format_exception_only(error)]
         return "Traceback (most recent call last):\n" + without_controls("".join(lines))
@@ -73,6 +72,12 @@ def raised(error: BaseException) -> str:
     except (Exception, SystemExit):  # the user's code, too
         said = "(its message cannot be read)"
     return one_line(type(error).__name__ + (f": {shortened(said, 300)}" if said else "") + where)
+
+
+def _is_installed(frame: FrameSummary) -> bool:
+    """Return whether a frame is of Python or of an installed package."""
+    places = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return frame.filename.startswith(("<frozen", *places))
 
 
 def _is_ours(file: str) -> bool:
