@@ -20,7 +20,7 @@ from serving.deployments.decode_buckets import DECODE_BUCKETS, TOKEN_BUCKETS, pa
 
 _FEWEST_SAMPLES = 64  # up to here the head takes as long to read its weights as to compute
 _FEWEST_TILES = 8
-_TOKENS_PER_TILE = 32  # a step with more tiles than this rule gives has the next size
+_TOKENS_PER_TILE = 16  # a step with more tiles than this rule gives has the next size
 _MOST_MIXED = 64  # graphs of mixed steps that are kept
 
 

@@ -15,7 +15,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from realengine.device import Device
 from realengine.kernels.interpreting import INTERPRETING
 from realengine.kernels.kv_splits import Splits
-from realengine.kernels.paged_attention import PagedRows, attention_splits, make_tiles, paged_attention, tile_tokens
+from realengine.kernels.paged_attention import (
+    PagedRows,
+    Tile,
+    attention_splits,
+    make_tiles,
+    paged_attention,
+    tile_for,
+    tile_tokens,
+)
 from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
@@ -66,11 +74,16 @@ class TritonAttention:
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._block_size = deployment.scheduler.block_size
         self._filling = (device.multiprocessors, deployment.batch_invariant)
-        self._tile_tokens = tile_tokens(spec.num_heads, spec.num_kv_heads)
         self._scale = spec.head_dim**-0.5
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
-        return make_tiles(list(rows), self._tile_tokens)
+        return self._tiles(rows, self._tile(sum(tokens for _, tokens, _ in rows)))
+
+    def _tiles(self, rows: Sequence[tuple[int, int, int]], tile: Tile) -> tuple[Ints, Ints]:
+        return make_tiles(list(rows), tile_tokens(tile, *self._heads[:2]))
+
+    def _tile(self, tokens: int) -> Tile:
+        return tile_for(tokens, fixed=self._filling[1])
 
     def prepare(self, batch: Batch, captured: bool) -> None:
         pass
@@ -78,10 +91,13 @@ class TritonAttention:
     def plan(self, batch: Batch, window: int = 0) -> _Plan:
         rows, tiles = batch.layout.decode_rows, (batch.tile_row, batch.tile_first)
         sizes = (*self._heads, *self._filling)
+        tile = self._tile(batch.layout.tokens - rows)
         return _Plan(
             batch,
             attention_splits(batch.context, batch.query_len, rows, *sizes, window) if rows else None,
-            attention_splits(batch.context, batch.query_len, tiles, *sizes, window) if batch.layout.tiles else None,
+            attention_splits(batch.context, batch.query_len, tiles, *sizes, window, tile)
+            if batch.layout.tiles
+            else None,
             [],
             [],
             window,
@@ -129,7 +145,8 @@ class HybridAttention(TritonAttention):
         self._window = spec.sliding_window
 
     def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
-        return super().tiles([row for row in rows if not self._is_fresh(row[1], row[2])])
+        tile = self._tile(sum(tokens for _, tokens, _ in rows))
+        return self._tiles([row for row in rows if not self._is_fresh(row[1], row[2])], tile)
 
     def plan(self, batch: Batch, window: int = 0) -> _Plan:
         plan = super().plan(batch, window)

@@ -120,7 +120,7 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
     found = []
     if used.registers > spec.register_ceiling:
         found.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
-    if used.stack_bytes:
+    if used.stack_bytes > spec.stack_ceiling:
         found.append(f"{used.stack_bytes} bytes of stack, {used.spill_bytes} bytes of spills")
     found += [f"no {text} in its PTX" for text in spec.expects if not used.counts[text]]
     return [f"{spec.name}: {fault}" for fault in found]

@@ -22,7 +22,6 @@ from realengine.kernels.specialisation import Specialisation
 from realengine.stored_weight import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
-_FEW = 16  # tokens up to which one tile is enough: decode
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones
 _FEWEST_STEPS = 4  # steps of a split
 _MOST_SPLITS = 8
@@ -146,14 +145,15 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> T
     zero = weight.words if weight.zero is None else weight.zero
     _packed_gemm[grid](
         x, weight.words, weight.scale, zero, found, tokens, OUTPUTS=outputs, SPLITS=splits, TOKENS=batch, ROWS=rows,
-        **compiled_weight(weight, x.dtype), num_warps=4, num_stages=4 if tokens <= _FEW else 3,
+        **compiled_weight(weight, x.dtype), num_warps=4 if batch < 64 else 8, num_stages=4 if batch < 64 else 3,
     )  # fmt: skip
     return found[0] if splits == 1 else found.sum(0).to(x.dtype)
 
 
 def _tile(tokens: int) -> tuple[int, int]:
     """Return tokens and rows of weights of a program."""
-    return (16, 64) if tokens <= 16 else (32, 64) if tokens <= 32 else (64, 128)
+    sizes = ((16, 64), (32, 64), (64, 128), (128, 128))  # measured on an H200
+    return next((size for size in sizes if tokens <= size[0]), sizes[-1])
 
 
 def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> int:

@@ -20,7 +20,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import I32, SHAPES, WINDOWED, shaped
+from realengine.kernels.attention_shapes import F32, I32, SHAPES, WINDOWED, shaped
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
 from realengine.kernels.dependent_launch import dependent_launch
 from realengine.kernels.interpreting import compute_dtype
@@ -28,9 +28,32 @@ from realengine.kernels.kv_splits import NO_SPLITS, STEP, Splits, is_last_part, 
 from realengine.kernels.specialisation import Specialisation
 
 FIXED_SPLITS = 16  # batch-invariant splits: enough for one row of 8 KV heads to have a program per multiprocessor
-_DECODE_RESIDENT = 3  # programs on one multiprocessor, by the registers and shared memory of `specialisations`
-_TILE_ROWS = 128  # query rows of a prefill's tile: tokens x heads of a group; two warpgroups' worth of wgmma
+_DECODE_RESIDENT = 4  # programs of a decode on one multiprocessor; measured on an H200, as all settings here
 _MERGED = 8192  # numbers that a decode row's merge loads at once
+_MANY_TOKENS = 2048  # query tokens of a step above which tiles are large; such steps run eagerly
+
+
+class Tile(NamedTuple):
+    """The settings of a prefill's programs.
+
+    Attributes:
+        rows: query rows of a tile: tokens x heads of a group
+        warps: a warpgroup of 4 does 64 rows of a wgmma at once
+        stages: KV tiles in flight
+        resident: programs on one multiprocessor
+    """
+
+    rows: int
+    warps: int
+    stages: int
+    resident: int
+
+
+# Drafts and short chunks fill a small tile, and many small tiles fill the GPU. Long prompts read KV less often in large
+# tiles. These keep some registers in memory, and are faster all the same than those that do not.
+_SMALL_TILE, _LARGE_TILE = Tile(64, 4, 2, 2), Tile(256, 8, 3, 1)
+_LARGE_STACK = 512  # bytes of a thread's registers in memory
+_TILES = {tile.rows: tile for tile in (_SMALL_TILE, _LARGE_TILE)}
 
 
 class PagedRows(NamedTuple):
@@ -201,16 +224,17 @@ def paged_attention(
     """
     heads, dim = queries.shape[1:]
     _, kv_heads, page, _ = keys.shape
-    group, wide = triton.next_power_of_2(heads // kv_heads), queries.dtype == torch.float32
+    group = triton.next_power_of_2(heads // kv_heads)
+    wide = queries.dtype == torch.float32
+    narrow = wide or (tiles is None and keys.dtype == torch.float8_e4m3fn and dim > 64)  # conversions take registers
     if tiles is None:
-        # Tile and pipeline keep some 64 KB of loads in flight on a multiprocessor, twice what latency x bandwidth asks
-        # for (Little's law). Tiles that are converted, from fp8 or for three TF32 products, are narrower for want of
-        # registers, and so are those of a prefill. 16 rows are the least that tensor cores take.
-        narrow = wide or (keys.dtype == torch.float8_e4m3fn and dim > 64)
+        # Programs of two warps leave room for others on a multiprocessor, and so for more loads in flight. 16 rows are
+        # the least that tensor cores take.
         block_m, together = max(16, group), max(_MERGED // (group * triton.next_power_of_2(dim)), 1)
-        pipeline = {"num_warps": 4, "num_stages": 5 if dim > 64 and keys.itemsize > 1 else 7}
+        pipeline = {"num_warps": 2, "num_stages": 4 if dim > 64 and keys.itemsize > 1 else 5}
     else:
-        narrow, block_m, together, pipeline = wide, _TILE_ROWS, 1, {"num_warps": 8, "num_stages": 3}
+        tile = _TILES[splits.partial.shape[2]]
+        block_m, together, pipeline = tile.rows, 1, {"num_warps": tile.warps, "num_stages": tile.stages}
     _attention_part[(len(splits.items) * kv_heads,)](
         queries, keys, values, *rows, *(tiles or (rows.context, rows.context)), *splits, out,
         scale * k_scale * LOG2_E, v_scale, queries.stride(0),
@@ -230,6 +254,7 @@ def attention_splits(
     multiprocessors: int,
     fixed: bool,
     window: int = 0,
+    tile: Tile = _SMALL_TILE,
 ) -> Splits:
     """Divide the KV of tiles, or of decode rows, as far as it takes to fill the GPU's `multiprocessors`.
 
@@ -238,21 +263,27 @@ def attention_splits(
             token are decode rows
         fixed: cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave tiles' KV whole
         window: tokens that a query sees; 0 is all
+        tile: the settings that tiles were made for
     """
     if isinstance(work, int):
         tiles, units, members, tokens = None, work, heads // kv_heads, 1
         resident, fixed_splits = _DECODE_RESIDENT, FIXED_SPLITS
     else:
-        tiles, units, members, tokens = work, len(work[0]), _TILE_ROWS, tile_tokens(heads, kv_heads)
-        resident, fixed_splits = 1, 1
+        tiles, units, members, tokens = work, len(work[0]), tile.rows, tile_tokens(tile, heads, kv_heads)
+        resident, fixed_splits = tile.resident, 1
     programs = max(1, resident * multiprocessors // kv_heads)
     most = fixed_splits if fixed else 0
     return plan_splits(context, query_len, tiles, units, kv_heads, members, dim, programs, most, tokens, window)
 
 
-def tile_tokens(heads: int, kv_heads: int) -> int:
+def tile_for(tokens: int, fixed: bool) -> Tile:
+    """Return the tile for a step with so many tokens in prefill rows; with `fixed` it never depends on them."""
+    return _LARGE_TILE if tokens > _MANY_TOKENS and not fixed else _SMALL_TILE
+
+
+def tile_tokens(tile: Tile, heads: int, kv_heads: int) -> int:
     """Return the query tokens of a tile: as many as its rows have room for with all query heads of a KV head."""
-    return _TILE_ROWS // (heads // kv_heads)
+    return tile.rows // (heads // kv_heads)
 
 
 def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -278,15 +309,19 @@ def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[
 def specialisations() -> Iterator[Specialisation]:
     """Yield the kernels for every shape."""
     row = shaped(1, dtype=I32)
-    # The programs of a decode share a multiprocessor. A prefill's program, with 8 warps, has one alone in any case.
-    for kind, tiles, ceiling, product in (
-        ("paged_decode", None, 65536 // (_DECODE_RESIDENT * 4 * 32), "mma.sync"),
-        ("paged_prefill", (row, row), 255, "wgmma"),
-    ):
+    # The programs of a decode, and small tiles, share a multiprocessor, which has 65,536 registers.
+    kinds: list[tuple[str, Tile | None, int, str]] = [("paged_decode", None, 255, "mma.sync")]
+    kinds += [
+        (name, tile, min(255, 65536 // (tile.resident * tile.warps * 32)), "wgmma")
+        for name, tile in (("paged_prefill", _SMALL_TILE), ("long_prefill", _LARGE_TILE))
+    ]
+    for kind, tile, ceiling, product in kinds:
         for shape in (*SHAPES, WINDOWED):
             queries = shaped(1, shape.heads, shape.dim, dtype=shape.dtype)
             cache = shaped(1, shape.kv_heads, shape.page, shape.dim, dtype=shape.cached)
-            about = (queries, cache, cache, PagedRows(*[row] * 5), tiles, NO_SPLITS, queries, 0.1)
+            splits = NO_SPLITS._replace(partial=shaped(1, 1, tile.rows if tile else 1, 1, dtype=F32))
+            about = (queries, cache, cache, PagedRows(*[row] * 5), tile and (row, row), splits, queries, 0.1)
             launch = partial(paged_attention, *about, window=shape.window)
             expects = ("cp.async", product, "atom", "griddepcontrol")
-            yield Specialisation(f"{kind} {shape.name}", _attention_part, launch, ceiling, expects)
+            stack = _LARGE_STACK if tile is _LARGE_TILE else 0
+            yield Specialisation(f"{kind} {shape.name}", _attention_part, launch, ceiling, expects, stack_ceiling=stack)

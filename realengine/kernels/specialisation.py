@@ -15,6 +15,7 @@ class Specialisation(NamedTuple):
             multiprocessor
         expects: strings that its PTX must contain, as "wgmma" or "cp.async"
         which: number, from 0, among the launches of the kernel by the launcher
+        stack_ceiling: most bytes of a thread's memory that registers may be spilled to
     """
 
     name: str
@@ -23,3 +24,4 @@ class Specialisation(NamedTuple):
     register_ceiling: int
     expects: tuple[str, ...]
     which: int = 0
+    stack_ceiling: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 DECODE_BUCKETS = (1, 2, 4, *range(8, 1025, 8))
-TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 7, 8)))
+TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 8)))
 
 
 def padded(rows: int) -> int:

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realengine.kernels.kv_splits import Splits, plan_splits
-from realengine.kernels.paged_attention import PagedRows, attention_splits, make_tiles, paged_attention, tile_tokens
+from realengine.kernels.paged_attention import (
+    PagedRows,
+    Tile,
+    attention_splits,
+    make_tiles,
+    paged_attention,
+    tile_for,
+    tile_tokens,
+)
 from tests.budget import examples
 
 FP8 = torch.float8_e4m3fn
+SMALL, LARGE = tile_for(1, False), tile_for(1 << 20, False)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the error's norm
 
 
@@ -106,19 +115,20 @@ def run_decode(
 
 def run_prefill(
     shape: Shape, batch: Batch, first_row: int, multiprocessors: int, out: Tensor, padding: int = 0,
-    fixed: bool = False, window: int = 0,
+    fixed: bool = False, window: int = 0, tile: Tile = SMALL,
 ) -> Splits:  # fmt: skip
     lengths, contexts = batch.query_len.tolist(), batch.context.tolist()
     rows = [(row, lengths[row], contexts[row]) for row in range(first_row, len(lengths)) if lengths[row] > 1]
     tile_row, tile_first = (
         torch.from_numpy(np.append(tiles, [-1] * padding).astype(np.int32))
-        for tiles in make_tiles(rows, tile_tokens(shape.heads, shape.kv_heads))
+        for tiles in make_tiles(rows, tile_tokens(tile, shape.heads, shape.kv_heads))
     )
     sizes = (shape.heads, shape.kv_heads, shape.dim, multiprocessors, fixed)
-    splits = poisoned_splits(attention_splits(batch.context, batch.query_len, (tile_row, tile_first), *sizes, window))
+    tiles = (tile_row, tile_first)
+    splits = poisoned_splits(attention_splits(batch.context, batch.query_len, tiles, *sizes, window, tile))
     for _ in range(2):
         how = (shape.dim**-0.5, shape.k_scale, shape.v_scale, window)
-        paged_attention(*batch[:3], PagedRows(*batch[3:]), (tile_row, tile_first), splits, out, *how)
+        paged_attention(*batch[:3], PagedRows(*batch[3:]), tiles, splits, out, *how)
     return splits
 
 
@@ -181,16 +191,17 @@ def decode(shape: Shape, contexts: list[int], padding: int, multiprocessors: int
     st.integers(0, 3),
     MULTIPROCESSORS,
     st.booleans(),
+    st.sampled_from((SMALL, LARGE)),
 )
 def prefill(
     shape: Shape, decodes: list[tuple[int, int]], chunks: list[tuple[int, int]], padding: int, multiprocessors: int,
-    fixed: bool,
+    fixed: bool, tile: Tile,
 ) -> None:  # fmt: skip
     """Whole prompts, chunks and drafts over past KV, after decode rows in the same batch, with tiles that are none."""
     batch = batch_of(shape, [*decodes, *chunks], len(chunks))
     first = len(decodes)
     out = poisoned(batch, shape.dtype)
-    splits = run_prefill(shape, batch, first, multiprocessors, out, padding, fixed)
+    splits = run_prefill(shape, batch, first, multiprocessors, out, padding, fixed, tile=tile)
     assert not splits.arrived.any()
     assert bool(out[:first].isnan().all()), "prefill wrote a token of no tile"
     if first:
@@ -261,14 +272,14 @@ def one_long_row() -> None:
 
 
 def a_chunk_over_past() -> None:
-    """64 new tokens over 8k cached: their two tiles for 8 KV heads use the GPU's multiprocessors in one wave."""
+    """64 new tokens over 8k cached: their four tiles for 8 KV heads use the GPU's multiprocessors in one wave."""
     context, length = torch.tensor([8256], dtype=torch.int32), torch.tensor([64], dtype=torch.int32)
-    row, first = (torch.from_numpy(tile) for tile in make_tiles([(0, 64, 8256)], tile_tokens(32, 8)))
+    row, first = (torch.from_numpy(tile) for tile in make_tiles([(0, 64, 8256)], tile_tokens(SMALL, 32, 8)))
     made = attention_splits(context, length, (row, first), 32, 8, 128, 132, False)
     programs = 8 * int((made.items[:, 0] >= 0).sum())
-    assert 0.9 * 132 <= programs <= 132
+    assert 0.9 * 2 * 132 <= programs <= 2 * 132
     whole = attention_splits(context, length, (row, first), 32, 8, 128, 132, True)
-    assert 8 * int((whole.items[:, 0] >= 0).sum()) == 16
+    assert 8 * int((whole.items[:, 0] >= 0).sum()) == 32
 
 
 def invariance() -> None:

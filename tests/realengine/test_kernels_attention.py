@@ -7,12 +7,12 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from realengine.kernels import dependent_launch  # noqa: E402
-from realengine.kernels.paged_attention import make_tiles, tile_tokens  # noqa: E402
+from realengine.kernels.paged_attention import make_tiles, tile_for, tile_tokens  # noqa: E402
 
 
 def test_tiles_hold_each_query_token_once_and_start_with_the_longest() -> None:
     rows = [(4, 70, 70), (5, 1, 900), (6, 33, 500), (7, 32, 32)]
-    tile_row, tile_first = make_tiles(rows, tile_tokens(32, 8))
+    tile_row, tile_first = make_tiles(rows, 32)
     assert tile_row.dtype == tile_first.dtype == np.int32
     assert list(zip(tile_row.tolist(), tile_first.tolist(), strict=True)) == [
         (5, 0), (6, 32), (6, 0), (4, 64), (4, 32), (4, 0), (7, 0),
@@ -24,9 +24,11 @@ def test_no_rows_make_no_tiles() -> None:
     assert tile_row.shape == tile_first.shape == (0,)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "tokens"), [(32, 8, 32), (9, 3, 42), (28, 4, 18), (8, 8, 128)])
-def test_a_tile_holds_whole_groups(heads: int, kv_heads: int, tokens: int) -> None:
-    assert tile_tokens(heads, kv_heads) == tokens
+@pytest.mark.parametrize(("heads", "kv_heads", "few", "many"), [(32, 8, 16, 64), (9, 3, 21, 85), (28, 4, 9, 36)])
+def test_a_tile_holds_whole_groups_and_more_tokens_in_long_steps(heads, kv_heads, few, many):
+    assert tile_tokens(tile_for(2048, False), heads, kv_heads) == few
+    assert tile_tokens(tile_for(2049, False), heads, kv_heads) == many
+    assert tile_tokens(tile_for(2049, True), heads, kv_heads) == few  # batch-invariant
 
 
 @pytest.mark.skipif(dependent_launch.INTERPRETING, reason="the interpreter has no dependent launches")
