@@ -45,7 +45,14 @@ DRAFT_FEATURES = {
 }
 """What an engine with speculative decoding has beside STEP_FEATURES."""
 DRAFTING = slice(11, 15)  # the features of drafting, which a real engine times apart
-FEATURES = STEP_FEATURES | DRAFT_FEATURES
+KNEES = (64, 128, 256, 512, 1024)
+TOKEN_FEATURES = {f"tokens_above_{knee}": f"tokens of a step, padding included, above {knee}" for knee in KNEES}
+"""What a step on a GPU has beside STEP_FEATURES.
+
+Products wait for weights with few tokens and for arithmetic with many (roofline, Williams et al. 2009), so their time
+is convex in the tokens: piecewise linear, with a price for what each knee adds to the slope.
+"""
+FEATURES = STEP_FEATURES | DRAFT_FEATURES | TOKEN_FEATURES
 CPU_FEATURES = {
     "plan": "every step",
     "rows": "requests in the step",
@@ -86,6 +93,17 @@ def draft_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
     )
 
 
+def token_features(step: StepPlan | StepSizes, rows: Any, padding: Any = 0) -> tuple[Any, ...]:
+    """Return TOKEN_FEATURES of one plan or of many steps, in order; arguments are as in `step_features`."""
+    tokens = rows + step.prefill_tokens + step.draft_tokens + padding
+    return tuple((tokens > knee) * (tokens - knee) for knee in KNEES)
+
+
+def feature_names(drafts: bool, knees: bool) -> dict[str, str]:
+    """Return the features of an engine, each with its meaning: with DRAFT_FEATURES, with TOKEN_FEATURES."""
+    return STEP_FEATURES | (DRAFT_FEATURES if drafts else {}) | (TOKEN_FEATURES if knees else {})
+
+
 def cpu_features(step: StepPlan | StepSizes) -> tuple[Any, ...]:
     """Return CPU_FEATURES of one plan or of many steps, in order."""
     return (1, step.decode_rows + step.prefill_rows, step.prefill_tokens)
@@ -119,8 +137,10 @@ def mixed_padding(step: StepPlan | StepSizes, rows: int) -> int:
     return padded_tokens(rows + more) - rows - more if more else 0
 
 
-def feature_rows(sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[np.bool_] = False) -> Floats:
-    """Return STEP_FEATURES of many steps, and with `drafts` DRAFT_FEATURES after them: `[steps, features]`.
+def feature_rows(
+    sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[np.bool_] = False, knees: bool = False
+) -> Floats:
+    """Return the features that `feature_names` names, of many steps: `[steps, features]`.
 
     Args:
         graphs: which steps are graphs, or all
@@ -130,7 +150,8 @@ def feature_rows(sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[
     for at in np.flatnonzero(np.broadcast_to(graphs, rows.shape)):
         held = StepSizes(prefill_tokens=sizes.prefill_tokens[at], draft_tokens=sizes.draft_tokens[at])
         padding[at] = mixed_padding(held, int(rows[at]))
-    return _columns(step_features(sizes, rows, padding) + (draft_features(sizes) if drafts else ()))
+    features = step_features(sizes, rows, padding) + (draft_features(sizes) if drafts else ())
+    return _columns(features + (token_features(sizes, rows, padding) if knees else ()))
 
 
 def _columns(features: tuple[Any, ...]) -> Floats:
@@ -157,7 +178,7 @@ class MeasuredSteps:
     """The steps of recordings as arrays, one after the other; a recording of several engines gives one after the other.
 
     Attributes:
-        features: names of the STEP_FEATURES and, with `drafts`, of the DRAFT_FEATURES
+        features: names of the features, as `feature_names` gives them
         step, cpu: features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
         step_ns, cpu_ns: measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it. A
             step that was planned behind another, as in the overlapped loop, begins when the other ends
@@ -171,10 +192,10 @@ class MeasuredSteps:
         regime: index into REGIMES `[steps]`
         recording: index of the step's recording and engine `[steps]`
 
-    By default there are `drafts` if any recording has speculative decoding.
+    By default there are `drafts` if any recording has speculative decoding. `knees` are those of a GPU.
     """
 
-    def __init__(self, tables: list[pa.Table], drafts: bool | None = None) -> None:
+    def __init__(self, tables: list[pa.Table], drafts: bool | None = None, knees: bool = False) -> None:
         tables = [of_one for table in tables for of_one in by_replica(table) if of_one.num_rows]
         if not tables:
             raise UserError("steps", 0, "the recordings hold no step; check whether all requests were rejected")
@@ -192,8 +213,8 @@ class MeasuredSteps:
         self.draft_ns = column("draft_ns")
         if drafts is None:
             drafts = not np.isnan(self.draft_ns).all()
-        self.features = tuple(FEATURES if drafts else STEP_FEATURES)
-        self.step = feature_rows(sizes, drafts, column("graph") == 1)
+        self.features = tuple(feature_names(drafts, knees))
+        self.step = feature_rows(sizes, drafts, column("graph") == 1, knees)
         self.cpu, self.regime = _columns(cpu_features(sizes)), regimes(sizes)
         start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
         masked, mask_ns = (np.nan_to_num(column(name)) for name in ("masked_rows", "mask_ns"))

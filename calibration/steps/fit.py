@@ -19,7 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calibration.steps.features import CPU_FEATURES, DRAFTING, REGIMES, SAMPLING, Floats, MeasuredSteps
+from calibration.steps.features import (
+    CPU_FEATURES,
+    DRAFTING,
+    REGIMES,
+    SAMPLING,
+    TOKEN_FEATURES,
+    Floats,
+    MeasuredSteps,
+)
 from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.step_cost import Calibration, Residuals
 from calibration.steps.weather import Weather
@@ -31,6 +39,7 @@ _HELD_OUT = 5  # one stretch in so many is held out
 _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
+_LEAST_ABOVE = 50  # steps above a knee; fewer say nothing about the slope there
 _LEAST_EXPECTED = 1e-3  # share of the measured time: bounds the weight of a step without a price
 _COVERAGE = 0.9
 _EXPONENTS = tuple(n / 10 for n in range(16))
@@ -156,7 +165,7 @@ def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weath
     for exponent in _EXPONENTS if np.ptp(steps.speed[used]) else (0.0,):
         weather = Weather(taken, speed, exponent)
         own_ns = steps.own_ns / weather.slowness(steps)
-        prices = _step_prices(steps, own_ns, used)
+        prices = step_prices(steps, own_ns, used)
         error = float(np.abs(steps.step[used] @ prices / own_ns[used] - 1).mean())
         if best is None or error < best[0]:
             best = error, prices, weather
@@ -173,14 +182,16 @@ def _misses(steps: MeasuredSteps, predicted: Floats, weather: Weather) -> tuple[
     return tuple(np.round(misses - np.log(np.exp(misses).mean()), 3).tolist())
 
 
-def _step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:
+def step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:
     """Return prices of the steps' features for `times_ns`.
 
     Sampling and drafting are priced by their own times if these were measured, and the other features by the remaining
     time.
     """
     features, rest_ns = steps.step[used], times_ns[used]
-    prices, rest = np.zeros(features.shape[1]), np.ones(features.shape[1], dtype=np.bool_)
+    prices = np.zeros(features.shape[1])
+    few = np.count_nonzero(features, axis=0) < _LEAST_ABOVE
+    rest = ~(few & np.array([name in TOKEN_FEATURES for name in steps.features]))
     for place, part_ns in ((SAMPLING, steps.sample_ns), (DRAFTING, steps.draft_ns)):
         if not np.isnan(part_ns[used]).any():
             own_ns = (part_ns * times_ns / steps.step_ns)[used]

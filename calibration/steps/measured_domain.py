@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.features import FEATURES, REGIMES, Floats
+from calibration.steps.features import REGIMES, Floats
 from calibration.steps.step_cost import Calibration
 
 
@@ -26,12 +26,15 @@ def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]
     return out
 
 
-def first_reason(out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
-    """Return what puts most steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside."""
+def first_reason(calibration: Calibration, out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
+    """Return what puts most steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside.
+
+    `out` is the answer of `beyond`.
+    """
     outside = np.flatnonzero(out.any(axis=1))
     if not len(outside):
         return ""
-    meanings = list(FEATURES.values())
+    meanings = list(calibration.features.values())
     found = [f"{meanings[out[at].argmax()]}, in {REGIMES[regime[at]]} steps" for at in outside]
     return max(sorted(set(found)), key=found.count)
 

@@ -279,7 +279,7 @@ class ObservedPrices(_Observed):
 
     def _beyond(self, sizes: StepSizes) -> NDArray[np.bool_]:
         known = self.pure.calibration
-        return beyond(known, feature_rows(sizes, known.drafts, self.pure.pads), regimes(sizes))
+        return beyond(known, feature_rows(sizes, known.drafts, self.pure.pads, known.knees), regimes(sizes))
 
 
 class ObservedOwn(_Observed):

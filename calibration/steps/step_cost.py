@@ -20,13 +20,14 @@ from calibration.steps.calibration_file import checked, read, save
 from calibration.steps.features import (
     CPU_FEATURES,
     DRAFT_FEATURES,
-    FEATURES,
-    STEP_FEATURES,
+    TOKEN_FEATURES,
     cpu_features,
     draft_features,
+    feature_names,
     mixed_padding,
     pads_mixed_steps,
     step_features,
+    token_features,
 )
 from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
@@ -42,7 +43,7 @@ from serving.step_plan import StepPlan
 FILE = "calibration.json"
 _FORMAT = 2
 _Picoseconds = Annotated[int, Field(ge=0, lt=10**18)]
-_CONTEXT = [list(FEATURES).index(name) for name in ("decode_context", "draft_context")]
+_CONTEXT = ("decode_context", "draft_context")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Calibration:
     """The calibration of an engine, and the measurements behind it.
 
     Attributes:
-        step_prices_ps, cpu_prices_ps: price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only
+        step_prices_ps, cpu_prices_ps: price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only,
+            of TOKEN_FEATURES on GPUs only
         domain: smallest and largest measured value of each step feature, by regime
         residuals: held-out error by regime
         mask_ps: price of the mask for one token of a structured answer; None if no token had one
@@ -98,6 +100,11 @@ class Calibration:
         return any(name in self.step_prices_ps for name in DRAFT_FEATURES)
 
     @property
+    def knees(self) -> bool:
+        """True if the price of a token depends on how many there are in a step."""
+        return any(name in self.step_prices_ps for name in TOKEN_FEATURES)
+
+    @property
     def learnt_as(self) -> Deployment:
         """The parsed `deployment`."""
         return parse(Deployment, json.loads(self.deployment or "{}"), where="calibration.deployment")
@@ -105,7 +112,7 @@ class Calibration:
     @property
     def features(self) -> dict[str, str]:
         """The features that a step's time depends on, each with its meaning."""
-        return FEATURES if self.drafts else STEP_FEATURES
+        return feature_names(self.drafts, self.knees)
 
     def save(self, directory: Path) -> None:
         """Write `calibration.json` into `directory`, whole or not at all."""
@@ -145,7 +152,8 @@ class StepCost:
             model, each_ns = find_model(serves.model), calibration.launches.ns or 0.0
             self._launching_ps = launching_ps(lambda sizes: each_ns * launches(step_operations(model, serves, sizes)))
         self._step = tuple(int(calibration.step_prices_ps[name]) for name in calibration.features)
-        self._drafts = calibration.drafts
+        self._drafts, self._knees = calibration.drafts, calibration.knees
+        self._per_context = sum(int(calibration.step_prices_ps.get(name, 0)) for name in _CONTEXT)
         self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
@@ -172,14 +180,18 @@ class StepCost:
 
     def _step_ps(self, plan: StepPlan) -> int:
         rows = padded(plan.decode_rows)
-        features = step_features(plan, rows, mixed_padding(plan, rows) if self.pads else 0)
-        return _dot(self._step, features + draft_features(plan) if self._drafts else features)
+        padding = mixed_padding(plan, rows) if self.pads else 0
+        features = step_features(plan, rows, padding)
+        if self._drafts:
+            features += draft_features(plan)
+        if self._knees:
+            features += token_features(plan, rows, padding)
+        return _dot(self._step, features)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         first = StepPlan.of(decode_rows=rows, decode_context=context, sampled_rows=rows)
         price_ps = self._step_ps(first)
-        growth_ps = sum(self._step[feature] for feature in _CONTEXT if feature < len(self._step)) * rows
-        run = DecodeRun(1000 * self.cpu_ns(first) + price_ps, growth_ps, steps)
+        run = DecodeRun(1000 * self.cpu_ns(first) + price_ps, self._per_context * rows, steps)
         if not self.launching:
             return run
         least_ns = self.cpu_ns(first) + self._launching_ps[True, False, True] // 1000

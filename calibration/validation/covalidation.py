@@ -69,7 +69,7 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     runs = [Recording.load(path) for path in real]
     _check_same(runs, calibration)
     replay = worst([replay_decisions(run) for run in runs])
-    steps = MeasuredSteps([run.steps for run in runs])
+    steps = MeasuredSteps([run.steps for run in runs], knees=calibration.knees)
     predicted = predict(calibration, steps)
     cost = ObservedPrices(StepCost(calibration))
     deployment = as_linked(as_accepted(recorded_deployment(runs[0]), runs), runs)

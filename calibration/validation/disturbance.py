@@ -94,7 +94,7 @@ def _held_up(sides: Sequence[Side]) -> tuple[float, str]:
         engine = calibrated_deployment(calibration).timing()
         tables = [run.steps for run in runs if recorded_deployment(run).timing() == engine and run.steps.num_rows]
         if tables:
-            steps = MeasuredSteps(tables)
+            steps = MeasuredSteps(tables, knees=calibration.knees)
             slow += int((steps.step_ns > _SLOW * predict(calibration, steps)).sum())
             total += len(steps)
     if not total:

@@ -171,7 +171,7 @@ class _MeasuredDomain:
 
     def __init__(self, directory: Path, table: pa.Table, deployment: Deployment) -> None:
         self._calibration = Calibration.load(directory)
-        steps = MeasuredSteps([table], drafts=self._calibration.drafts)
+        steps = MeasuredSteps([table], self._calibration.drafts, self._calibration.knees)
         padded_rows, context, self.tokens = (
             steps.step[:, list(STEP_FEATURES).index(name)]
             for name in ("decode_rows_padded", "decode_context", "prefill_tokens")
@@ -179,7 +179,10 @@ class _MeasuredDomain:
         self.rows, self.per_row = column(table, "decode_rows"), context / np.maximum(padded_rows, 1)
         every = beyond(self._calibration, steps.step, steps.regime)
         self.out = np.asarray(every.any(axis=1))
-        self.beyond, self.reason = Beyond.of(self.out, steps.step_ns), first_reason(every, steps.regime)
+        self.beyond, self.reason = (
+            Beyond.of(self.out, steps.step_ns),
+            first_reason(self._calibration, every, steps.regime),
+        )
         self.mark = Coverage.EXTRAPOLATED if self.beyond.steps > NEGLIGIBLE else Coverage.VALIDATED
         most_rows = int(max(padded(deployment.scheduler.max_num_seqs), padded_rows.max()))
         self.row_edges = np.array([0.5, *(bucket + 0.5 for bucket in DECODE_BUCKETS if bucket <= most_rows)])

@@ -118,9 +118,13 @@ def lines(found: dict[str, Any]) -> list[Line]:
     for target in TARGETS:
         value = target.find(found)
         stood_in = target.ceiling in stand_ins(found)
-        text = UNMEASURED if value is None else f"{value:,.1f}{target.unit}{' (of a stand-in)' if stood_in else ''}"
+        text = UNMEASURED if value is None else f"{_figure(value)}{target.unit}{' (of a stand-in)' if stood_in else ''}"
         made.append(Line(target.name, target.says(), text, None if value is None or dry else target.met(value)))
     return made
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def faults(found: dict[str, Any]) -> list[str]:
@@ -146,9 +150,9 @@ def table(found: dict[str, Any]) -> str:
 def page(found: dict[str, Any]) -> str:
     """Return the page lab/results/gpu.md."""
     real = found if found and not found.get("environment", {}).get("dry_run") else {}
-    text = ["# Measured on a GPU", ""]
+    text = [f"# Measured on {real.get('environment', {}).get('gpu', 'a GPU')}", ""]
     text += ["```", "python -m lab.gpu_suite --out DIR"]
-    text += ["python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md", "```"]
+    text += ["python -m lab.gpu_suite.page --results DIR --write PAGE", "```"]
     text += [
         "The first command measures, the second writes this page ([how](../../docs/engine.md#measuring-a-gpu)).",
         "",
@@ -156,8 +160,9 @@ def page(found: dict[str, Any]) -> str:
     if not real:
         text += ["**No GPU has run the suite yet.** A test runs all of it in miniature on the CPU.", ""]
     else:
-        text += ["## Where and with what", "", *_table(("", ""), real["environment"].items()), ""]
-        text += ["## Ceilings", "", *_table(("", "value", "from"), _ceilings(real)), ""]
+        machine = ((name, value) for name, value in real["environment"].items() if name != "dry_run")
+        text += ["## Where and with what", "", *_table(("", ""), machine), ""]
+        text += ["## Ceilings", "", *_table(("", "value", "spread of the quartiles"), _ceilings(real)), ""]
     text += ["## Targets", ""]
     text += _table(("figure", "target", "found", "met"), ((n, t, f, _word(m)) for n, t, f, m in lines(real)))
     checks = [*real.get("correctness", []), *real.get("end_to_end", [])]
@@ -171,9 +176,9 @@ def page(found: dict[str, Any]) -> str:
         for kind in ("decode", "prefill", "mixed", "throughput", "timing"):
             rows = [row for row in real.get(name, []) if row["kind"] == kind]
             if rows:
-                columns = [column for column in rows[0] if column not in ("kind", "model")]
-                cells = ([row.get(column, "-") for column in columns] for row in rows)
-                text += ["", f"## {rows[0]['model']}: {kind}", "", *_table(columns, cells)]
+                columns = [column for column in rows[0] if column not in ("kind", "model", "flops")]
+                cells = ([_in_unit(column, row.get(column)) for column in columns] for row in rows)
+                text += ["", f"## {rows[0]['model']}: {kind}", "", *_table(map(_headed, columns), cells)]
     verdicts = [(row["scenario"], row.get("verdict") or row.get("failed")) for row in real.get("validation", [])]
     if verdicts:
         text += ["", "## The twin against these runs", "", *_table(("scenario", "verdict"), verdicts)]
@@ -187,11 +192,42 @@ def _ceilings(found: dict[str, Any]) -> Iterable[tuple[object, ...]]:
     spread = {row["ceiling"]: row["spread_pct"] for row in found.get("ceilings", [])}
     for name, value in ceilings_of(found).items():
         if name not in spread:
-            yield name, value, "a stand-in: another H200"
+            known = "a stand-in: another H200"
         elif value is None:
-            yield name, "none", ""
+            known = "-"
         else:
-            yield name, value, f"measured, spread {spread[name]:.2g} %"
+            known = f"{spread[name]:.2g} %"
+        yield _headed(name), _in_unit(name, value), known
+
+
+_UNITS = {
+    "_bytes_per_s": ("TB/s", 1e-12),
+    "flops_per_s": ("TFLOP/s", 1e-12),
+    "_per_s": ("1/s", 1.0),
+    "_ns": ("us", 1e-3),
+    "_share": ("%", 100.0),
+}
+
+
+def _unit(name: str) -> tuple[str, str, float]:
+    """Return what a name of the results measures, the unit in which the page shows it, and its factor."""
+    for ending, (unit, factor) in _UNITS.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending), unit, factor
+    return name, "", 1.0
+
+
+def _headed(name: str) -> str:
+    measured, unit, _ = _unit(name)
+    words = measured.strip("_").replace("_", " ") or "rate"
+    return f"{words}, {unit}" if unit else words
+
+
+def _in_unit(name: str, value: object) -> object:
+    if value is None:
+        return "-"
+    factor = _unit(name)[2]
+    return value * factor if isinstance(value, int | float) and factor != 1 else value
 
 
 def _word(met: bool | None) -> str:

@@ -1,7 +1,7 @@
 """Kernel times of our own engine (`kernels.parquet` of the GPU suite) against the surfaces of other people's tables.
 
-`python -m lab.kernels.fit --own traces/gpu/kernels.parquet --gpu H200` prints, by kind of operation, the distance of
-our measured kernels from the bundled fit of that GPU. The suite measures two models' shapes, too few to fit a surface
+`python -m lab.kernels.fit --own lab/results/gpu/h200/kernels.parquet --gpu H200` prints, by kind of operation, the
+distance of our measured kernels from the bundled fit of that GPU. The suite measures two models' shapes, too few to fit a surface
 to; they judge one.
 """
 

@@ -155,10 +155,10 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
-    steps = MeasuredSteps([run.steps for run in runs])
     notes = [json.loads(run.run["notes"]) for run in runs]
     canaries = ("canary_before_ns", "canary_after_ns")  # a server does not time them
     engine, hardware = recorded_deployment(runs[0]), json.loads(runs[0].run["hardware"])
+    steps = MeasuredSteps([run.steps for run in runs], knees=engine.device == "cuda")
     calibration = fit(
         steps,
         deployment=as_linked(as_accepted(engine, runs), runs).model_dump_json(),

@@ -11,7 +11,7 @@ import pytest
 
 from calibration.operations import StepSizes
 from calibration.steps.design import Pace, designed_workloads
-from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps, feature_rows
+from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, TOKEN_FEATURES, MeasuredSteps, feature_rows
 from calibration.steps.fit import fit, predict, residuals
 from calibration.steps.observed import ObservedPrices
 from calibration.steps.step_cost import Calibration, StepCost
@@ -215,3 +215,31 @@ def test_mixed_steps_that_are_graphs_are_priced_at_the_tokens_of_their_graph() -
         prices = {**zero, "prefill_tokens": 1000}
         made = Calibration("x", deployment, {}, "", "", prices, prices, {}, {}, {}, 1)
         assert StepCost(made).step_ns(StepPlan.of(prefill_rows=1, prefill_tokens=100, decode_rows=5)) == tokens
+
+
+def test_a_price_of_tokens_may_rise_with_their_number() -> None:
+    """On a GPU, where few tokens wait for the weights and many for arithmetic."""
+    sizes = StepSizes(*(np.zeros(3) for _ in fields(StepSizes)))
+    sizes = replace(sizes, prefill_tokens=np.array([50.0, 300, 2000]), decode_rows=np.array([8.0, 8, 8]))
+    above = feature_rows(sizes, knees=True)[:, len(STEP_FEATURES) :]
+    assert above.tolist() == [[0, 0, 0, 0, 0], [244, 180, 52, 0, 0], [1944, 1880, 1752, 1496, 984]]
+    zero = dict.fromkeys((*STEP_FEATURES, *TOKEN_FEATURES, *CPU_FEATURES), 0)
+    prices = {**zero, "launch": 10**6, "tokens_above_256": 1000}
+    deployment = Deployment(device="cuda", enforce_eager=True).model_dump_json()
+    made = Calibration("x", deployment, {}, "", "", prices, prices, {}, {}, {}, 1)
+    cost = StepCost(made)
+    for tokens, extra in ((50, 0), (300, 52), (2000, 1752)):
+        assert cost.step_ns(StepPlan.of(prefill_rows=1, prefill_tokens=tokens, decode_rows=8)) == 1000 + extra
+    assert list(cost.decode_run_ns(300, 0, 0, 2)) == [1000 + 304 - 256] * 2  # padded to 304
+
+
+def test_a_knee_that_few_steps_reach_has_no_price() -> None:
+    steps = measured(0.0)
+    at_knees = MeasuredSteps.__new__(MeasuredSteps)
+    at_knees.__dict__.update(steps.__dict__)
+    above = np.zeros((len(steps), len(TOKEN_FEATURES)))
+    above[:20, 0] = 1.0
+    at_knees.features = (*steps.features, *TOKEN_FEATURES)
+    at_knees.step = np.hstack((steps.step, above))
+    prices = fitted(at_knees).step_prices_ps
+    assert all(prices[name] == 0 for name in TOKEN_FEATURES) and prices["launch"] > 0

@@ -82,14 +82,15 @@ def test_a_recording_is_outside_where_its_cost_model_said_so(seed, rows, context
     steps = simulated(cost, seed)
     out = beyond(known, steps.step, steps.regime)
     assert out.any(axis=1).sum() / len(steps) == cost.extrapolated_share
-    assert (first_reason(out, steps.regime) == "") == (cost.extrapolated_share == 0)
+    assert (first_reason(known, out, steps.regime) == "") == (cost.extrapolated_share == 0)
 
 
 def test_the_reason_is_what_puts_most_steps_outside() -> None:
+    known = calibration()
     out = np.zeros((5, len(STEP_FEATURES)), dtype=bool)
     out[[0, 1], list(STEP_FEATURES).index("prefill_pairs")] = True
     out[2, list(STEP_FEATURES).index("decode_context")] = True
-    assert first_reason(out, np.array([2, 2, 1, 0, 1])) == "query-key pairs of prompts, in mixed steps"
+    assert first_reason(known, out, np.array([2, 2, 1, 0, 1])) == "query-key pairs of prompts, in mixed steps"
 
 
 def test_how_far_beyond_is_the_farthest_of_all_amounts() -> None:

@@ -28,7 +28,7 @@ from traces.recording import Recording
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "traces" / "gpu"
+RESULT_PAGES = ROOT / "lab" / "results"
 
 
 def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -119,9 +119,11 @@ def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProces
     assert all(line.met is None for line in lines(found))
 
 
-def test_the_docs_page_is_what_the_measurements_make() -> None:
-    found = Results(MEASURED).found
-    assert (ROOT / "lab" / "results" / "gpu.md").read_text(encoding="utf-8") == page(found)
+@pytest.mark.parametrize(("name", "folder"), [("gpu.md", "h200"), ("gpu-h100.md", "h100")])
+def test_a_page_of_results_is_what_the_measurements_make(name: str, folder: str) -> None:
+    measured = Results(RESULT_PAGES / "gpu" / folder).found
+    assert (RESULT_PAGES / name).read_text(encoding="utf-8") == page(measured)
+    assert not faults(measured)
 
 
 def test_a_page_without_measurements_claims_none() -> None:
@@ -158,7 +160,7 @@ def test_figures_are_held_to_their_targets() -> None:
     met = {name.split(",")[1] if name.startswith("decode") else name: line.met for name, line in by_name.items()}
     assert met[" batch 1"] is True and met[" batch 64"] is False and met[" batch 8"] is None
     assert by_name["GPU idle in decode, batch 64"].met is True
-    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].found == "4.0 %"
+    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].found == "4.00 %"
     assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].met is False
     assert "| a GPU |" in page(RESULTS) and "NO" in table(RESULTS)
     assert "1 of 1 checks" in page(RESULTS)
@@ -169,10 +171,10 @@ def test_a_share_of_a_ceiling_that_was_not_measured_says_so() -> None:
     without = {name: value for name, value in RESULTS.items() if name != "ceilings"}
     decode = "decode step, batch 1, context 1k, of the roofline"
     found = {line.name: line.found for line in lines(without)}
-    assert found[decode] == "81.0 % (of a stand-in)" and "stand-in" not in table(RESULTS)
-    assert found["GPU idle in decode, batch 64"] == "1.0 %"
-    assert "| copy_bytes_per_s | 4,300,000,000,000 | a stand-in: another H200 |" in page(without)
-    assert "| gemm_flops_per_s | 788,000,000,000,000 | a stand-in: another H200 |" in page(RESULTS)
+    assert found[decode] == "81.00 % (of a stand-in)" and "stand-in" not in table(RESULTS)
+    assert found["GPU idle in decode, batch 64"] == "1.00 %"
+    assert "| copy, TB/s | 4.3 | a stand-in: another H200 |" in page(without)
+    assert "| gemm, TFLOP/s | 788 | a stand-in: another H200 |" in page(RESULTS)
 
 
 def test_faults_are_named() -> None:

@@ -1,0 +1,48 @@
+"""The step model on runs of a real GPU: `lab/results/gpu/h200` has them, and no GPU is needed."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from calibration.steps.features import MeasuredSteps
+from calibration.steps.fit import step_prices
+from traces.recording import Recording
+
+ARCHIVE = Path(__file__).parents[2] / "lab" / "results" / "gpu" / "h200" / "recordings-1.tar"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, list[pa.Table]]:
+    folder = tmp_path_factory.mktemp("h200")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    scenarios: dict[str, list[pa.Table]] = {}
+    for path in sorted(folder.iterdir()):
+        scenarios.setdefault(path.name.rpartition("-")[0], []).append(Recording.load(path).steps)
+    return scenarios
+
+
+def errors(runs: dict[str, list[pa.Table]], knees: bool) -> dict[str, tuple[float, float]]:
+    """Return of each scenario, predicted from the others, the error of its total time and of its usual mixed step."""
+    steps = MeasuredSteps([table for tables in runs.values() for table in tables], knees=knees)
+    scenario = np.repeat(list(runs), [sum(table.num_rows for table in tables) for tables in runs.values()])
+    made = {}
+    for name in runs:
+        mine = scenario == name
+        predicted = steps.step @ step_prices(steps, steps.step_ns, ~mine)
+        mixed = mine & (steps.regime == 2)
+        usual = float(np.median(np.abs(predicted[mixed] / steps.step_ns[mixed] - 1)))
+        made[name] = (float(predicted[mine].sum() / steps.step_ns[mine].sum() - 1), usual)
+    return made
+
+
+def test_a_scenario_of_the_h200_is_predicted_from_the_others(runs) -> None:
+    with_knees, without = errors(runs, knees=True), errors(runs, knees=False)
+    assert len(with_knees) == 5
+    assert all(abs(total) < 0.04 and mixed < 0.06 for total, mixed in with_knees.values()), with_knees
+    assert sum(mixed for _, mixed in with_knees.values()) < 0.6 * sum(mixed for _, mixed in without.values())
