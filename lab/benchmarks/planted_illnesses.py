@@ -1,6 +1,6 @@
 """The rate at which a diagnosis shows the symptom of a planted illness, and names its layer and a lift, by kind.
 
-`python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `docs/compare-and-diagnose.md`. Each
+`python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `lab/results/comparisons.md`. Each
 seed is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does it. With a
 third argument, `healthy`, the deployments are diagnosed before they are made ill: a reported problem is a false alarm.
 """

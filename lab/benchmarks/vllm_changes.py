@@ -2,8 +2,8 @@
 
 `python -m lab.benchmarks.vllm_changes OUT [SEEDS] [SECONDS] [CHANGE ...]` needs `make vllm` and `tokentwin model fetch
 smollm2`. It calibrates vLLM once, on other traffic. For each change it makes a real run of each side with each of SEEDS
-(5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of docs/vllm.md. Requests
-of one run arrive within about SECONDS (25). An OUT that has a calibration keeps it.
+(5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of lab/results/vllm.md.
+Requests of one run arrive within about SECONDS (25). An OUT that has a calibration keeps it.
 
 The model has the shape of SmolLM2 with 2 of its 30 layers and 4,096 tokens, and random weights, so that hundreds of
 requests fit into a minute.

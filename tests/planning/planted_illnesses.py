@@ -535,7 +535,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
 }
 
 
-SEEDS = 2 * len(PLANTED)  # that make the table of docs/compare-and-diagnose.md
+SEEDS = 2 * len(PLANTED)  # that make the table of lab/results/comparisons.md
 
 
 def planted(kind: str, seed: int) -> Illness:
