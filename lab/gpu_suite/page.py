@@ -154,7 +154,7 @@ def page(found: dict[str, Any]) -> str:
     text += ["```", "python -m lab.gpu_suite --out DIR"]
     text += ["python -m lab.gpu_suite.page --results DIR --write PAGE", "```"]
     text += [
-        "The first command measures, the second writes this page ([how](../../docs/engine.md#measuring-a-gpu)).",
+        "The first command measures, the second writes this page ([how](gpu-suite.md)).",
         "",
     ]
     if not real:

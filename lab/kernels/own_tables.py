@@ -1,8 +1,8 @@
 """Kernel times of our own engine (`kernels.parquet` of the GPU suite) against the surfaces of other people's tables.
 
 `python -m lab.kernels.fit --own lab/results/gpu/h200/kernels.parquet --gpu H200` prints, by kind of operation, the
-distance of our measured kernels from the bundled fit of that GPU. The suite measures two models' shapes, too few to fit a surface
-to; they judge one.
+distance of our measured kernels from the bundled fit of that GPU. The suite measures two models' shapes, too few to fit
+a surface to; they judge one.
 """
 
 from __future__ import annotations
