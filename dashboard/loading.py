@@ -67,7 +67,7 @@ def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
     """Return a recording and its metrics. Raises UserError if it is damaged."""
     recording = _KeptRecording(directory)
     recording.table("steps", [*_DRAWN, *recording.filled("steps", ["draft_tokens"])])
-    metrics = RunMetrics.of(recording)
+    metrics = RunMetrics.from_recording(recording)
     for name in ("e2e_ms", "mfu", "mbu"):  # the page draws mfu and mbu: the metrics keep them
         metrics.values(name)
     return recording, metrics

@@ -64,14 +64,14 @@ def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) 
     return edges, means
 
 
-def held_between(times: NDArray[Any], values: NDArray[Any], begin: float, end: float) -> tuple[Floats, Floats]:
+def step_function_between(times: NDArray[Any], values: NDArray[Any], begin: float, end: float) -> tuple[Floats, Floats]:
     """Return a step function from `begin` to `end`, with a value at both: values hold from their times on, 0 before."""
     inside = times[(times > begin) & (times < end)]
     at = np.concatenate([[begin], inside, [end]])
-    return at, held_at(times, values, at)
+    return at, step_function_at(times, values, at)
 
 
-def held_at(times: NDArray[Any], values: NDArray[Any], at: NDArray[Any]) -> Floats:
+def step_function_at(times: NDArray[Any], values: NDArray[Any], at: NDArray[Any]) -> Floats:
     """Return the value of such a step function at each time of `at`."""
     held: Floats = np.append(0.0, values)[np.searchsorted(times, at, side="right")]
     return held

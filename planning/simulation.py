@@ -92,7 +92,7 @@ def recorded(
     )
     _give_back(done.steps)
     recording = Recording.load(out)
-    metrics, around = RunMetrics.of(recording, peak=gpus().get(scenario.gpu or "")), None
+    metrics, around = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or "")), None
     if band:
         around = bands(metrics, _at_both_ends(scenario, done.steps, tell))
     notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}

@@ -57,10 +57,10 @@ def columns_at(path: Path) -> dict[str, list[dict[str, str]]]:
         beside = path / FILE
         if beside.is_file():
             try:
-                found: dict[str, list[dict[str, str]]] = json.loads(beside.read_text(encoding="utf-8"))
+                columns: dict[str, list[dict[str, str]]] = json.loads(beside.read_text(encoding="utf-8"))
             except ValueError:
                 raise UserError("columns", str(beside), "is damaged; remove it to read the Parquet files") from None
-            return found
+            return columns
         files = sorted(path.glob("*.parquet"))
         if not files:
             raise UserError("columns", str(path), "holds no Parquet file; give a Parquet file, a recording or a sweep")

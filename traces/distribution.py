@@ -30,7 +30,7 @@ class Distribution:
     p99: float
 
     @classmethod
-    def of(cls, values: NDArray[Any], spent: bool = False) -> Distribution:
+    def from_values(cls, values: NDArray[Any], spent: bool = False) -> Distribution:
         """Return the distribution of `values`; NaN means no value and is left out.
 
         With `spent`, the order of `values` may be changed: millions of them then need no copy.

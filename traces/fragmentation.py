@@ -27,8 +27,8 @@ def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> fl
     used = reserved = 0.0
     for first in range(0, len(of["prompt_tokens"]), _PIECE):
         columns = np.stack([column[first : first + _PIECE] for column in of.values()])
-        found = _token_time(columns[:, np.isfinite(columns).all(axis=0)], config)
-        used, reserved = used + found[0], reserved + found[1]
+        times = _token_time(columns[:, np.isfinite(columns).all(axis=0)], config)
+        used, reserved = used + times[0], reserved + times[1]
     return 1.0 - used / reserved if reserved > 0 else None
 
 

@@ -61,7 +61,7 @@ def write_mooncake(workload: Workload, path: str | Path) -> None:
                 "timestamp": request.arrival_ns // 1_000_000,
                 "input_length": request.prompt_len,
                 "output_length": request.output_len,
-                "hash_ids": hashes.of(request),
+                "hash_ids": hashes.of_request(request),
             }
             file.write(json.dumps(line) + "\n")
 
@@ -78,7 +78,7 @@ class _ChainedHashes:
         self._ids: dict[tuple[int, object], int] = {}
         self._next = 0
 
-    def of(self, request: WorkloadRequest) -> list[int]:
+    def of_request(self, request: WorkloadRequest) -> list[int]:
         ids: list[int] = []
         parent = -1
         for pieces in _blocks(request.prompt):

@@ -220,16 +220,16 @@ class Recording:
         def arrays(names: Sequence[str]) -> list[pa.ChunkedArray]:
             # Row groups are small: one thread reads them in a third of the time, without the machinery for many files.
             file = pq.ParquetFile(self._file(dataset), metadata=about, pre_buffer=False)
-            found = file.read_row_groups(kept, names, use_threads=False)
-            return [found.column(name) for name in names]
+            group_table = file.read_row_groups(kept, names, use_threads=False)
+            return [group_table.column(name) for name in names]
 
         read = [name for name in wanted if name in stored.names]
         # With many groups, reading column by column halves that time, since a column that grows alone is moved less.
         parts = [read] if len(kept) == 1 else [[name] for name in read]
         try:
             with ThreadPoolExecutor(_READERS) as readers:
-                found = readers.map(arrays, parts) if len(parts) > 1 else map(arrays, parts)
-                columns = [array for part in found for array in part]
+                reads = readers.map(arrays, parts) if len(parts) > 1 else map(arrays, parts)
+                columns = [array for part in reads for array in part]
         except (pa.ArrowException, OSError) as error:
             raise UserError("recording", str(self._file(dataset)), f"is damaged: {arrow_reason(error)}") from None
         table = pa.table(columns, schema=pa.schema([stored.field(name) for name in read], stored.metadata))

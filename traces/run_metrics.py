@@ -27,14 +27,14 @@ from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
 from traces.fairness import jain_index
 from traces.fragmentation import internal_fragmentation
-from traces.held_tables import Datasets, HeldTables
+from traces.memory_tables import Datasets, MemoryTables
 from traces.numeric_columns import Floats, gaps_ms, known, numbers, over, ratio
 from traces.recording import Recording
 from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
 from traces.schema import DATASETS
 from traces.slo import check_slo
-from traces.stays import Stays
+from traces.times_in_system import TimesInSystem
 from traces.step_metrics import STEP_METRICS, StepMetrics
 from traces.step_work import StepWork
 
@@ -80,7 +80,7 @@ class RunMetrics:
         work: StepWork | None = None,
     ) -> None:
         tables = {"requests": requests, **({} if steps is None else {"steps": steps})}
-        self._datasets: Datasets = requests if isinstance(requests, Recording) else HeldTables(**tables)
+        self._datasets: Datasets = requests if isinstance(requests, Recording) else MemoryTables(**tables)
         self._run = dict(run or {})
         self._steps = StepMetrics(self._datasets, self._run.get("num_blocks"), work)
         self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
@@ -92,11 +92,11 @@ class RunMetrics:
         self._distributions: dict[str, Distribution] = {}
 
     @classmethod
-    def of(
+    def from_recording(
         cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
     ) -> RunMetrics:
         """Return the metrics of a recording. MFU and MBU refer to `peak`, or else to the GPU that the run names."""
-        run, work = recording.run, StepWork.of(recording.run, peak)
+        run, work = recording.run, StepWork.from_run(recording.run, peak)
         if any(recording.rows(dataset) > _AT_ONCE for dataset in _READ):
             return cls(recording, None, run, slo, None, work)
         requests, steps = (recording.table(name, recording.filled(name, columns)) for name, columns in _READ.items())
@@ -147,7 +147,7 @@ class RunMetrics:
         if name not in self._distributions:
             kept = name in self._columns or name not in DISTRIBUTIONS
             made = self.values(name) if kept else self._made(name)
-            self._distributions[name] = Distribution.of(made, spent=not kept)
+            self._distributions[name] = Distribution.from_values(made, spent=not kept)
         return self._distributions[name]
 
     def distributions(self) -> dict[str, Distribution]:
@@ -175,9 +175,9 @@ class RunMetrics:
         gaps, row, at = np.empty(self._datasets.most_items("requests", "token_times_ns")), 0, 0
         for piece in self._datasets.pieces("requests", ["token_times_ns"], _PIECE):
             finished = pa.array(self.finished[row : row + piece.num_rows])
-            found = gaps_ms(piece.column(0).filter(finished).drop_null())
-            gaps[at : at + len(found)] = found
-            row, at = row + piece.num_rows, at + len(found)
+            piece_gaps = gaps_ms(piece.column(0).filter(finished).drop_null())
+            gaps[at : at + len(piece_gaps)] = piece_gaps
+            row, at = row + piece.num_rows, at + len(piece_gaps)
         return gaps[:at]
 
     def _request(self, name: str) -> Floats:
@@ -195,7 +195,7 @@ class RunMetrics:
 
     def at_steps(self, rows: NDArray[np.int64]) -> StepMetrics:
         """Return the metrics of some steps, given by their rows in the steps table; MFU and MBU are left out."""
-        return self._steps.at(rows)
+        return self._steps.at_rows(rows)
 
     def step_mean(self, name: str, weigh: bool = True) -> float | None:
         """Return a step metric's mean, weighted by the duration of the steps or, without `weigh`, unweighted."""
@@ -205,8 +205,8 @@ class RunMetrics:
         return summary.by_time if weigh or summary.by_time is None else summary.distribution.mean
 
     def _step_peak(self, name: str) -> float | None:
-        found = self.distribution(name)
-        return found.max if found.count else None
+        distribution = self.distribution(name)
+        return distribution.max if distribution.count else None
 
     # The run
 
@@ -322,9 +322,10 @@ class RunMetrics:
         """Return the share of the reserved KV memory that holds no token; None if the deployment is not recorded."""
         if not self._run.get("deployment"):
             return None
-        told = json.loads(self._run["deployment"]).get("scheduler", {})
+        scheduler = json.loads(self._run["deployment"]).get("scheduler", {})
         names = ("prompt_tokens", "output_tokens", "scheduled_ns", "first_token_ns", "finish_ns")
-        return internal_fragmentation({n: self._request(n) for n in names}, parse(SchedulerConfig, told, "scheduler"))
+        config = parse(SchedulerConfig, scheduler, "scheduler")
+        return internal_fragmentation({name: self._request(name) for name in names}, config)
 
     @cached_property
     def _admitted(self) -> NDArray[np.bool_]:
@@ -359,11 +360,11 @@ class RunMetrics:
         if not self._tiered:
             return {}
         hits = self._column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
-        found = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
-        return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in found.sort_by("tier").to_pylist()}
+        tokens = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
+        return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in tokens.sort_by("tier").to_pylist()}
 
     @cached_property
-    def _stays(self) -> Stays:
+    def _in_system(self) -> TimesInSystem:
         """The time that each request spent in the system.
 
         An unfinished request stays to the end of the window. A request that left without its last token counts until it
@@ -376,23 +377,23 @@ class RunMetrics:
             ends = np.where(
                 self._with_status("unfinished"), np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends
             )
-        return Stays(arrivals, ends)
+        return TimesInSystem(arrivals, ends)
 
     @property
     def outstanding(self) -> tuple[Floats, Floats]:
         """Arrivals and ends in nanoseconds, both sorted, of every request that was in the system."""
-        return self._stays.outstanding
+        return self._in_system.outstanding
 
     def concurrency(self) -> tuple[float | None, int | None]:
         """Return the requests outstanding: time-weighted mean over the measurement window, and peak."""
-        return self._stays.concurrency(self.window_ns)
+        return self._in_system.concurrency(self.window_ns)
 
     @cached_property
     def saturation(self) -> Saturation | None:
         """The verdict on whether the run keeps up with its arrivals, by the glossary's rule; None if too few arrive."""
         scheduled = self._request("scheduled_ns")
-        told = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
-        return saturation_of(*self.outstanding, partial(self._stays.waiting_share, scheduled, told))
+        counted = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
+        return saturation_of(*self.outstanding, partial(self._in_system.waiting_share, scheduled, counted))
 
     @cached_property
     def _cost_usd(self) -> float | None:

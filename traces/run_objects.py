@@ -60,9 +60,9 @@ def check_objects(run: Mapping[str, Any], where: str) -> None:
         if not text:
             continue
         try:
-            found = parse_json(text)
-            if not isinstance(found, dict):
+            value = parse_json(text)
+            if not isinstance(value, dict):
                 raise ValueError("must be a JSON object")
         except ValueError as error:
             raise UserError(field, text, f"{error}; record the run again") from None
-        parse(model, found, field)
+        parse(model, value, field)

@@ -20,18 +20,18 @@ _MOST_BLOCKS = 1 << 18  # remembered at a time, in some 100 MB; the block least 
 class SharedPrefixes:
     """Segments of prompts, by a key of each whole block of `block_size` tokens.
 
-    A key stands for all tokens up to the end of its block, and `ahead` more: equal keys mean equal beginnings. Tokens
-    without keys share nothing. Of all blocks seen, the last `most_blocks` are remembered.
+    A key stands for all tokens up to the end of its block, and `extra_tokens` more: equal keys mean equal beginnings.
+    Tokens without keys share nothing. Of all blocks seen, the last `most_blocks` are remembered.
 
     Attributes:
         ambiguous: blocks of answers that were seen before the answer ended: another answer says the same, or a prompt
             that came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
     """
 
-    def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS, ahead: int = 0) -> None:
+    def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS, extra_tokens: int = 0) -> None:
         self._block_size = block_size
         self._most_blocks = most_blocks
-        self._ahead = ahead
+        self._extra_tokens = extra_tokens
         self._paths: OrderedDict[Hashable, Path] = OrderedDict()
         self.ambiguous = 0
 
@@ -40,9 +40,9 @@ class SharedPrefixes:
         known = blocks = 0
         path: Path = ()
         for key in keys:
-            if (found := self._paths.get(key)) is None:
+            if (known_path := self._paths.get(key)) is None:
                 break
-            path = found
+            path = known_path
             known, blocks = self._end(blocks), blocks + 1
         for key in reversed(keys[:blocks]):  # blocks on which others build are forgotten last
             self._paths.move_to_end(key)
@@ -59,11 +59,11 @@ class SharedPrefixes:
 
     def _end(self, block: int) -> int:
         """Return the number of tokens that the key of a block stands for."""
-        return (block + 1) * self._block_size + self._ahead
+        return (block + 1) * self._block_size + self._extra_tokens
 
     def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
         """Remember the blocks whose keys end within the segment `name`, which goes from token `begins` to `ends`."""
-        first = max(begins - self._ahead, 0) // self._block_size
+        first = max(begins - self._extra_tokens, 0) // self._block_size
         for at in reversed(range(first, min(ends // self._block_size, len(keys)))):
             if begins < (end := self._end(at)) <= ends:
                 self._paths.setdefault(keys[at], (*path, (name, end - begins)))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from traces.distribution import Distribution
-from traces.held_tables import Datasets, HeldTables
+from traces.memory_tables import Datasets, MemoryTables
 from traces.numeric_columns import Floats, known, known_or_zero, ratio, stored, weighted_mean
 from traces.step_work import BYTES_OF, FLOPS_OF, StepWork
 
@@ -91,10 +91,10 @@ class StepMetrics:
             case _:
                 return stored(steps, name)
 
-    def at(self, rows: NDArray[np.int64]) -> StepMetrics:
+    def at_rows(self, rows: NDArray[np.int64]) -> StepMetrics:
         """Return the metrics of the steps in these rows alone, without MFU and MBU."""
         steps = self._run.table("steps", self._columns(*STEP_METRICS[:-2])).take(pa.array(rows))
-        return StepMetrics(HeldTables(steps=steps), self._num_blocks)
+        return StepMetrics(MemoryTables(steps=steps), self._num_blocks)
 
     def summary(self, name: str, values: Floats | None = None) -> StepSummary:
         """Return the summary of one of STEP_METRICS; `values` are its values, if the caller has them."""
@@ -111,7 +111,7 @@ class StepMetrics:
                 count += len(part)
                 sums += part.sum(), weighed, step_ms.sum()
             by_time = float(sums[1] / sums[2] if sums[2] > 0 else sums[0] / count) if count else None
-            self._summaries[name] = StepSummary(Distribution.of(made, spent), by_time)
+            self._summaries[name] = StepSummary(Distribution.from_values(made, spent), by_time)
         return self._summaries[name]
 
     def used_s(self, name: str) -> float | None:
@@ -133,8 +133,8 @@ class StepMetrics:
             used_s = work.flops(piece) / work.flop_per_s if flops else work.moved_bytes(piece) / work.bytes_per_s
             shares[at : at + piece.num_rows] = ratio(used_s, self.under_way_ms[at : at + piece.num_rows] / 1e3)
             at += piece.num_rows
-            if len(told := known(used_s)):
-                seconds = (seconds or 0.0) + float(told.sum())
+            if len(known_s := known(used_s)):
+                seconds = (seconds or 0.0) + float(known_s.sum())
         self._seconds[name] = seconds
         return shares
 

@@ -47,7 +47,7 @@ class StepWork:
         self.bytes_per_s = deployment.gpus * gpu.memory_bytes_per_s
 
     @classmethod
-    def of(cls, run: Mapping[str, Any], peak: GpuSpec | None = None) -> StepWork | None:
+    def from_run(cls, run: Mapping[str, Any], peak: GpuSpec | None = None) -> StepWork | None:
         """Return the work of a row of `runs`, against `peak` or else the GPU that it ran on or that timed it.
 
         None if the GPU or the model is not known, as on a CPU, and for a fleet whose pools are not all alike.

@@ -83,9 +83,9 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
         tokens=True,
         overwrite=True,
     )
-    simulated = RunMetrics.of(Recording.load(out / "simulated"))
+    simulated = RunMetrics.from_recording(Recording.load(out / "simulated"))
     fast, slow = (run_metrics(workload, deployment, end) for end in cost.ends())
-    real_metrics = [RunMetrics.of(run) for run in runs]
+    real_metrics = [RunMetrics.from_recording(run) for run in runs]
     rows = _run_errors(real_metrics, simulated, bands(simulated, (fast, slow)))
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}
     if (weather := known_weather(runs, calibration)) is not None:

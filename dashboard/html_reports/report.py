@@ -82,7 +82,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         show_engines(to, answer)
         to.table(plan_words.fleet_rows(answer, answer.place(best) if best else None), plan_words.FORMATS)
     plan_answer.show_others(to, answer)
-    plan_answer.show_traffic(to, plan_words.traffic_told(answer), drawn["lengths"])
+    plan_answer.show_traffic(to, plan_words.traffic_sentence(answer), drawn["lengths"])
     _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
     return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
 
@@ -110,7 +110,7 @@ def _diagnosed(to: Sheet, found: DiagnosisDocument) -> None:
 
 def _run(to: Sheet, source: RecordedRun) -> str:
     recording = source.recording
-    metrics, run = RunMetrics.of(recording), recording.run
+    metrics, run = RunMetrics.from_recording(recording), recording.run
     outcome, held = RequestEndings.of(metrics), drawn_over_time(recording, metrics)
     seconds, clock = f"{(run['duration_ns'] or 0) / 1e9:,.1f} s", CLOCK_NAME.get(run["clock"], "unknown clock")
     to.text(" · ".join(filter(None, (clock, run["workload"], outcome.text, seconds))), soft=True)
@@ -203,7 +203,7 @@ def _validation(to: Sheet, source: Validation) -> str:
     to.table(
         [{"rung": each.title, "result": each.headline.replace("**", ""), "detail": each.detail} for each in climbed]
     )
-    found = trust_answer.compared_latencies(source.path, report, lambda path: RunMetrics.of(Recording.load(path)))
+    found = trust_answer.compared_latencies(source.path, report, lambda path: RunMetrics.from_recording(Recording.load(path)))
     trust_answer.show_runs(to, found, report, trust_answer.figures(found, report))
     trust_answer.show_steps(to, source.path, report)
     try:

@@ -39,7 +39,7 @@ class Server:
     def snapshot(self, seconds: float) -> Snapshot:
         """Return its metrics now, at `seconds` on the caller's clock."""
         with self._ask("/metrics") as response, self._understood():
-            return Snapshot.of(seconds, text_string_to_metric_families(response.read().decode()))
+            return Snapshot.from_families(seconds, text_string_to_metric_families(response.read().decode()))
 
     def answer(self, id: str, prompt: str, max_tokens: int) -> Iterator[str]:
         """Yield the text of an answer to `prompt`, piece by piece; `id` is its name on the server."""

@@ -34,7 +34,7 @@ class Snapshot:
     buckets: dict[str, dict[float, float]]
 
     @classmethod
-    def of(cls, seconds: float, families: Iterable[Metric]) -> Snapshot:
+    def from_families(cls, seconds: float, families: Iterable[Metric]) -> Snapshot:
         """Read an exposition; only vLLM's families are kept. Replicas' buckets are summed."""
         values: dict[Key, float] = {}
         buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))

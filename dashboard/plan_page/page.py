@@ -78,7 +78,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
         _answer(plan, drawn, runs, ways)
-        show_traffic(blocks, words.traffic_told(plan.answer), drawn["lengths"])
+        show_traffic(blocks, words.traffic_sentence(plan.answer), drawn["lengths"])
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, told, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
@@ -173,5 +173,5 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
-    told = words.told_of(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
+    told = words.lengths_sentence(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
     return count, told, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))

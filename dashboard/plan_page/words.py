@@ -166,12 +166,12 @@ def traffic_name(traffic: Any, answer: PlanDocument) -> str:
     return f"{name}{said}"
 
 
-def traffic_told(answer: PlanDocument) -> str:
+def traffic_sentence(answer: PlanDocument) -> str:
     """Return a sentence or two about the planned traffic."""
-    return told_of(answer.requests, answer.span_s, answer.mean_prompt_tokens, answer.mean_output_tokens)
+    return lengths_sentence(answer.requests, answer.span_s, answer.mean_prompt_tokens, answer.mean_output_tokens)
 
 
-def told_of(requests: int, seconds: float, prompt: float | None, output: float | None) -> str:
+def lengths_sentence(requests: int, seconds: float, prompt: float | None, output: float | None) -> str:
     """Return a text about the number of requests, their time in seconds, and their mean prompt and output tokens."""
     rate = f", {(requests - 1) / seconds:,.3g} a second" if seconds else ""
     lengths = (

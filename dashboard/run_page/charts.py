@@ -14,8 +14,8 @@ from plotly.subplots import make_subplots
 
 from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
-from dashboard.run_page.held_steps import HELD, HeldSteps
-from dashboard.series import bucket_means, envelope, held_at, held_between, thin
+from dashboard.run_page.step_series import STATES, StepSeries
+from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
 from dashboard.shown import shown
 from serving.metrics import metric
 from traces.numeric_columns import known
@@ -33,7 +33,7 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    held: HeldSteps,
+    held: StepSeries,
     fleet: FleetOverTime,
     colour: str,
     window_s: tuple[float, float] | None = None,
@@ -48,7 +48,7 @@ def timeline(
     """
     if not len(held):
         return empty("The recording holds no steps", 260)
-    waiting, running, blocks = held.lows_and_highs(HELD, window_s, buckets)
+    waiting, running, blocks = held.lows_and_highs(STATES, window_s, buckets)
     begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
     changing = len(fleet.live[0]) > 1
     heights = [1, 1, 1, 1.2, *([0.6] if changing else []), *([1] if used else [])]
@@ -61,12 +61,12 @@ def timeline(
         _held(figure, at, label, x, y, colour, hover)
     _batches(figure, held, colour, window_s, buckets)
     if fleet.outstanding is not None:
-        x, y = envelope(*held_between(*fleet.outstanding, begin, end), buckets)
+        x, y = envelope(*step_function_between(*fleet.outstanding, begin, end), buckets)
         name = "outstanding, wherever they are"
         line(figure, x / 1e9, y, name, NEUTRAL, "%{y:,.0f}", 1.4, shape="hv", row=1, col=1)
     titles = ["waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)", "batch<br>(tokens/step)"]
     if changing:
-        _held(figure, 5, "live replicas", *held_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
+        _held(figure, 5, "live replicas", *step_function_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
         titles.append("live<br>(replicas)")
     if used:
         titles.append(f"{', '.join(used)}<br>(%)")
@@ -92,8 +92,8 @@ def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
     if not len(used[0]):
         return used
     times = np.union1d(used[0], fleet.live[0][(fleet.live[0] > used[0][0]) & (fleet.live[0] < used[0][-1])])
-    blocks = fleet.blocks * held_at(*fleet.live, times)
-    return times, 100 * np.divide(held_at(*used, times), blocks, out=np.zeros(len(times)), where=blocks != 0)
+    blocks = fleet.blocks * step_function_at(*fleet.live, times)
+    return times, 100 * np.divide(step_function_at(*used, times), blocks, out=np.zeros(len(times)), where=blocks != 0)
 
 
 def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
@@ -103,7 +103,7 @@ def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[A
 
 
 def _batches(
-    figure: go.Figure, held: HeldSteps, colour: str, window_s: tuple[float, float] | None, buckets: int
+    figure: go.Figure, held: StepSeries, colour: str, window_s: tuple[float, float] | None, buckets: int
 ) -> None:
     """Draw the tokens of a step by kind, stacked in the fourth panel."""
     shades = {"prefill_tokens": phase_colours(colour)["prefill"], "decode_rows": colour, "draft_tokens": NEUTRAL}

@@ -31,7 +31,7 @@ class FleetOverTime(NamedTuple):
     outstanding: Series | None = None
 
     @classmethod
-    def of(cls, run: Mapping[str, Any], metrics: RunMetrics) -> FleetOverTime:
+    def from_run(cls, run: Mapping[str, Any], metrics: RunMetrics) -> FleetOverTime:
         """Return the fleet of a recorded run, by its row of `runs`."""
         several = max(run["replicas"] or 1, len(run["replica_lives"] or [])) > 1
         return cls(

@@ -113,7 +113,7 @@ def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figur
     gaps = token_gaps(recording)
     if len(gaps.values):
         note = "" if gaps.share == 1 else f"of {100 * gaps.share:.0f} % of the requests"
-        spread, values = _Spread("itl_ms", Distribution.of(gaps.values), note), gaps.values
+        spread, values = _Spread("itl_ms", Distribution.from_values(gaps.values), note), gaps.values
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")
     prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()

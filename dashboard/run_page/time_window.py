@@ -12,7 +12,7 @@ from dashboard.loading import BY_FILES, open_run
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
-from dashboard.run_page.held_steps import HeldSteps
+from dashboard.run_page.step_series import StepSeries
 from dashboard.url import interval, set_interval
 from serving.metrics import metric
 from traces.recording import Recording
@@ -70,19 +70,19 @@ def _brushed(key: str, end: float) -> None:
 
 
 @st.cache_resource(max_entries=2, show_spinner=False, hash_funcs=BY_FILES)
-def over_time(recording: Recording) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
+def over_time(recording: Recording) -> tuple[StepSeries, FleetOverTime, dict[str, Series]]:
     """Return the data of the timeline, which do not depend on the window and take most of a long run's time."""
     _, metrics = open_run(recording.path)
     return drawn_over_time(recording, metrics)
 
 
-def drawn_over_time(recording: Recording, metrics: RunMetrics) -> tuple[HeldSteps, FleetOverTime, dict[str, Series]]:
+def drawn_over_time(recording: Recording, metrics: RunMetrics) -> tuple[StepSeries, FleetOverTime, dict[str, Series]]:
     """Return the steps, the fleet, and MFU and MBU of each step if known, by its start."""
-    held = HeldSteps.recorded(recording)  # meanwhile the head of the page computes the next values
+    held = StepSeries.from_recording(recording)  # meanwhile the head of the page computes the next values
     used = {name: metrics.values(name) for name in ("mfu", "mbu")}
     at_ns = recording.table("steps", ["start_ns"])["start_ns"].to_numpy()
     told = {metric(name).label: (at_ns, shares) for name, shares in used.items() if np.isfinite(shares).any()}
-    return held, FleetOverTime.of(recording.run, metrics), told
+    return held, FleetOverTime.from_run(recording.run, metrics), told
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)

@@ -91,7 +91,7 @@ class External(Result):
     def rows(self) -> list[Figure]:
         return [row for case in self.cases for row in case.rows]
 
-    def on(self, gpu: str) -> External | None:
+    def on_gpu(self, gpu: str) -> External | None:
         """Return the sources that ran on this GPU; None if there are none."""
         cases = [case for case in self.cases if case.gpu == gpu]
         return self.model_copy(update={"cases": cases}) if cases else None
@@ -164,7 +164,7 @@ def error_line(external: External, gpu: str) -> str:
 
     It is about the published runs on `gpu`, or about all if there are none on it; empty if no run has such a figure.
     """
-    nearest = external.on(gpu)
+    nearest = external.on_gpu(gpu)
     where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
     kept = nearest or external
     medians = {name: median_error_pct(kept, name) for name in ("ttft_ms", "tpot_ms")}

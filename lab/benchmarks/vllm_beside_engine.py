@@ -99,7 +99,7 @@ def errors(out: Path) -> list[str]:
     found = []
     for real in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]
-        seen = [RunMetrics.of(run) for run in runs]
+        seen = [RunMetrics.from_recording(run) for run in runs]
         for by in ENGINES:
             cost = StepCost(Calibration.load(out / by / "calibration"))
             predicted = RunMetrics(PricedScenario(runs[0].workload(), recorded_deployment(runs[0]), cost).requests())

@@ -104,7 +104,7 @@ def noise(out: Path) -> dict[tuple[str, str], float]:
     """
     seeds: dict[str, list[RunMetrics]] = defaultdict(list)
     for path in sorted(out.glob("*/a/run-*")):
-        seeds[path.name].append(RunMetrics.of(Recording.load(path)))
+        seeds[path.name].append(RunMetrics.from_recording(Recording.load(path)))
     apart: dict[tuple[str, str], float] = {}
     for metric in METRICS:
         for stat in STATS:

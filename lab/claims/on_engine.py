@@ -84,7 +84,7 @@ def on_engine(claim: Claim) -> TriedOnEngine | None:
 def _measured(side: Experiment, engine: RealEngines, out: Path) -> float:
     """Return the figure of one run."""
     recording = _recorded(side, engine, out)
-    return of_run(side, recording.requests, RunMetrics.of(recording, side.slo))
+    return of_run(side, recording.requests, RunMetrics.from_recording(recording, side.slo))
 
 
 def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
@@ -97,7 +97,7 @@ def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
     workload = side.offered.workload()
     if side.paced_by is not None:
         paced = _recorded(side.paced_by, engine, out.with_name(f"{out.name}-pace"))
-        workload = as_fast_as(workload, RunMetrics.of(paced))
+        workload = as_fast_as(workload, RunMetrics.from_recording(paced))
     done = record(workload, engine, out) if isinstance(engine, Engine) else engine.record(workload, out)
     if done.status != "complete":
         raise KeyboardInterrupt

@@ -59,7 +59,7 @@ def _rejected_drafts(e: Evidence) -> Found | None:
 
 def _high_itl(e: Evidence) -> Found | None:
     itl = e.metrics.values("itl_ms")
-    gaps = Distribution.of(itl[itl > 0])  # tokens of one step, accepted drafts, come together
+    gaps = Distribution.from_values(itl[itl > 0])  # tokens of one step, accepted drafts, come together
     tpot = e.metrics.distribution("tpot_ms")
     spread, name = (gaps, "ITL") if gaps.count else (tpot, "TPOT")
     bound = e.metrics.slo.get("tpot_ms")

@@ -49,7 +49,7 @@ class Evidence:
     def __init__(
         self, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
     ) -> None:
-        self.metrics = RunMetrics.of(recording, slo, peak)
+        self.metrics = RunMetrics.from_recording(recording, slo, peak)
         self.run = recording.run
         self.deployment = recorded_deployment(recording)
         if not self.metrics.finished.any():

@@ -37,7 +37,7 @@ class RecordedRun:
 
     def table(self, name: str) -> pa.Table:
         """Return the dataset, and its metrics as further columns (float64, null for none)."""
-        table, metrics = self.recording.table(name), RunMetrics.of(self.recording)
+        table, metrics = self.recording.table(name), RunMetrics.from_recording(self.recording)
         for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
             if of_row not in _RECORDED:
                 known, values = metric(of_row), pa.array(metrics.values(of_row), from_pandas=True)

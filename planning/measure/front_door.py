@@ -80,7 +80,7 @@ def hold_against_clients(
     for path, run in zip(clients, runs, strict=True):
         if sent(run) != sent(runs[0]):
             raise UserError("client", str(path), f"served other requests than {clients[0]}; give repeats of one run")
-    real = [_numbers(RunMetrics.of(Recording.load(path))) for path in clients]
+    real = [_numbers(RunMetrics.from_recording(Recording.load(path))) for path in clients]
     priced = Scenario.model_validate({**scenario, "workload": {"trace": str(clients[0])}}).priced()
     priced = replace(priced, workload=runs[0].workload)
     alone, behind = TableSink(), TableSink()

@@ -11,9 +11,9 @@ pytest.importorskip("plotly")
 from calibration.validation.report import RunRow
 from dashboard.palette import REAL, SIMULATED
 from dashboard.run_page import charts as run_charts
-from dashboard.run_page import held_steps
+from dashboard.run_page import step_series
 from dashboard.run_page.fleet_over_time import FleetOverTime, live_replicas, outstanding
-from dashboard.run_page.held_steps import HeldSteps
+from dashboard.run_page.step_series import StepSeries
 from dashboard.series import bucket_means, envelope
 from dashboard.trust_page import charts as trust_charts
 from traces.distribution import ecdf
@@ -76,7 +76,7 @@ def steps(rows):
 
 def test_replicas_are_summed_and_idle_ones_are_at_zero():
     table = steps([(0, 0, 10, 3), (1, 5, 15, 4), (0, 10, 20, 2), (0, 1000, 1010, 1)])
-    times, (values,) = HeldSteps(table, ["waiting"]).over_time(["waiting"])
+    times, (values,) = StepSeries(table, ["waiting"]).over_time(["waiting"])
     assert dict(zip(times, values, strict=True)) == {0: 3, 5: 7, 10: 6, 15: 2, 20: 0, 1000: 1, 1010: 0}
 
 
@@ -112,7 +112,7 @@ def test_held_is_what_every_replica_holds(replicas, random):
             rows.append((replica, now, now + length, value))
             now += length
     random.shuffle(rows)
-    times, (values,) = HeldSteps(steps(rows), ["waiting"]).over_time(["waiting"])
+    times, (values,) = StepSeries(steps(rows), ["waiting"]).over_time(["waiting"])
     assert list(times) == sorted(set(times))
     assert [value_at(rows, time) for time in times] == list(values)
 
@@ -130,13 +130,13 @@ def test_piece_by_piece_is_what_the_whole_reduces_to(monkeypatch, window, replic
             "waiting": rng.integers(0, 9, 5000).astype(np.int32),
         }
     ).take(pa.array(rng.permutation(5000)))
-    times, (values,) = HeldSteps(table, ["waiting"]).over_time(["waiting"])
+    times, (values,) = StepSeries(table, ["waiting"]).over_time(["waiting"])
     low, high = (times[0], times[-1]) if window is None else (window[0] * 1e9, window[1] * 1e9)
     inside = (times >= low) & (times <= high)
     before = values[times < low][-1:]
     x, y = np.append([low] * len(before), times[inside]), np.append(before, values[inside])
-    monkeypatch.setattr(held_steps, "_PIECE", 300)
-    ((found_x, found_y),) = HeldSteps(table, ["waiting"]).lows_and_highs(["waiting"], window, 60)
+    monkeypatch.setattr(step_series, "_PIECE", 300)
+    ((found_x, found_y),) = StepSeries(table, ["waiting"]).lows_and_highs(["waiting"], window, 60)
     expected_x, expected_y = envelope(x, y, 60)
     assert found_x.tolist() == expected_x.tolist() and found_y.tolist() == expected_y.tolist()
 
@@ -214,7 +214,7 @@ def step_table(count=5000):
 
 
 def test_the_timeline_shares_one_axis_and_is_reduced():
-    figure = run_charts.timeline(HeldSteps.of(step_table()), ONE, SIMULATED, buckets=200)
+    figure = run_charts.timeline(StepSeries.from_steps(step_table()), ONE, SIMULATED, buckets=200)
     assert len(figure.data) == 5
     assert max(len(trace.x) for trace in figure.data) <= 401
     assert figure.layout.xaxis.matches == figure.layout.xaxis3.matches == "x4"
@@ -246,7 +246,7 @@ def test_an_outage_is_seen_on_the_timeline(window, count):
     arrivals = np.arange(0, 100e9, 1e9)
     leaves = np.sort(np.where(arrivals + 2e9 < 60e9, arrivals + 2e9, np.maximum(arrivals, 80e9) + 2e9))
     fleet = FleetOverTime(live_replicas(lives, 9), 100.0, outstanding(arrivals, leaves))
-    figure = run_charts.timeline(HeldSteps.of(pa.table(rows).filter(pa.array(there))), fleet, SIMULATED, window)
+    figure = run_charts.timeline(StepSeries.from_steps(pa.table(rows).filter(pa.array(there))), fleet, SIMULATED, window)
     of = {trace.name: trace for trace in figure.data}
     for name in ("waiting", "running", "KV use", "prefill tokens", "decode tokens", "live replicas"):
         assert at_second(of[name], 70.5) == 0, name
@@ -258,7 +258,7 @@ def test_an_outage_is_seen_on_the_timeline(window, count):
 
 def test_what_holds_is_drawn_to_the_end_of_a_window_without_steps():
     table = step_table(50).filter(pa.array([True] * 10 + [False] * 30 + [True] * 10))
-    figure = run_charts.timeline(HeldSteps.of(table), ONE, SIMULATED, window_s=(0.2, 0.3))
+    figure = run_charts.timeline(StepSeries.from_steps(table), ONE, SIMULATED, window_s=(0.2, 0.3))
     assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data[:2]] == [
         ("waiting", [0.2, 0.3], [0, 0]),
         ("running", [0.2, 0.3], [0, 0]),
@@ -267,7 +267,7 @@ def test_what_holds_is_drawn_to_the_end_of_a_window_without_steps():
 
 def test_draft_tokens_are_part_of_the_batch():
     steps = step_table(50).append_column("draft_tokens", pa.array([5] * 49 + [None], pa.int32()))
-    figure = run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED)
+    figure = run_charts.timeline(StepSeries.from_steps(steps), ONE, SIMULATED)
     stacked = [trace for trace in figure.data if trace.stackgroup]
     assert [trace.name for trace in stacked] == ["draft tokens", "decode tokens", "prefill tokens"]
     whole = np.array(steps["prefill_tokens"]) + np.array(steps["decode_rows"]) + np.array([5] * 49 + [0])
@@ -278,12 +278,12 @@ def test_what_each_step_used_of_the_gpus_is_a_panel_of_its_own():
     steps = step_table(3000)
     start, shares = np.asarray(steps["start_ns"]), np.linspace(0, 1, 3000)
     used = {"MFU": (start, shares), "MBU": (start, np.where(shares > 0.5, shares, np.nan))}
-    figure = run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED, (start[600] / 1e9, start[2999] / 1e9), used=used)
+    figure = run_charts.timeline(StepSeries.from_steps(steps), ONE, SIMULATED, (start[600] / 1e9, start[2999] / 1e9), used=used)
     mfu, mbu = figure.data[-2:]
     assert (mfu.name, mbu.name, figure.layout.yaxis5.title.text) == ("MFU", "MBU", "MFU, MBU<br>(%)")
     assert len(mfu.x) == len(mbu.x) == 700 and min(mfu.y) == pytest.approx(20, abs=0.1)
     assert min(mbu.y) > 50 and max(mbu.y) == 100 == max(mfu.y)
-    assert len(run_charts.timeline(HeldSteps.of(steps), ONE, SIMULATED).data) == 5
+    assert len(run_charts.timeline(StepSeries.from_steps(steps), ONE, SIMULATED).data) == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=40))
@@ -296,7 +296,7 @@ def test_outstanding_are_those_that_came_and_did_not_leave(stays):
 
 
 def test_a_time_window_narrows_the_timeline():
-    figure = run_charts.timeline(HeldSteps.of(step_table()), ONE, REAL, window_s=(10.0, 11.0))
+    figure = run_charts.timeline(StepSeries.from_steps(step_table()), ONE, REAL, window_s=(10.0, 11.0))
     assert list(figure.layout.xaxis4.range) == [10.0, 11.0]
     for trace in figure.data:
         assert len(trace.x) > 50
@@ -349,7 +349,7 @@ def test_small_figures_stand_empty_columns():
         run_charts.step_times(none, none, none, REAL),
         run_charts.memory_shares(none, none, none, REAL),
         run_charts.phases(none, none, none, REAL),
-        run_charts.timeline(HeldSteps.of(step_table(0)), ONE, REAL),
+        run_charts.timeline(StepSeries.from_steps(step_table(0)), ONE, REAL),
     ):
         assert figure.layout.annotations[0].text
 

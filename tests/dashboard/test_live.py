@@ -32,7 +32,7 @@ class Scraped:
             self.running.labels("m", replica).set(1)
         self.seconds += 1
         text = generate_latest(self.registry).decode()
-        return Snapshot.of(self.seconds, text_string_to_metric_families(text))
+        return Snapshot.from_families(self.seconds, text_string_to_metric_families(text))
 
 
 def test_what_happened_between_two_scrapes_is_of_all_replicas() -> None:

@@ -98,7 +98,7 @@ def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, 
     point = next(p for p in answer["points"] if p["replicas"] == answer["recommendation"]["replicas"])
     asked = {"plan": SETTINGS, "replicas": point["replicas"], "engine": point["engine"]}
     found = fleet(asked, tmp_path, lambda stage, share: None)
-    metrics = RunMetrics.of(Recording.load(tmp_path / "run"))
+    metrics = RunMetrics.from_recording(Recording.load(tmp_path / "run"))
     assert parse_objectives(SETTINGS["slos"]).attainment(metrics) == point["attainment"]
     assert metrics.distribution("tok_s_user").p50 == pytest.approx(point["tok_s_user"])
     recording = Recording.load(tmp_path / "run")

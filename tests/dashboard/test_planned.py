@@ -62,7 +62,7 @@ def test_a_claim_takes_the_planned_model_and_gpu(tmp_path: Path, plan: Planned) 
 
 
 def test_a_run_of_a_planned_fleet_is_held_against_the_slos_of_its_plan(tmp_path: Path) -> None:
-    metrics = RunMetrics.of(Recording.load(RUN_SAMPLE))
+    metrics = RunMetrics.from_recording(Recording.load(RUN_SAMPLE))
     ttft = float(np.nanpercentile(metrics.values("ttft_ms"), 99, method="inverted_cdf"))
     slos = [f"ttft_ms p99<={ttft * 2:.0f}", "tpot_ms p99<=0.5"]
     directory = tmp_path / "jobs" / "0123456789abcdef"

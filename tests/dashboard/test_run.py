@@ -82,7 +82,7 @@ def test_a_simulated_run_carries_its_standing_and_bands(samples, timed):
     assert {found.mark for found in badges(app)} == {notes["standing"]["mark"]}
     assert all(notes["standing"]["reason"][1:] in found.reason for found in badges(app))
     low, high = notes["bands"]["ttft_ms"]["p99"]
-    assert low <= RunMetrics.of(timed).distribution("ttft_ms").p99 <= high
+    assert low <= RunMetrics.from_recording(timed).distribution("ttft_ms").p99 <= high
     deltas = [metric.delta for metric in app.metric[:6]]
     assert all("–" in delta for delta in deltas)
 
@@ -158,7 +158,7 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
-    print_metrics(RunMetrics.of(shed), "table")
+    print_metrics(RunMetrics.from_recording(shed), "table")
     print_reasons(shed)
     said = capsys.readouterr().out
     assert "80 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
@@ -394,7 +394,7 @@ def test_every_metric_that_is_known_is_listed(samples, timed):
     app = page(samples, run="timed", view="metrics")
     assert not app.exception and not app.error
     distributions, scalars = app.dataframe[0].value, app.table[0].value
-    known = [name for name, value in RunMetrics.of(timed).scalars().items() if value is not None]
+    known = [name for name, value in RunMetrics.from_recording(timed).scalars().items() if value is not None]
     assert len(scalars) == len(known)
     assert (scalars["90 % band"] != "").sum() == 3
     assert list(distributions.columns)[:3] == ["metric", "mean", "p50"]
@@ -480,7 +480,7 @@ def test_what_fails_ahead_is_left_for_the_page_to_meet():
 def test_gaps_of_a_small_run_are_those_of_all_requests(timed):
     gaps = token_gaps(timed)
     assert gaps.share == 1
-    assert np.array_equal(gaps.values, RunMetrics.of(timed).values("itl_ms"))
+    assert np.array_equal(gaps.values, RunMetrics.from_recording(timed).values("itl_ms"))
 
 
 def test_a_long_table_is_prepared_by_a_job_and_is_the_export(tmp_path, monkeypatch):

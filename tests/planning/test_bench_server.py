@@ -158,7 +158,7 @@ def test_an_own_server_is_held_against_its_twin_in_two_commands(benched: Benched
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["cases"]
     rows = {row["figure"]: row for row in found["rows"]}
-    seen = RunMetrics.of(benched.client)
+    seen = RunMetrics.from_recording(benched.client)
     assert rows["tpot_ms.mean"]["measured"] == pytest.approx(seen.distribution("tpot_ms").mean)
     assert rows["ttft_ms.p99"]["measured"] == pytest.approx(seen.distribution("ttft_ms").p99)
     assert all(row["low"] <= row["blind"] <= row["high"] for row in rows.values())
@@ -185,7 +185,7 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
     held = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--format", "json")
     assert held.returncode == 0, held.stderr
     rows = {(row["metric"], row["statistic"]): row for row in json.loads(held.stdout)["rows"]}
-    seen = RunMetrics.of(benched.client)
+    seen = RunMetrics.from_recording(benched.client)
     for metric in ("ttft_ms", "itl_ms", "e2e_ms"):
         assert rows[metric, "mean"]["real"] == pytest.approx(seen.distribution(metric).mean)
     ttft = rows["ttft_ms", "p50"]
@@ -402,7 +402,7 @@ def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path) -> None:
 def test_latencies_count_from_the_intended_arrival(tmp_path: Path) -> None:
     benched_rows(answering, alone(3), tmp_path / "out")
     recording = Recording.load(tmp_path / "out")
-    seen = RunMetrics.of(recording)
+    seen = RunMetrics.from_recording(recording)
     rows = recording.requests
     assert rows.column("arrival_ns").to_pylist() == [0, 0, 0]
     assert seen.values("ttft_ms") == pytest.approx(pc.divide(rows.column("first_token_ns"), 1e6).to_pylist())

@@ -182,7 +182,7 @@ def test_a_log_of_a_host_that_launches_while_steps_run_needs_no_cost_model(tmp_p
 
 
 def finished_share(scenario: PricedScenario, out: Path) -> float:
-    return float(RunMetrics.of(runs.recorded(scenario, out)).finished.mean())
+    return float(RunMetrics.from_recording(runs.recorded(scenario, out)).finished.mean())
 
 
 def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_parquet_holds_the_recording_and_its_metrics(run, table):
         else {"step_ms", "batch_tokens", "kv_usage", "kv_pressure", "mfu", "mbu"}
     )
     for name in more:
-        np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.of(run.recording).values(name))
+        np.testing.assert_array_equal(read[name].to_numpy(), RunMetrics.from_recording(run.recording).values(name))
         assert read.schema.field(name).metadata[b"unit"].decode() == METRICS[name].unit
 
 
@@ -198,7 +198,7 @@ def test_what_an_engine_does_not_do_it_has_no_metrics_of(run):
 def test_our_own_reader_of_prometheus_finds_the_run_again(run, tmp_path):
     export(run, "openmetrics", tmp_path / "after")
     (tmp_path / "before").write_text("")
-    metrics = RunMetrics.of(run.recording)
+    metrics = RunMetrics.from_recording(run.recording)
     settings = Prometheus(before="before", after="after", window_s=metrics.window_s)
     (measured,) = settings.read(tmp_path)
     assert len(measured.workload.requests) == metrics.finished.sum()
@@ -234,7 +234,7 @@ def test_tokens_of_one_draft_are_one_gap_as_vllm_observes_them(tmp_path):
     run = RecordedRun(tmp_path / "drafts")
     gaps = families(written(run, "openmetrics").decode())["vllm:inter_token_latency_seconds"]
     assert value(gaps, "_count", engine="0") == 2 and value(gaps, "_sum", engine="0") == pytest.approx(0.05)
-    assert RunMetrics.of(run.recording).distribution("itl_ms").count == 4
+    assert RunMetrics.from_recording(run.recording).distribution("itl_ms").count == 4
 
 
 def test_an_empty_run_is_an_empty_exposition(tmp_path):

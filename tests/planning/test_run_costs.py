@@ -81,7 +81,7 @@ def test_a_simulated_run_says_what_it_costs(tmp_path: Path) -> None:
     assert told["usd_per_mtok_out"] == pytest.approx(usd_per_hour / told["output_throughput"] / 3600 * 1e6)
     recording = Recording.load(tmp_path / "run")
     assert dict(recording.run["usd_per_gpu_hour"]) == {"fast": find_gpu("H100").usd_per_hour, "cheap": 0.5}
-    assert {name: RunMetrics.of(recording).scalars()[name] for name in COSTS} == {name: told[name] for name in COSTS}
+    assert {name: RunMetrics.from_recording(recording).scalars()[name] for name in COSTS} == {name: told[name] for name in COSTS}
     assert "usd_per_mtok_out" in simulate(tmp_path, "--force", "--no-band").stdout
 
 
@@ -97,5 +97,5 @@ def test_a_recording_from_before_prices_opens_and_has_none(tmp_path: Path) -> No
     runs = tmp_path / "run" / "runs.parquet"
     table = pq.read_table(runs)
     pq.write_table(table.drop_columns(["usd_per_gpu_hour"]), runs)
-    metrics = RunMetrics.of(Recording.load(tmp_path / "run")).scalars()
+    metrics = RunMetrics.from_recording(Recording.load(tmp_path / "run")).scalars()
     assert metrics["gpu_hours"] > 0 and metrics["cost_usd"] is None

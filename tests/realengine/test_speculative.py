@@ -346,7 +346,7 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(speculative, ov
     replay = replay_decisions(recording)
     assert replay.exact, replay.first_difference
     assert replay.identical_requests == 24
-    metrics = RunMetrics.of(recording).scalars()
+    metrics = RunMetrics.from_recording(recording).scalars()
     config = engine.deployment.scheduler.speculative
     assert config is not None and metrics["acceptance_length"] is not None
     stated = with_acceptance(config, [recording])

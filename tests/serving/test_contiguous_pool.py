@@ -20,7 +20,7 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_policies import decisions, tight, traffic
 from tests.serving.test_scheduler_properties import LOOPS, leapt
-from traces.held_tables import HeldTables
+from traces.memory_tables import MemoryTables
 from traces.run_metrics import RunMetrics
 from traces.step_metrics import StepMetrics
 
@@ -130,7 +130,7 @@ def test_what_is_wasted_is_what_counting_it_gives() -> None:
     scattered = sink.steps.set_column(
         sink.steps.schema.get_field_index("longest_free_blocks"), "longest_free_blocks", pa.array([8] * len(sink.steps))
     )
-    assert StepMetrics(HeldTables(steps=scattered), 40).external_fragmentation() == pytest.approx(1 - 8 / 32)
+    assert StepMetrics(MemoryTables(steps=scattered), 40).external_fragmentation() == pytest.approx(1 - 8 / 32)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_recording_has_the_schema_and_gives_metrics(tmp_path, steps, tokens):
     assert recording.requests.num_rows == done.finished == 300
     assert recording.steps.num_rows == (done.steps if steps else 0)
     assert done.output_tokens == sum(r.output_len for r in workload.requests)
-    metrics = RunMetrics.of(recording)
+    metrics = RunMetrics.from_recording(recording)
     assert metrics.statuses() == {"finished": 300}
     assert metrics.distribution("ttft_ms").count == 300
     assert metrics.distribution("e2e_ms").p50 > metrics.distribution("ttft_ms").p50 > 0

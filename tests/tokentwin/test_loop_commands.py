@@ -125,7 +125,7 @@ def test_virtual_arrivals_saturate(folder: Path) -> None:
     assert pc.sum(requests["preemptions"]).as_py() > 0, "the trace should press on KV memory"
     assert pc.sum(requests["prefix_hit_tokens"]).as_py() > 0, "later turns should hit"
     assert replay_decisions(recording).exact
-    assert RunMetrics.of(recording).scalars()["concurrency_peak"] == 30
+    assert RunMetrics.from_recording(recording).scalars()["concurrency_peak"] == 30
 
 
 # The command line, which says on its standard output how many requests have ended: nothing to wait for by the clock.
@@ -158,7 +158,7 @@ def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
     assert running.returncode == 130, output
     recording = Recording.load(folder / "cut")
     assert recording.run["status"] == "interrupted"
-    finished = RunMetrics.of(recording).statuses()["finished"]
+    finished = RunMetrics.from_recording(recording).statuses()["finished"]
     assert 0 < finished < 400
     assert replay_decisions(recording).exact
 

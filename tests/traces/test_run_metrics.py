@@ -331,7 +331,7 @@ def test_concurrency_equals_a_naive_recount(rows):
 
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=300))
 def test_percentiles_are_nearest_rank(values):
-    found = Distribution.of(np.array(values, dtype=float))
+    found = Distribution.from_values(np.array(values, dtype=float))
     ordered = sorted(values)
     for q in (50, 90, 95, 99):
         at = getattr(found, f"p{q}")
@@ -366,9 +366,9 @@ def test_many_requests_take_no_more_calls_than_few():
 @given(st.integers(0, 2**32), st.integers(1, 300_000))
 def test_the_spread_is_numpys_to_the_bit(seed: int, count: int) -> None:
     values = np.random.default_rng(seed).lognormal(1, 2, count)
-    ordered, found = np.sort(values), Distribution.of(values)
+    ordered, found = np.sort(values), Distribution.from_values(values)
     assert (found.mean, found.std, found.p90) == (values.mean(), values.std(), ordered[-(-9 * count // 10) - 1])
-    assert Distribution.of(values.copy(), spent=True) == found
+    assert Distribution.from_values(values.copy(), spent=True) == found
 
 
 def test_of_a_long_recording_a_few_numbers_are_in_memory(tmp_path) -> None:
@@ -394,7 +394,7 @@ def test_of_a_long_recording_a_few_numbers_are_in_memory(tmp_path) -> None:
     expected = repr(held.distributions()), repr(held.scalars())
     before = pa.total_allocated_bytes()
     tracemalloc.start()
-    read = RunMetrics.of(recording)
+    read = RunMetrics.from_recording(recording)
     assert (repr(read.distributions()), repr(read.scalars())) == expected
     peak = tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before
     tracemalloc.stop()

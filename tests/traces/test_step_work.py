@@ -32,7 +32,7 @@ def test_work_is_that_of_the_operations(model: str, step: tuple[int, ...]) -> No
     """Kernels do at least the model's work; decode over latent vectors multiplies far more, to read less."""
     deployment = Deployment(model=model, tensor_parallel_size=2)
     sizes = uniform_step(*step)
-    work, table = StepWork.of(run(deployment)), steps_table([held(sizes)])
+    work, table = StepWork.from_run(run(deployment)), steps_table([held(sizes)])
     assert work is not None
     operations = [o for o in step_operations(find_model(model), deployment, sizes) if not isinstance(o, Collective)]
     flops, moved = (2 * sum(float(o.count * getattr(o, of)) for o in operations) for of in ("flops", "bytes"))
@@ -46,7 +46,7 @@ def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were(tmp_path,
     deployment = Deployment(model="Llama-3.1-8B", tensor_parallel_size=4)
     step = held(uniform_step(64, 1000, 0, 0, 0)) | {"replica": 0, "waiting": 0, "used_blocks": 1, "waiting_blocks": 0}
     rows = [step | {"start_ns": at * MS, "end_ns": (at + 10) * MS, "running": 64} for at in (0, 20)]
-    steps, work = steps_table(rows), StepWork.of(run(deployment))
+    steps, work = steps_table(rows), StepWork.from_run(run(deployment))
     assert work is not None
     requests = requests_table([finished(0, 0, 10, 40, 2)])
     m = RunMetrics(requests, steps, {"replicas": 2}, work=work)
@@ -74,7 +74,7 @@ def test_the_peak_is_that_of_the_gpu_that_is_named_or_stated() -> None:
     deployment = Deployment(model="Llama-3.1-8B")
 
     def peak(gpu: str) -> float | None:
-        work = StepWork.of(run(deployment, clock="wall", hardware=json.dumps({"gpu": gpu})))
+        work = StepWork.from_run(run(deployment, clock="wall", hardware=json.dumps({"gpu": gpu})))
         return work and work.bytes_per_s
 
     devices = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100-PCIe", "NVIDIA H200": "H200"}
@@ -83,14 +83,14 @@ def test_the_peak_is_that_of_the_gpu_that_is_named_or_stated() -> None:
         assert peak(device) == find_gpu(name).memory_bytes_per_s
     assert peak("NVIDIA L40") is None and peak("") is None
     cpu = run(Deployment(), clock="wall", hardware='{"cpu": "AMD EPYC"}')
-    assert StepWork.of(cpu) is None
-    stated = StepWork.of(cpu, find_gpu("L4"))
+    assert StepWork.from_run(cpu) is None
+    stated = StepWork.from_run(cpu, find_gpu("L4"))
     assert stated is not None and stated.bytes_per_s == find_gpu("L4").memory_bytes_per_s
-    assert StepWork.of(run(Deployment(model="random:llama"))) is None  # a model that is not catalogued
+    assert StepWork.from_run(run(Deployment(model="random:llama"))) is None  # a model that is not catalogued
     mixed = {"pools": [{"name": "a"}, {"name": "b", "gpu": "H200"}]}
-    assert StepWork.of(run(Deployment.model_validate({"model": "Llama-3.1-8B", "fleet": mixed}))) is None
+    assert StepWork.from_run(run(Deployment.model_validate({"model": "Llama-3.1-8B", "fleet": mixed}))) is None
 
 
 def test_no_steps_have_no_work() -> None:
-    work = StepWork.of(run(Deployment(model="Llama-3.1-8B")))
+    work = StepWork.from_run(run(Deployment(model="Llama-3.1-8B")))
     assert work is not None and len(work.flops(steps_table([]))) == len(work.moved_bytes(steps_table([]))) == 0

@@ -123,7 +123,7 @@ def _send(
             progress=advance,
         )
     recording = Recording.load(out)
-    metrics = RunMetrics.of(recording)
+    metrics = RunMetrics.from_recording(recording)
     print_metrics(metrics, "table")
     print_reasons(recording)
     late = metrics.distribution("send_delay_ms")

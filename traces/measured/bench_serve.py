@@ -128,13 +128,13 @@ def _observed_figures(
         first_ns = at_ns + round(1e9 * ttfts[i])
         last_ns = first_ns + round(1e9 * math.fsum(file.numbers(f"itls.{i}", 0, _LONGEST_S)))
         observed.append(Observed(i, *lengths[i], at_ns, first_ns, last_ns))
-    found = figures_of_requests(observed)
-    return {name: value for name, value in found.items() if name.split(".")[0] in _LATENCIES.values()}
+    figures = figures_of_requests(observed)
+    return {name: value for name, value in figures.items() if name.split(".")[0] in _LATENCIES.values()}
 
 
 def _stated_figures(file: JsonFile) -> dict[str, float]:
     """Figures that the client computed itself."""
-    found = {
+    stated = {
         f"{ours}.{statistic}": file.number(f"{theirs_of}_{theirs}")
         for theirs, ours in _LATENCIES.items()
         for theirs_of, statistic in _STATISTICS.items()
@@ -142,7 +142,7 @@ def _stated_figures(file: JsonFile) -> dict[str, float]:
     }
     for name in ("request_throughput", "output_throughput"):
         if file.get(name) is not None:
-            found[name] = file.number(name)
+            stated[name] = file.number(name)
     if file.get("duration") is not None:
-        found["makespan_s"] = file.number("duration")
-    return found
+        stated["makespan_s"] = file.number("duration")
+    return stated

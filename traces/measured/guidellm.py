@@ -39,9 +39,9 @@ class GuideLlm(Settings):
         kinds = (report.get(f"{path}.requests.{kind}") for kind in ("errored", "incomplete"))
         others = sum(len(kind) for kind in kinds if isinstance(kind, list))
         paths = [f"{path}.requests.successful.{at}" for at in range(len(answered))]
-        starts_s = {each: report.number(f"{each}.request_start_time") for each in paths}
-        paths.sort(key=lambda each: starts_s[each])
-        observed = [_observed(report, each, id_, starts_s[paths[0]]) for id_, each in enumerate(paths)]
+        starts_s = {request: report.number(f"{request}.request_start_time") for request in paths}
+        paths.sort(key=lambda request: starts_s[request])
+        observed = [_observed(report, request, id_, starts_s[paths[0]]) for id_, request in enumerate(paths)]
         strategy = report.get(f"{path}.config.strategy.type_")
         rate = None
         if report.get(f"{path}.config.strategy.rate") is not None:

@@ -42,7 +42,7 @@ class InferencePerf(Settings):
     def read(self, data: Path) -> list[MeasuredRun]:
         """See `MeasuredFormat`. A run is a stage, called `stage N`."""
         folder = data / self.folder
-        stages = {int(found[1]): path for path in folder.glob("stage_*") if (found := _STAGE.fullmatch(path.name))}
+        stages = {int(match[1]): path for path in folder.glob("stage_*") if (match := _STAGE.fullmatch(path.name))}
         if not stages:
             raise UserError("measured.folder", str(folder), "has no stage_N_lifecycle_metrics.json")
         return [self._run(f"stage {n}", JsonFile(stages[n])) for n in sorted(stages)]
@@ -70,13 +70,13 @@ class InferencePerf(Settings):
         return prompt_of((f"system {system}", shared), (f"user {user} of {system}", tokens - shared))
 
     def _figures(self, file: JsonFile, offered: float) -> dict[str, float]:
-        found = {}
+        latencies = {}
         for theirs, ours in _STATISTICS.items():
-            found[f"ttft_ms.{ours}"] = 1e3 * file.number(f"successes.latency.time_to_first_token.{theirs}")
-            found[f"e2e_ms.{ours}"] = 1e3 * file.number(f"successes.latency.request_latency.{theirs}")
-        found["tpot_ms.mean"] = (found["e2e_ms.mean"] - found["ttft_ms.mean"]) / (self.output_tokens - 1)
+            latencies[f"ttft_ms.{ours}"] = 1e3 * file.number(f"successes.latency.time_to_first_token.{theirs}")
+            latencies[f"e2e_ms.{ours}"] = 1e3 * file.number(f"successes.latency.request_latency.{theirs}")
+        latencies["tpot_ms.mean"] = (latencies["e2e_ms.mean"] - latencies["ttft_ms.mean"]) / (self.output_tokens - 1)
         rate = file.number("successes.throughput.requests_per_sec")
-        return found | {"request_throughput": rate, "saturated": saturated(rate, offered)}
+        return latencies | {"request_throughput": rate, "saturated": saturated(rate, offered)}
 
 
 _STAGE = re.compile(r"stage_(\d+)_lifecycle_metrics\.json(\.gz)?")

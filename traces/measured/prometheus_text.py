@@ -87,10 +87,10 @@ def read_samples(path: Path) -> Samples:
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
-        found = _SAMPLE.fullmatch(line)
-        if not found:
+        sample = _SAMPLE.fullmatch(line)
+        if not sample:
             raise UserError(f"{path}:{number}", line, "is not a Prometheus sample")
-        name, labels, text = found.groups()
+        name, labels, text = sample.groups()
         value = _number(path, number, text)
         le = dict(_LABEL.findall(labels or "")).get("le")
         bound = None if le is None else _number(path, number, le)

@@ -28,7 +28,7 @@ class RecordedClient(Settings):
     def read(self, data: Path) -> list[MeasuredRun]:
         """See `MeasuredFormat`. Lengths of prompts and answers are those that the server told."""
         runs = [_run(Recording.load(data / folder)) for folder in self.folders]
-        return [replace(run, floor_pct=_floor_pct([each for each in runs if sent(each) == sent(run)])) for run in runs]
+        return [replace(run, floor_pct=_floor_pct([r for r in runs if sent(r) == sent(run)])) for run in runs]
 
 
 def sent(run: MeasuredRun) -> list[tuple[int, int]]:
@@ -51,7 +51,7 @@ def _run(recording: Recording) -> MeasuredRun:
     return MeasuredRun(
         recording.path.name,
         workload,
-        figures(RunMetrics.of(recording), rate),
+        figures(RunMetrics.from_recording(recording), rate),
         caution="; ".join(cautions),
         by_client=True,
         offered_per_s=rate,
@@ -93,12 +93,12 @@ def _offered_per_s(workload: Workload) -> float | None:
 
 def _floor_pct(repeats: Sequence[MeasuredRun]) -> dict[str, float]:
     """`spread_pct` of each figure; nothing of a single run."""
-    found = {}
+    floors = {}
     for name in repeats[0].figures:
         floor = spread_pct([run.figures[name] for run in repeats if name in run.figures])
         if floor is not None:
-            found[name] = floor
-    return found
+            floors[name] = floor
+    return floors
 
 
 def spread_pct(repeats: Sequence[float]) -> float | None:

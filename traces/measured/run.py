@@ -85,12 +85,12 @@ class Observed:
 
 
 def run_of_requests(
-    name: str, observed: Sequence[Observed], slots: int | None, shared_prefix_tokens: int = 0, **told: Any
+    name: str, observed: Sequence[Observed], slots: int | None, shared_prefix_tokens: int = 0, **fields: Any
 ) -> MeasuredRun:
     """Return a run measured request by request, whose prompts begin with as many tokens that they share.
 
     `slots` is the size of a closed loop: it sends when an answer is there, so that its times are not replayed. None is
-    a client that sends by the clock. `told` are further fields of `MeasuredRun`.
+    a client that sends by the clock. `fields` are further fields of `MeasuredRun`.
     """
 
     def sent(request: Observed) -> WorkloadRequest:
@@ -101,7 +101,7 @@ def run_of_requests(
     workload = Workload(
         [sent(request) for request in observed], name=name, concurrency=slots, shares_prefixes=shared_prefix_tokens > 0
     )
-    return MeasuredRun(name, workload, figures_of_requests(observed, told.get("offered_per_s")), **told)
+    return MeasuredRun(name, workload, figures_of_requests(observed, fields.get("offered_per_s")), **fields)
 
 
 def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | None = None) -> dict[str, float]:
@@ -113,18 +113,18 @@ def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | Non
 
 def figures(metrics: RunMetrics, offered_per_s: float | None = None) -> dict[str, float]:
     """Every figure the run has: latencies in ms, rates per second, `makespan_s`, and `saturated` (1 or 0)."""
-    found = {
+    values = {
         f"{name}.{statistic}": float(getattr(metrics.distribution(name), statistic))
         for name in LATENCIES
         for statistic in STATISTICS
     }
     scalars = metrics.scalars()
-    found |= {name: scalars[name] for name in RATES if scalars[name] is not None}
+    values |= {name: scalars[name] for name in RATES if scalars[name] is not None}
     if metrics.window_s is not None:
-        found["makespan_s"] = metrics.window_s
-    if offered_per_s is not None and "request_throughput" in found:
-        found["saturated"] = saturated(found["request_throughput"], offered_per_s)
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+        values["makespan_s"] = metrics.window_s
+    if offered_per_s is not None and "request_throughput" in values:
+        values["saturated"] = saturated(values["request_throughput"], offered_per_s)
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def saturated(per_s: float, offered_per_s: float) -> float:

@@ -23,15 +23,15 @@ from traces.recording import Recording
 Array = NDArray[Any]
 Window = tuple[float, float]  # start and end in seconds; both are inside
 
-HELD = ("waiting", "running", "used_blocks")
+STATES = ("waiting", "running", "used_blocks")
 BATCH = ("prefill_tokens", "decode_rows", "draft_tokens")  # the last only if some are recorded
-_COLUMNS = ("replica", "start_ns", "end_ns", *HELD, *BATCH[:2])
+_COLUMNS = ("replica", "start_ns", "end_ns", *STATES, *BATCH[:2])
 
 _PIECE = 1 << 18  # steps at a time: temporaries of 2 MB
 _SAMPLE = 1 << 18  # steps: more do not change their median
 
 
-class HeldSteps:
+class StepSeries:
     """Quantities of the steps over time: each step's value holds until the next step of its replica starts.
 
     A replica that has been idle for longer than ten usual steps is at zero. Null counts as 0. The steps may come in any
@@ -70,14 +70,14 @@ class HeldSteps:
         self._all_idle_at = idle_at[idle_at < self._start.max(initial=0)]
 
     @classmethod
-    def of(cls, steps: pa.Table) -> HeldSteps:
+    def from_steps(cls, steps: pa.Table) -> StepSeries:
         """Return the quantities that a timeline shows; batches are included if there is only one replica."""
         alone = pc.count_distinct(steps["replica"]).as_py() == 1
-        return cls(steps, [*HELD, *(_batch(steps) if alone else [])])
+        return cls(steps, [*STATES, *(_batch(steps) if alone else [])])
 
     @classmethod
-    def recorded(cls, recording: Recording) -> HeldSteps:
-        return cls.of(recording.table("steps", [*_COLUMNS, *recording.filled("steps", BATCH[2:])]))
+    def from_recording(cls, recording: Recording) -> StepSeries:
+        return cls.from_steps(recording.table("steps", [*_COLUMNS, *recording.filled("steps", BATCH[2:])]))
 
     def __len__(self) -> int:
         return len(self._start)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from traces.numeric_columns import Floats
 
 
-class Stays:
+class TimesInSystem:
     """Arrival and end of each request, in nanoseconds; NaN where it is not known."""
 
     def __init__(self, arrivals: Floats, ends: Floats) -> None:
@@ -36,13 +36,13 @@ class Stays:
             return None, peak
         return float((ends.sum() - arrivals.sum()) / (last - first)), peak
 
-    def waiting_share(self, scheduled: Floats, told: NDArray[np.bool_], begin: float, end: float) -> float:
+    def waiting_share(self, scheduled: Floats, counted: NDArray[np.bool_], begin: float, end: float) -> float:
         """Return the share of their time that requests arriving between `begin` and `end` wait for their first step.
 
-        `told` marks the requests that count: their first step is known. `scheduled` is NaN for a request without a
+        `counted` marks the requests that count: their first step is known. `scheduled` is NaN for a request without a
         step.
         """
-        inside = (self._arrivals >= begin) & (self._arrivals < end) & np.isfinite(self._ends) & told
+        inside = (self._arrivals >= begin) & (self._arrivals < end) & np.isfinite(self._ends) & counted
         waits = np.fmin(scheduled, self._ends) - self._arrivals
-        stays = float((self._ends - self._arrivals)[inside].sum())
-        return float(waits[inside].sum()) / stays if stays > 0 else 0.0
+        total = float((self._ends - self._arrivals)[inside].sum())
+        return float(waits[inside].sum()) / total if total > 0 else 0.0

@@ -17,7 +17,7 @@ _NOTHING = pa.table({})
 
 
 class Datasets(Protocol):
-    """The interface that metrics read: a `traces.recording.Recording` or `HeldTables`. A missing column is null."""
+    """The interface that metrics read: a `traces.recording.Recording` or `MemoryTables`. A missing column is null."""
 
     def table(self, dataset: str, columns: Sequence[str]) -> pa.Table: ...
     def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]: ...
@@ -26,16 +26,16 @@ class Datasets(Protocol):
     def most_items(self, dataset: str, column: str) -> int: ...
 
 
-class HeldTables:
+class MemoryTables:
     """Datasets in memory. A dataset that is not given has no rows."""
 
     def __init__(self, **datasets: pa.Table) -> None:
         self._tables = {"requests": _NOTHING, "steps": _NOTHING, **datasets}
 
     def table(self, dataset: str, columns: Sequence[str]) -> pa.Table:
-        held = self._tables[dataset]
-        there = set(held.column_names)
-        return pa.table({name: held[name] if name in there else self._null(dataset, name) for name in columns})
+        stored = self._tables[dataset]
+        present = set(stored.column_names)
+        return pa.table({name: stored[name] if name in present else self._null(dataset, name) for name in columns})
 
     def _null(self, dataset: str, name: str) -> pa.Array:
         (type_,) = (column.type for column in DATASETS[dataset] if column.name == name)
