@@ -58,8 +58,8 @@ def mark_badge(mark: str) -> str:
 def badge(provenance: Provenance, place: Any = st) -> None:
     """Draw the badge of a page with its reason; on hover it says what the mark means."""
     mark, reason = provenance
-    told = f"{mark_badge(mark)} :gray[:small[{verbatim(reason)}]]"
-    place.markdown(told, help=_MEANING.get(mark, _MEANING[UNKNOWN]), width="content")
+    label = f"{mark_badge(mark)} :gray[:small[{verbatim(reason)}]]"
+    place.markdown(label, help=_MEANING.get(mark, _MEANING[UNKNOWN]), width="content")
 
 
 def heading(
@@ -74,8 +74,8 @@ def heading(
 
     A `marked` heading has the badge of the page beside it.
     """
-    told = f"{mark_badge(provenance.mark)} {sentence(verbatim(provenance.reason))}" if provenance else None
-    help = "\n\n".join(filter(None, (help, told))) or None
+    trust = f"{mark_badge(provenance.mark)} {sentence(verbatim(provenance.reason))}" if provenance else None
+    help = "\n\n".join(filter(None, (help, trust))) or None
     if small:
         place.markdown(f"**{text}**", help=help, width="content")
     else:
@@ -139,20 +139,20 @@ def table(
     st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
 
 
-def text(told: str, soft: bool = False) -> None:
-    if told:
-        (st.caption if soft else st.markdown)(_told(told))
+def text(content: str, soft: bool = False) -> None:
+    if content:
+        (st.caption if soft else st.markdown)(_escaped(content))
 
 
-def warning(told: str) -> None:
-    st.warning(_told(told), icon=":material/warning:")
+def warning(content: str) -> None:
+    st.warning(_escaped(content), icon=":material/warning:")
 
 
-def facts(found: Iterable[Fact], width: int | Literal["content"] = "content") -> None:
-    """Draw headline figures side by side, with their bands in grey; `width` of each in pixels."""
+def facts(figures: Iterable[Fact], width: int | Literal["content"] = "content") -> None:
+    """Draw headline figures side by side, with their bands in grey; a figure is `width` pixels wide."""
     with st.container(horizontal=True, gap="medium" if width == "content" else "small"):
-        for name, value, band, help in found:
-            name, value, ends = (each.replace("$", "\\$") for each in (name, value, band or ""))
+        for name, value, band, help in figures:
+            name, value, ends = (part.replace("$", "\\$") for part in (name, value, band or ""))
             st.metric(name, value, ends or None, "off", help=help, width=width, delta_arrow="off")
 
 
@@ -189,14 +189,14 @@ def mistake(error: UserError | str, runs: Path | None = None) -> None:
     The page does not tell where the directory of runs lies on the server.
     """
 
-    def told(text: object) -> object:
+    def relative(text: object) -> object:
         return text.replace(f"{runs}/", "") if runs and isinstance(text, str) else text
 
     if isinstance(error, UserError):
-        error = str(UserError(str(told(error.field)), told(error.value), error.remedy))
+        error = str(UserError(str(relative(error.field)), relative(error.value), error.remedy))
     st.error(verbatim(error), icon=":material/error:")
 
 
-def _told(text: str) -> str:
+def _escaped(text: str) -> str:
     """Escape text as a `Sheet` reads it: only bold and backquotes stay Markdown."""
     return re.sub(r"\\([*`])", r"\1", literal(text))

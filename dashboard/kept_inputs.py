@@ -93,9 +93,9 @@ def model_input(runs: Path) -> Path | Incomplete:
     return _kept("config", said, model_path(runs, said), "Paste the model's config.json.", "config.json")
 
 
-def _kept(parameter: str, said: str, found: Kept | None, ask: str, what: str) -> Kept | Incomplete:
-    """Return `found`, which the URL names from now on; else what to do: paste it, or paste it on this server, too."""
+def _kept(parameter: str, said: str, kept: Kept | None, ask: str, what: str) -> Kept | Incomplete:
+    """Return `kept`, which the URL names from now on; else what to do: paste it, or paste it on this server, too."""
     keep(parameter, said)
-    if found is not None:
-        return found
+    if kept is not None:
+        return kept
     return Incomplete(f"The {what} of this link is not on this server. Please paste it again." if said else ask)

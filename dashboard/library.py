@@ -29,13 +29,13 @@ def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
     Search `DEEPEST` levels deep, and leave out hidden directories. If there are more than `MOST`, return the newest,
     and the names in `also`, which a link may name.
     """
-    found = {
+    dated = {
         name or runs.resolve().name: (_modified(f"{at}/{filename}"), at)
         for name, at, files in _walk(str(runs), "", DEEPEST)
         if filename in files
     }
-    names = sorted(found, key=lambda name: (-found[name][0], name))
-    return {name: Path(found[name][1]) for at, name in enumerate(names) if at < MOST or name in also}
+    names = sorted(dated, key=lambda name: (-dated[name][0], name))
+    return {name: Path(dated[name][1]) for at, name in enumerate(names) if at < MOST or name in also}
 
 
 def calibrations(runs: Path) -> dict[str, Path]:

@@ -39,10 +39,10 @@ class _KeptRecording(Recording):
             return super().table(dataset, columns, groups)
         missing = [name for name in columns if (dataset, name) not in self._kept]
         read = super().table(dataset, missing) if missing else pa.table({})
-        found = {name: read[name] if name in missing else self._kept[dataset, name] for name in columns}
-        small = (name for name in missing if not pa.types.is_nested(found[name].type))  # lists fill the memory
-        self._kept.update({(dataset, name): found[name] for name in small})
-        return pa.table(found)
+        all_columns = {name: read[name] if name in missing else self._kept[dataset, name] for name in columns}
+        small = (name for name in missing if not pa.types.is_nested(all_columns[name].type))  # lists fill the memory
+        self._kept.update({(dataset, name): all_columns[name] for name in small})
+        return pa.table(all_columns)
 
     def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         if any((dataset, name) not in self._kept for name in columns):

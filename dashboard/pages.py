@@ -31,15 +31,19 @@ def pages(runs: Path) -> list[StreamlitPage]:
     ways: dict[str, StreamlitPage] = {}  # complete when a page is drawn
 
     def page(name: str, **how: Any) -> StreamlitPage:
-        given = () if name in _OF_NO_RUNS else (runs, ways) if name in _LEAD_ON else (runs,)
+        given: tuple[Any, ...] = (runs,)
+        if name in _OF_NO_RUNS:
+            given = ()
+        elif name in _LEAD_ON:
+            given = (runs, ways)
         title, icon = PAGES[name]
         how = {"url_path": name.replace("_", "-")} | how
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)
 
     # Streamlit serves its first page at `/` only; a hidden copy answers at its name, as the other pages do.
-    found = [page("plan", url_path="", default=True), page("plan", visibility="hidden"), *map(page, list(PAGES)[1:])]
-    ways |= {page.title: page for page in reversed(found)}
-    return found
+    shown = [page("plan", url_path="", default=True), page("plan", visibility="hidden"), *map(page, list(PAGES)[1:])]
+    ways |= {page.title: page for page in reversed(shown)}
+    return shown
 
 
 def import_page(name: str) -> Any:

@@ -68,14 +68,14 @@ def plans(runs: Path) -> dict[str, Planned]:
 
     A damaged plan shows an error in one line.
     """
-    found: dict[str, Planned] = {}
+    by_id: dict[str, Planned] = {}
     for job in finished(runs / "jobs", PLAN):
         try:
-            found[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
+            by_id[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
         except UserError:
             mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
-    found[EXAMPLE] = _bundled()
-    return found
+    by_id[EXAMPLE] = _bundled()
+    return by_id
 
 
 @cache
@@ -107,8 +107,8 @@ def planned(runs: Path) -> Planned | None:
     name = said or st.session_state.get(LOOKED_AT)
     if name is None:
         return None
-    found = _bundled() if name == EXAMPLE else _kept(runs, name)
-    if found is None:
+    plan = _bundled() if name == EXAMPLE else _kept(runs, name)
+    if plan is None:
         if said:
             st.info(
                 f"The plan {verbatim(said[:40])} of this link is not on this server. Ask for the link of its Plan page."
@@ -116,7 +116,7 @@ def planned(runs: Path) -> Planned | None:
         return None
     if said or name != EXAMPLE:
         keep("plan", name)
-    return found
+    return plan
 
 
 def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:

@@ -20,28 +20,28 @@ _INDEX = '({"lib/index.js"('
 
 def lighter(script: str) -> str:
     """Return Streamlit's `PlotlyChart.*.js` with the traces of `TRACES` alone."""
-    registered, found = _REGISTERED.search(script), list(_MODULE.finditer(script))
+    registered, modules = _REGISTERED.search(script), list(_MODULE.finditer(script))
     index = script.rfind(_INDEX)
-    if registered is None or not found or not found[0].start() < index < registered.start():
+    if registered is None or not modules or not modules[0].start() < index < registered.start():
         return script
-    paths = {module[1]: module[2] for module in found}
+    paths = {module[1]: module[2] for module in modules}
     names = registered[1].replace("()", "").split(",")
     wanted = [name for name in names if paths.get(name) in {f"lib/{trace}.js" for trace in TRACES}]
     if len(wanted) < len(TRACES):
         return script
-    ends = [*(module.start() for module in found[1:]), index]
-    texts = {module[1]: script[module.start() : end] for module, end in zip(found, ends, strict=True)}
+    ends = [*(module.start() for module in modules[1:]), index]
+    texts = {module[1]: script[module.start() : end] for module, end in zip(modules, ends, strict=True)}
     reached = _reached(texts, [*wanted, *_CALL.findall(script[index : registered.start()])])
     left = (text for name, text in texts.items() if name in reached or not text.endswith(_END))
     after = script[index : registered.start(1)], script[registered.end(1) :]
-    return "".join([script[: found[0].start()], *left, after[0], ",".join(f"{name}()" for name in wanted), after[1]])
+    return "".join([script[: modules[0].start()], *left, after[0], ",".join(f"{name}()" for name in wanted), after[1]])
 
 
 def _reached(texts: dict[str, str], first: list[str]) -> set[str]:
-    reached, ahead = set[str](), first
-    while ahead:
-        name = ahead.pop()
+    reached, pending = set[str](), first
+    while pending:
+        name = pending.pop()
         if name in texts and name not in reached:
             reached.add(name)
-            ahead += _CALL.findall(texts[name])
+            pending += _CALL.findall(texts[name])
     return reached

@@ -73,8 +73,8 @@ def step_function_between(times: NDArray[Any], values: NDArray[Any], begin: floa
 
 def step_function_at(times: NDArray[Any], values: NDArray[Any], at: NDArray[Any]) -> Floats:
     """Return the value of such a step function at each time of `at`."""
-    held: Floats = np.append(0.0, values)[np.searchsorted(times, at, side="right")]
-    return held
+    last: Floats = np.append(0.0, values)[np.searchsorted(times, at, side="right")]
+    return last
 
 
 def _from(edges: Floats, times: NDArray[Any]) -> NDArray[Any]:

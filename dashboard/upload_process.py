@@ -91,7 +91,7 @@ def _check_size(upload: Path, limits: Limits) -> None:
         values = 0
     if size > limits.unpacked_mb * MB:
         raise _too_much(f"unpacks to more than {limits.unpacked_mb} MB")
-    _check_held(limits, rows, values)
+    _check_amounts(limits, rows, values)
 
 
 def _by_footer(upload: Path) -> tuple[int, int, int]:
@@ -127,13 +127,13 @@ def _bounded(workload: Workload, limits: Limits) -> Workload:
             segments += len(request.prompt)
             characters += sum(len(name) for name, _ in request.prompt)
             characters += len(request.tenant) + len(request.slo_class) + len(request.session)
-            _check_held(limits, number, segments, characters)
+            _check_amounts(limits, number, segments, characters)
             yield request
 
     return replace(workload, requests=counted())
 
 
-def _check_held(limits: Limits, requests: int, segments: int, characters: int = 0) -> None:
+def _check_amounts(limits: Limits, requests: int, segments: int, characters: int = 0) -> None:
     if requests > limits.requests:
         raise _too_much(f"holds more than {limits.requests:,} requests")
     if segments > limits.segments:

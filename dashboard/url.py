@@ -41,7 +41,7 @@ _NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 _ENDS = re.compile(f"{_NUMBER}-{_NUMBER}")
 _PAGES = "url_pages"  # keys of `st.session_state`
 _LAST_PAGE = "url_page"
-_TOLD = "url_told"
+_STATED = "url_stated"
 
 
 @dataclass
@@ -94,7 +94,7 @@ def go_to(**parameters: str) -> None:
 
     An empty text resets a parameter to its default.
     """
-    st.session_state[_TOLD] = {name: [text] if text else [] for name, text in parameters.items()}
+    st.session_state[_STATED] = {name: [text] if text else [] for name, text in parameters.items()}
 
 
 def choose(
@@ -125,9 +125,9 @@ def usual_first(usual: str, names: Iterable[str]) -> list[str]:
 
 def switch(label: str, parameter: str, help: str | None = None) -> bool:
     """Draw a toggle that is on while the query parameter is `1`."""
-    on = st.toggle(label, named(parameter) == "1", _key(parameter), help)
-    keep(parameter, "1" if on else "")
-    return on
+    chosen = st.toggle(label, named(parameter) == "1", _key(parameter), help)
+    keep(parameter, "1" if chosen else "")
+    return chosen
 
 
 def number(
@@ -311,7 +311,7 @@ def _arrive(name: str) -> _Page:
         if st.session_state.get(_LAST_PAGE) != name:
             page.bare = dict(page.written)
         address = page.bare
-    said = address | st.session_state.get(_TOLD, {})
+    said = address | st.session_state.get(_STATED, {})
     page.said = {parameter: values for parameter, values in said.items() if values}
     page.now = {}
     return page
@@ -327,7 +327,7 @@ def _write(name: str, page: _Page) -> None:
         st.query_params.from_dict(said)
     page.written = said
     st.session_state[_LAST_PAGE] = name
-    st.session_state.pop(_TOLD, None)
+    st.session_state.pop(_STATED, None)
 
 
 def _address() -> Said:

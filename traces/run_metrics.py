@@ -34,9 +34,9 @@ from traces.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.saturation import Saturation, saturation_of
 from traces.schema import DATASETS
 from traces.slo import check_slo
-from traces.times_in_system import TimesInSystem
 from traces.step_metrics import STEP_METRICS, StepMetrics
 from traces.step_work import StepWork
+from traces.times_in_system import TimesInSystem
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients

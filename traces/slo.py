@@ -31,7 +31,7 @@ def parse_slo(text: str) -> dict[str, float]:
         name, colon, bound = pair.partition(":")
         if not colon:
             raise UserError("slo", pair or text, "must be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
-        name = "e2e_ms" if name == "e2el" else name if name.endswith("_ms") else f"{name}_ms"
+        name = {"e2el": "e2e_ms"}.get(name, f"{name.removesuffix('_ms')}_ms")
         if name in slo:
             raise UserError("slo", text, f"bounds {name} twice; give each latency one bound")
         try:

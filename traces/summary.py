@@ -1,6 +1,6 @@
 """A summary of a workload: rates, burstiness, lengths, and the prefix reuse it offers.
 
-It takes one pass over the requests and keeps three numbers of each, so a million requests stream through.
+It takes one pass over the requests and keeps three numbers per request, so a million requests stream through.
 """
 
 from __future__ import annotations

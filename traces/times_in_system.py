@@ -1,4 +1,4 @@
-"""The stays of requests in the system: when they came and left, and the number of requests at a time."""
+"""The time that requests spend in the system: when they came and left, and the number of requests at a time."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
     knots, measured = measured_along(gpu, key, fit, number, at)
     shape = np.exp2(fit.surface.shapes[number]).tolist()
     x, sizes = _over(fit, at)
-    found = estimate_at(gpu, key, fit, shape, sizes)
+    estimate = estimate_at(gpu, key, fit, shape, sizes)
     operation = operation_at(key, shape, sizes)
     floor = np.broadcast_to(floor_ns(gpu, operation), x.shape)
     figure = go.Figure()
-    spread = np.exp(_BAND * found.sigma)
-    band(figure, x, found.ns * spread / 1e3, found.ns / spread / 1e3, "90 % band", SIMULATED)
+    spread = np.exp(_BAND * estimate.sigma)
+    band(figure, x, estimate.ns * spread / 1e3, estimate.ns / spread / 1e3, "90 % band", SIMULATED)
     for ns, name, colour, width, dash in (
         (floor, "roofline", NEUTRAL, 1.5, "dash"),
-        (found.ns, "fit", SIMULATED, 2, None),
+        (estimate.ns, "fit", SIMULATED, 2, None),
     ):
         line(figure, x, ns / 1e3, name, colour, f"{name}: %{{y:,.4~g}} µs<extra></extra>", width, dash)
     dots(figure, knots, measured / 1e3, "measured", REAL, "measured: %{y:,.4~g} µs<extra></extra>")
@@ -59,12 +59,12 @@ def measured_along(
 
 def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Coverage]:
     """Return the worst mark of each GPU's times of the shape, at the sizes that were measured on it."""
-    found = {}
+    worst = {}
     for name, (gpu, fit) in fits.items():
         last = np.exp2(fit.surface.knots[-1])
         sizes = (last,) if len(fit.surface.knots) == 1 else (np.full_like(last, _knot(fit, at)), last)
-        found[name] = Coverage(int(np.max(estimate_at(gpu, key, fit, shape, sizes).coverage)))
-    return found
+        worst[name] = Coverage(int(np.max(estimate_at(gpu, key, fit, shape, sizes).coverage)))
+    return worst
 
 
 def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Figure:
@@ -72,13 +72,14 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
     figure = go.Figure()
     for (name, (gpu, fit)), colour in zip(fits.items(), SERIES, strict=False):
         x, sizes = _over(fit, at)
-        found = estimate_at(gpu, key, fit, shape, sizes)
-        share = 100 * np.broadcast_to(floor_ns(gpu, operation_at(key, shape, sizes)), x.shape) / found.ns
-        known = found.coverage < Coverage.EXTRAPOLATED
+        estimate = estimate_at(gpu, key, fit, shape, sizes)
+        share = 100 * np.broadcast_to(floor_ns(gpu, operation_at(key, shape, sizes)), x.shape) / estimate.ns
+        known = estimate.coverage < Coverage.EXTRAPOLATED
         for inside, dash in ((known, "solid"), (~known, "dot")):
-            told = {"legendgroup": name, "showlegend": dash == "solid" or not known.any(), "customdata": found.ns / 1e3}
+            listed = dash == "solid" or not known.any()
+            look = {"legendgroup": name, "showlegend": listed, "customdata": estimate.ns / 1e3}
             hover = f"{name}: %{{y:.1f}} % (%{{customdata:,.4~g}} µs)<extra></extra>"
-            line(figure, x, np.where(inside, share, np.nan), name, colour, hover, dash=dash, **told)
+            line(figure, x, np.where(inside, share, np.nan), name, colour, hover, dash=dash, **look)
     if not figure.data:
         return empty("No GPU has this kernel", 400)
     figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
@@ -113,30 +114,30 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         names: Sequence[str] = kind.sizes
         axes = [_cells(knots) for knots in surface.knots]
         x, y = np.meshgrid(*axes)
-        found = estimate_at(gpu, key, fit, shape.tolist(), (x, y))
+        estimate = estimate_at(gpu, key, fit, shape.tolist(), (x, y))
         measured = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
-        sigma, coverage = found.sigma, found.coverage
+        sigma, coverage = estimate.sigma, estimate.coverage
     else:
         size = _knot(fit, at)
         across = len(kind.shape) > 1
         names = kind.shape[:2] if across else (kind.sizes[0], kind.shape[0])
         axes = [_cells(surface.shapes[:, feature]) for feature in (0, 1)] if across else _line(fit)
         cells = [(np.concatenate((cell, shape[2:])), size) if across else (cell[1:], cell[0]) for cell in _pairs(axes)]
-        each = [estimate_at(gpu, key, fit, at_shape.tolist(), (at_size,)) for at_shape, at_size in cells]
+        estimates = [estimate_at(gpu, key, fit, at_shape.tolist(), (at_size,)) for at_shape, at_size in cells]
         form = (len(axes[1]), len(axes[0]))
-        sigma = np.array([float(found.sigma) for found in each]).reshape(form)
-        coverage = np.array([int(found.coverage) for found in each]).reshape(form)
+        sigma = np.array([float(estimate.sigma) for estimate in estimates]).reshape(form)
+        coverage = np.array([int(estimate.coverage) for estimate in estimates]).reshape(form)
         measured = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
     x, y = axes
     return Known(names, x, y, sigma, coverage, measured)
 
 
-def domain(found: Known) -> go.Figure:
+def domain(certainty: Known) -> go.Figure:
     """Return a map of how well times are known; grey where they are extrapolated."""
-    names, x_axis, y_axis = found.names, found.x, found.y
+    names, x_axis, y_axis = certainty.names, certainty.x, certainty.y
     figure = go.Figure()
-    percent = 100 * (np.exp(_BAND * found.sigma) - 1)
-    outside = found.coverage >= Coverage.EXTRAPOLATED
+    percent = 100 * (np.exp(_BAND * certainty.sigma) - 1)
+    outside = certainty.coverage >= Coverage.EXTRAPOLATED
     where = f"{names[0]} %{{x:,.4~g}}, {names[1]} %{{y:,.4~g}}"
     figure.add_heatmap(
         x=x_axis,
@@ -158,7 +159,7 @@ def domain(found: Known) -> go.Figure:
         colorbar={"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
         hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
     )
-    x, y = found.dots
+    x, y = certainty.dots
     dots(figure, x, y, "measured", REAL, None, 4)
     figure.update_xaxes(type="log", title_text=names[0], dtick=1, showgrid=False)
     figure.update_yaxes(type="log", title_text=names[1], dtick=1, showgrid=False)

@@ -77,7 +77,7 @@ def _kernels() -> None:
     one, other = st.columns(2, gap="large")
     with one:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
-        fits = {gpu: (found.gpu, found.fits[key]) for gpu, found in of_gpus.items()}
+        fits = {gpu: (surfaces.gpu, surfaces.fits[key]) for gpu, surfaces in of_gpus.items()}
         marks = charts.marks(fits, key, shape, at)
         provenance = weakest((_of_gpu(gpu, coverage) for gpu, coverage in marks.items()), "GPUs")
         figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", provenance, _GPUS)
@@ -89,9 +89,9 @@ def _kernels() -> None:
 
 @st.cache_resource(max_entries=16, show_spinner=False)
 def _load(name: str) -> KernelSurfaces:
-    found = load_kernels(find_gpu(name))
-    assert isinstance(found, KernelSurfaces)  # because it is bundled
-    return found
+    surfaces = load_kernels(find_gpu(name))
+    assert isinstance(surfaces, KernelSurfaces)  # because it is bundled
+    return surfaces
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

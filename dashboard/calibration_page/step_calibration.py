@@ -32,18 +32,18 @@ _EVERY = "Of every measured step, also of those that the fit saw."
 
 def show(runs: Path) -> None:
     """Draw the calibrations under `runs`, of our own engine and of others."""
-    found = calibrations(runs)
-    if not found:
+    paths = calibrations(runs)
+    if not paths:
         st.info(f"There is no calibration in `{runs.resolve().name}` yet.", icon=":material/tune:")
         st.markdown("These commands measure and fit our engine in a minute or two, alone or with the whole demo:")
         st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
         return
-    name = choose("Calibration", list(found), "calibration", lasting=False)
+    name = choose("Calibration", list(paths), "calibration", lasting=False)
     try:
-        if (found[name] / OWN_CALIBRATION).exists():
-            _own(Calibration.load(found[name]), found[name])
+        if (paths[name] / OWN_CALIBRATION).exists():
+            _own(Calibration.load(paths[name]), paths[name])
         else:
-            _other(ExternalCalibration.load(found[name] / FILE))
+            _other(ExternalCalibration.load(paths[name] / FILE))
     except UserError as error:
         mistake(error, runs)
 
@@ -122,6 +122,6 @@ def _other(calibration: ExternalCalibration) -> None:
     with errors:
         st.subheader("Error on held-out steps", anchor=False)
         if calibration.residuals:
-            table([{"regime": name, **found} for name, found in calibration.residuals.items()])
+            table([{"regime": name, **residuals} for name, residuals in calibration.residuals.items()])
         else:
             st.caption("No step was held out.")

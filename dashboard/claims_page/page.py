@@ -65,14 +65,14 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     with titled("What everyone says about inference", (1, 1)):
         name = choose("Claim", list(checked), "claim", show=lambda name: sentences.get(name, name))
     downloads(answer, "claims")
-    _found(checked[name])
+    _results(checked[name])
     _own(runs, name, plan)
     with st.expander("All claims"):
         rows = [{"claim": c.claim, "expected": c.expected, "verdict": c.verdict} for c in checked.values()]
         table(rows)
 
 
-def _found(checked: CheckedClaim) -> None:
+def _results(checked: CheckedClaim) -> None:
     st.markdown(f"“{literal(checked.claim)}”")
     st.markdown(f"### {literal(capitalised(checked.verdict))}")
     st.caption(f"{literal(checked.means)} Expected: {checked.expected}.")
@@ -110,7 +110,7 @@ def _own(runs: Path, name: str, plan: Planned | None) -> None:
     if conditions := _planned_conditions(name, plan):
         st.button("Take the planned model and GPU", on_click=go_to, kwargs=conditions, icon=":material/dns:")
     case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")
-    start = overridden(claim.experiment, next(each.set for each in claim.cases if each.when == case))
+    start = overridden(claim.experiment, next(first.set for first in claim.cases if first.when == case))
     own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}], "break_even": None}
     job = Job(runs / "jobs", CHECK, {"name": name, "claim": own})
     try:
@@ -178,10 +178,10 @@ def _numbers(node: Any, way: _Way = ()) -> Iterator[tuple[_Way, int | float]]:
     A number that the two sides set is yielded from the sides, not from the base.
     """
     if isinstance(node, dict | list):
-        inside = node.items() if isinstance(node, dict) else ((str(at), each) for at, each in enumerate(node))
+        inside = node.items() if isinstance(node, dict) else ((str(at), item) for at, item in enumerate(node))
         of_sides = {*node.get("baseline", {}), *node.get("change", {})} if isinstance(node, dict) and not way else set()
         for key, value in inside:
-            yield from (found for found in _numbers(value, (*way, key)) if ".".join(found[0]) not in of_sides)
+            yield from (number for number in _numbers(value, (*way, key)) if ".".join(number[0]) not in of_sides)
     elif isinstance(node, int | float) and not isinstance(node, bool) and way[-1].split(".")[-1] not in _NOT_MOVED:
         yield way, node
 

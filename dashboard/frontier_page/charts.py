@@ -81,14 +81,14 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})
     if recommended is not None and recommended.tok_s_user is not None and getattr(recommended, y) is not None:
         colour = next((colours[curve.gpu] for curve in drawn if curve.engine == recommended.engine), NEUTRAL)
-        told = (
+        label = (
             f"<b>{recommended.replicas} \u00d7 {recommended.engine}</b>, {recommended.gpus} GPUs at the planned traffic"
             f"<br>{recommended.tok_s_user:,.3g} tokens/s of the median user"
             f"<br>{_UNITS[y].format(getattr(recommended, y))}"
         )
         place = [recommended.tok_s_user], [getattr(recommended, y)]
         star = {"symbol": symbols([recommended.mark], "star")}
-        dots(figure, *place, STAR, colour, "%{customdata}<extra></extra>", 17, star, customdata=[told])
+        dots(figure, *place, STAR, colour, "%{customdata}<extra></extra>", 17, star, customdata=[label])
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, range=[0, top])
     return finish(figure, _HEIGHT)

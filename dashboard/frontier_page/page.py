@@ -35,11 +35,11 @@ from planning.plan.headline import carriers
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """Draw the page, over the plans under `runs` and the bundled plan."""
-    found = _in_order(plans(runs))
+    by_name = _in_order(plans(runs))
     top = st.container()
     with titled("Every fleet of a plan", (1, 1)):
-        name = choose("Plan", list(found), "plan", show=lambda name: plan_name(*found[name][1:]), lasting=False)
-    planned = found[name]
+        name = choose("Plan", list(by_name), "plan", show=lambda name: plan_name(*by_name[name][1:]), lasting=False)
+    planned = by_name[name]
     with top:
         strip(runs, planned, ways, "Frontier")
     answer, points = planned.answer, planned.answer.points
@@ -62,11 +62,11 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     blocks.table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content", **chosen)
 
 
-def _in_order(found: dict[str, Planned]) -> dict[str, Planned]:
+def _in_order(by_name: dict[str, Planned]) -> dict[str, Planned]:
     """Return the plans with the last viewed one first, and plans without a fleet last."""
     seen = st.session_state.get(LOOKED_AT)
-    order = sorted(found, key=lambda name: (not found[name].answer.points, name != seen))
-    return {name: found[name] for name in order}
+    order = sorted(by_name, key=lambda name: (not by_name[name].answer.points, name != seen))
+    return {name: by_name[name] for name in order}
 
 
 def _chosen(points: Sequence[Point], recommended: int | None) -> int:

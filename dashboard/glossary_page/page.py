@@ -30,15 +30,15 @@ def show() -> None:
     """Draw the page. `?q=` searches, `#METRIC` goes to one metric."""
     with titled("Glossary"):
         wanted = text("Search", "q", placeholder="a name, a word, or what vLLM calls it")
-    found = [m for m in METRICS.values() if matches(m, wanted)]
+    matching = [m for m in METRICS.values() if matches(m, wanted)]
     st.caption(
-        f"{len(found)} of {len(METRICS)} metrics. Each has one definition, the same for real and simulated runs. "
+        f"{len(matching)} of {len(METRICS)} metrics. Each has one definition, the same for real and simulated runs. "
         "Every number, tooltip and column of tokentwin follows it."
     )
-    if not found:
+    if not matching:
         st.info(f"No metric matches {verbatim(repr(wanted))}.", icon=":material/search_off:")
     for scope, (heading, values) in _SCOPES.items():
-        of_scope = [m for m in found if m.scope == scope]
+        of_scope = [m for m in matching if m.scope == scope]
         if of_scope:
             st.header(heading, anchor=scope, help=f"{values.capitalize()}.")
             for known in of_scope:

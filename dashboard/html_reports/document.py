@@ -56,18 +56,18 @@ class Document:
     def heading(self, text: str, provenance: Provenance | None, help: str | None = None) -> None:
         self.blocks.append(f"<h2{_title(help)}>{_inline(text)}</h2>")
 
-    def text(self, told: str, soft: bool = False) -> None:
-        if told:
-            self.blocks.append(f'<p class="soft">{_inline(told)}</p>' if soft else f"<p>{_inline(told)}</p>")
+    def text(self, content: str, soft: bool = False) -> None:
+        if content:
+            self.blocks.append(f'<p class="soft">{_inline(content)}</p>' if soft else f"<p>{_inline(content)}</p>")
 
-    def warning(self, told: str) -> None:
-        self.blocks.append(f'<p class="warning">{_inline(told)}</p>')
+    def warning(self, content: str) -> None:
+        self.blocks.append(f'<p class="warning">{_inline(content)}</p>')
 
-    def facts(self, found: Iterable[Fact]) -> None:
+    def facts(self, figures: Iterable[Fact]) -> None:
         self.blocks.append('<div class="facts">')
-        for name, value, band, help in found:
-            told = escape(f"{value} ({band})" if band else value)
-            self.blocks.append(f"<div{_title(help)}><span>{escape(name)}</span><b>{told}</b></div>")
+        for name, value, band, help in figures:
+            text = escape(f"{value} ({band})" if band else value)
+            self.blocks.append(f"<div{_title(help)}><span>{escape(name)}</span><b>{text}</b></div>")
         self.blocks.append("</div>")
 
     def code(self, text: str) -> None:
@@ -166,16 +166,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return _OF_OURS.sub("&lt;", value.replace("&", "&amp;"))
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return value
 
 
 def _kind(values: Sequence[Any]) -> str:
     """Return the class of a column: numbers, names that stay on a line, or sentences."""
     texts = [value for value in values if isinstance(value, str) and not _NUMBER.fullmatch(value)]
-    return (' class="long"' if max(map(len, texts)) > _LINE else ' class="text"') if texts else ""
+    if not texts:
+        return ""
+    return ' class="long"' if max(map(len, texts)) > _LINE else ' class="text"'
 
 
 def _title(help: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -94,33 +95,34 @@ def _comparison(to: Sheet, answer: ComparisonDocument) -> str:
     return capitalised(answer.verdict)
 
 
-def _diagnosis(to: Sheet, found: DiagnosisDocument) -> str:
-    _diagnosed(to, found)
-    _again(to, found.version, found.inputs, "Run")
-    return sentence(found.summary or found.verdict)
+def _diagnosis(to: Sheet, diagnosis: DiagnosisDocument) -> str:
+    _diagnosed(to, diagnosis)
+    _again(to, diagnosis.version, diagnosis.inputs, "Run")
+    return sentence(diagnosis.summary or diagnosis.verdict)
 
 
-def _diagnosed(to: Sheet, found: DiagnosisDocument) -> None:
+def _diagnosed(to: Sheet, diagnosis: DiagnosisDocument) -> None:
     to.heading("Symptoms", None)
-    to.text("" if found.symptoms else "No symptom found.")
-    show_symptoms(to, found)
-    if found.counterfactuals:
-        show_changes(to, found, found.command(found.best) if found.best else "")
+    to.text("" if diagnosis.symptoms else "No symptom found.")
+    show_symptoms(to, diagnosis)
+    if diagnosis.counterfactuals:
+        show_changes(to, diagnosis, diagnosis.command(diagnosis.best) if diagnosis.best else "")
 
 
 def _run(to: Sheet, source: RecordedRun) -> str:
     recording = source.recording
     metrics, run = RunMetrics.from_recording(recording), recording.run
-    outcome, held = RequestEndings.of(metrics), drawn_over_time(recording, metrics)
+    outcome = RequestEndings.of(metrics)
+    series, fleet, used = drawn_over_time(recording, metrics)
     seconds, clock = f"{(run['duration_ns'] or 0) / 1e9:,.1f} s", CLOCK_NAME.get(run["clock"], "unknown clock")
     to.text(" · ".join(filter(None, (clock, run["workload"], outcome.text, seconds))), soft=True)
     if outcome.shortfall:
         to.warning(f"{outcome.shortfall}: {outcome.latencies_of}")
-    if found := metrics.saturation:
-        to.text(f"{capitalised(found.verdict.lower())}: {run_words.backlog(found)}", soft=True)
+    if saturation := metrics.saturation:
+        to.text(f"{capitalised(saturation.verdict.lower())}: {run_words.backlog(saturation)}", soft=True)
     to.badge(of_run(run))
     to.facts(run_words.headline_figures(run, metrics))
-    drawn = run_charts.timeline(held[0], held[1], run_colour(run), used=held[2])
+    drawn = run_charts.timeline(series, fleet, run_colour(run), used=used)
     to.figure(drawn, "timeline", "Over time", of_run(run))
     to.heading("Where step time goes", None)
     try:
@@ -162,31 +164,35 @@ def _diagnosis_of(source: RecordedRun) -> DiagnosisDocument | None:
 
 def _sweep(to: Sheet, source: Sweep) -> str:
     """Report the runs of a sweep: its view, and the same view of the metrics that most people want."""
-    found = source.results
-    complete = found.complete
-    to.text(sweep_charts.summary(found), soft=True)
-    if complete.num_rows and found.metrics:
-        view, rated = source.view or sweep_charts.opening_view(found), sweep_charts.provenance(complete)
+    results = source.results
+    complete = results.complete
+    to.text(sweep_charts.summary(results), soft=True)
+    if complete.num_rows and results.metrics:
+        view, rated = source.view or sweep_charts.opening_view(results), sweep_charts.provenance(complete)
         for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
-            if name in found.metrics:
-                plot = sweep_charts.drawn(found, complete, view._replace(y=name))
-                to.figure(plot, name, f"{found.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
-    metrics = {name: title for name, title in found.metrics.items() if name in sweep_charts.FIRST}
-    shown = complete.select([*found.parameters, *metrics, "standing"]).slice(0, _ROWS)
+            if name in results.metrics:
+                plot = sweep_charts.drawn(results, complete, view._replace(y=name))
+                to.figure(plot, name, f"{results.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
+    metrics = {name: title for name, title in results.metrics.items() if name in sweep_charts.FIRST}
+    shown = complete.select([*results.parameters, *metrics, "standing"]).slice(0, _ROWS)
     to.heading("Runs", None)
     to.text(f"The first {_ROWS:,} of {complete.num_rows:,}." if complete.num_rows > _ROWS else "", soft=True)
     to.table([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()])
-    rows = found.runs.select(["status", *found.parameters, "error"]).to_pylist()
+    rows = results.runs.select(["status", *results.parameters, "error"]).to_pylist()
     if failed := [row for row in rows if row.pop("status") != "complete"]:
         to.heading("Runs that failed", None)
         to.table(failed[:_ROWS])
-    versions = [] if "version" not in found.runs.column_names else found.runs["version"].unique().to_pylist()
-    varied = {found.paths[name]: found.values(name)[:_VALUES] for name in found.parameters}
+    versions = [] if "version" not in results.runs.column_names else results.runs["version"].unique().to_pylist()
+    varied = {results.paths[name]: results.values(name)[:_VALUES] for name in results.parameters}
     _again(to, ", ".join(filter(None, versions)), {"command": "tokentwin sweep FILE -o OUT"}, "Sweeps")
     with to.fold("the base of all runs, and the values of what was varied"):
-        to.settings({"base": dict(found.base), "varied": varied})
+        to.settings({"base": dict(results.base), "varied": varied})
     name = source.path.resolve().name
     return name if name.lower().startswith("sweep") else f"Sweep {name}"
+
+
+def _metrics(path: Path) -> RunMetrics:
+    return RunMetrics.from_recording(Recording.load(path))
 
 
 def _validation(to: Sheet, source: Validation) -> str:
@@ -201,10 +207,10 @@ def _validation(to: Sheet, source: Validation) -> str:
     to.text(LADDER, soft=True)
     climbed = rungs(report, external, newest_clients(source.runs), newest_decisions(source.runs))
     to.table(
-        [{"rung": each.title, "result": each.headline.replace("**", ""), "detail": each.detail} for each in climbed]
+        [{"rung": rung.title, "result": rung.headline.replace("**", ""), "detail": rung.detail} for rung in climbed]
     )
-    found = trust_answer.compared_latencies(source.path, report, lambda path: RunMetrics.from_recording(Recording.load(path)))
-    trust_answer.show_runs(to, found, report, trust_answer.figures(found, report))
+    latencies = trust_answer.compared_latencies(source.path, report, _metrics)
+    trust_answer.show_runs(to, latencies, report, trust_answer.figures(latencies, report))
     trust_answer.show_steps(to, source.path, report)
     try:
         _maps(to, source)

@@ -23,7 +23,7 @@ _PHASES = {
 
 
 def over_time(history: Sequence[Snapshot]) -> go.Figure:
-    """Return requests running and waiting, KV in use, and tokens a second; with several replicas a line each."""
+    """Return requests running and waiting, KV in use, and tokens a second; with one line per replica."""
     place: dict[str, Any]
     titles = [*GAUGES.values(), "output tokens per second"]
     plot = make_subplots(2, 2, subplot_titles=titles, vertical_spacing=0.18)

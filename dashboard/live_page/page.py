@@ -60,7 +60,7 @@ def _follow(server: Server) -> None:
         mistake(error)
         return
     begun = history[0].seconds
-    shown = [Snapshot(each.seconds - begun, each.values, each.buckets) for each in history]
+    shown = [Snapshot(snapshot.seconds - begun, snapshot.values, snapshot.buckets) for snapshot in history]
     figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
     heading("Latency in the last half minute", None, help="In ms, from the buckets of vLLM's histograms.")
     table(latency_rows(shown))

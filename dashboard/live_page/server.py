@@ -60,8 +60,8 @@ class Server:
     def journey(self, id: str) -> dict[str, Any]:
         """Return the journey so far of the answer called `id`; see `docs/serving-api.md`."""
         with self._ask(f"/journeys/{id}") as response, self._understood():
-            found: dict[str, Any] = json.load(response)
-            return found
+            answer: dict[str, Any] = json.load(response)
+            return answer
 
     @contextmanager
     def _understood(self) -> Iterator[None]:

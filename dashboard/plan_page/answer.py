@@ -31,8 +31,8 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
     to.text("The ranges are 90 % bands over what steps may take.", soft=True)
-    for told in answer.near_ties:
-        to.text(f"**Close to it:** {told}")
+    for tie in answer.near_ties:
+        to.text(f"**Close to it:** {tie}")
     left, right = to.beside(2)
     with left:
         rated = words.provenance_of(answer.by_replicas, "simulated fleets")
@@ -71,11 +71,11 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
             to.text(f"**{row['fleet']}** is {row['verdict']}{room}", soft=True)
 
 
-def show_traffic(to: Sheet, told: str, plot: go.Figure) -> None:
-    """Show the lengths of prompts and outputs; `told` is a text below them."""
+def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
+    """Show the lengths of prompts and outputs; `about` is a text below them."""
     asked = Provenance(ASSUMED, "it is what the plan was asked for")
     to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
-    to.text(told, soft=True)
+    to.text(about, soft=True)
 
 
 def _plausible(best: Recommendation) -> str:

@@ -57,10 +57,10 @@ def latency(
     known = [value for value in y if value]
     highest = max([*known, *bounds], default=1.0)
     steep = bool(known) and highest > 20 * min(known)
-    for bound, told in bounds.items():
+    for bound, label in bounds.items():
         figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
         at = {"x": 0, "xref": "paper", "y": math.log10(bound) if steep else bound}  # annotations need the logarithm
-        figure.add_annotation(text=told, font_color=ALARM, showarrow=False, xanchor="left", yanchor="bottom", **at)
+        figure.add_annotation(text=label, font_color=ALARM, showarrow=False, xanchor="left", yanchor="bottom", **at)
     for rate, dash in ((planned, "dot"), (knee, "solid")):
         figure.add_vline(x=rate, line={"color": NEUTRAL, "width": 1, "dash": dash})
     words = "planned = knee" if knee == planned else "planned"
@@ -84,10 +84,10 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
     knee = planned * (1 + best.headroom_percent / 100)
     bounds: dict[str, dict[float, str]] = {"ttft_ms": {}, "tpot_ms": {}}
     with suppress(UserError):  # a saved answer may hold any text
-        for each in parse_objectives(answer.objectives).each:
-            for name, bound in each.bounds:
-                told = "SLO" if each.attainment else f"SLO p{100 * float(each.share):g}"
-                bounds.get(name, {}).setdefault(bound, told)
+        for objective in parse_objectives(answer.objectives).each:
+            for name, bound in objective.bounds:
+                label = "SLO" if objective.attainment else f"SLO p{100 * float(objective.share):g}"
+                bounds.get(name, {}).setdefault(bound, label)
     return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
 
 
@@ -98,18 +98,18 @@ def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
     x, y = [p.usd_per_mtok_out for p in ordered], [carriers(p, spares) for p in ordered]
     colours = [SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered]
     hover = "%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>"
-    told = [(p.usd_per_hour, p.gpus) for p in ordered]
+    costs = [(p.usd_per_hour, p.gpus) for p in ordered]
     text = {"text": [f"${usd:,.2f}" for usd in x], "textposition": "outside", "cliponaxis": False}
-    bars(figure, x, y, "", colours, hover, orientation="h", customdata=told, **text)
+    bars(figure, x, y, "", colours, hover, orientation="h", customdata=costs, **text)
     most = max(p.usd_per_mtok_out or 0 for p in ordered)
     figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most or 1])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 
-def lengths(told: Lengths) -> go.Figure:
+def lengths(histograms: Lengths) -> go.Figure:
     """Return the share of requests by length of prompts and outputs, on a logarithmic axis."""
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
-    for at, (name, histogram) in enumerate(told, start=1):
+    for at, (name, histogram) in enumerate(histograms, start=1):
         edges = np.asarray(histogram.edges)
         hover, middle = "about %{x:,.0f} tokens: %{y:.1f} % of requests<extra></extra>", np.sqrt(edges[1:] * edges[:-1])
         bars(figure, middle, histogram.percent, name, SIMULATED, hover, width=np.diff(edges), row=1, col=at)

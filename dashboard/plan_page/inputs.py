@@ -249,36 +249,36 @@ def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
 
     A value must be a number or a word of the setting, because other text may name a file, or code.
     """
-    found = named_values("vary", [part.strip() for part in more.split(";") if part.strip()], many=True)
-    for name, values in found.items():
+    varied = named_values("vary", [part.strip() for part in more.split(";") if part.strip()], many=True)
+    for name, values in varied.items():
         if name in vary:
             raise UserError("vary", name, "is set above; clear one of the two")
         for value in values:
             word = isinstance(value, str) and (name.rpartition(".")[2], value) in _words(Deployment)
             if not word and not isinstance(value, bool | int | float):
                 raise UserError("vary", f"{name}={value}", "is neither a number nor a word that the setting knows")
-    if (combinations := prod(map(len, found.values()))) > _COMBINATIONS:
+    if (combinations := prod(map(len, varied.values()))) > _COMBINATIONS:
         raise UserError("vary", f"{combinations:,} combinations", f"are too many; {_COMBINATIONS} are allowed")
-    return found
+    return varied
 
 
 @cache
 def _words(settings: type[BaseModel]) -> frozenset[tuple[str, str]]:
     """Return pairs of a setting and a word that it accepts, also of nested settings."""
-    found: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     for name, field in settings.model_fields.items():
         for part in _parts(field.annotation):
             if isinstance(part, str):
-                found.add((name, part))
+                pairs.add((name, part))
             elif isinstance(part, type) and issubclass(part, BaseModel):
-                found |= _words(part)
-    return frozenset(found)
+                pairs |= _words(part)
+    return frozenset(pairs)
 
 
 def _parts(annotation: Any) -> list[Any]:
     """Return the words and types in a type."""
     inside = get_args(annotation)
-    return [part for each in inside for part in _parts(each)] if inside else [annotation]
+    return [part for argument in inside for part in _parts(argument)] if inside else [annotation]
 
 
 def _slos() -> list[str]:

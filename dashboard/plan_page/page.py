@@ -71,19 +71,19 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
     settings = request.as_json()
     job = Job(runs / "jobs", PLAN, settings)
-    found = job.result
-    if answer := found or bundled_answer(settings):
-        st.session_state[LOOKED_AT] = job.id if found else EXAMPLE
-        key = f"{job.directory} {stamp(job.directory)}" if found else EXAMPLE
+    computed = job.result
+    if answer := computed or bundled_answer(settings):
+        st.session_state[LOOKED_AT] = job.id if computed else EXAMPLE
+        key = f"{job.directory} {stamp(job.directory)}" if computed else EXAMPLE
         plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
         _answer(plan, drawn, runs, ways)
         show_traffic(blocks, words.traffic_sentence(plan.answer), drawn["lengths"])
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
-        requests, told, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
+        requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
         _unanswered(job, requests, request)
-        show_traffic(blocks, told, plan_charts.lengths(lengths))
+        show_traffic(blocks, about, plan_charts.lengths(lengths))
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -149,8 +149,8 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
 def _published_error(runs: Path, gpu: str) -> None:
     """Draw how far predictions are off; nothing if the results are damaged, which the Trust page reports."""
     with suppress(UserError):
-        if told := error_line(newest_external(runs), gpu):
-            st.caption(f"{literal(told)} [See Trust](trust)")
+        if error := error_line(newest_external(runs), gpu):
+            st.caption(f"{literal(error)} [See Trust](trust)")
 
 
 def _choices(answer: PlanDocument) -> None:
@@ -173,5 +173,5 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
-    told = words.lengths_sentence(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
-    return count, told, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
+    about = words.lengths_sentence(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
+    return count, about, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))

@@ -103,13 +103,13 @@ def costs(point: Point) -> dict[str, Any]:
 def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
     """Return a row for every candidate engine: its cost, the reason why it is not the answer, and its room for KV."""
     best, spares = answer.recommendation, answer.spares
-    found = [*([(best, "recommended")] if best else ()), *((point, "met") for point in answer.runners_up)]
+    met = [*([(best, "recommended")] if best else ()), *((point, "met") for point in answer.runners_up)]
 
     def row(fleet: str, verdict: str, engine: str, **more: Any) -> dict[str, Any]:
         return {"fleet": fleet, "verdict": verdict, **_room(answer, engine), **more}
 
     return [
-        *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in found),
+        *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in met),
         *(row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least}) for e in answer.dearer),
         *(
             row(e.engine, prose(f"{'borderline' if e.borderline else 'ruled out'}: {e.reason}"), e.engine)

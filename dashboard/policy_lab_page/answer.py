@@ -19,9 +19,9 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
     rated = words.provenance(answer)
     to.text(words.basis(answer), soft=True)
-    for told in (words.CARRIED_OVER if answer.units.carry_over else "", words.disturbance(answer)):
-        if told:
-            to.warning(told)
+    for caution in (words.CARRIED_OVER if answer.units.carry_over else "", words.disturbance(answer)):
+        if caution:
+            to.warning(caution)
     to.figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
     left, right = to.beside(2)
     with left:
@@ -37,11 +37,11 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     if answer.simulated is not None and answer.ranking is not None:
         drawn, simulated = lab_charts.ranking(answer.ranking), words.provenance(answer.simulated)
         to.figure(drawn, "ranking", "Did the simulator see it?", simulated, _HELP["ranking"])
-        outcome, told = words.ranking(answer.ranking)
+        outcome, verdict = words.ranking(answer.ranking)
         if outcome == "reversed":
-            to.warning(told)
+            to.warning(verdict)
         else:
-            to.text(f"**{told}**")
+            to.text(f"**{verdict}**")
         to.text(f"Simulated: {answer.simulated.verdict}. {words.errors(answer)}")
         with to.fold("Simulated against real"):
             to.table(words.error_rows(answer), _ERROR_FORMATS, _ERROR, height="content")

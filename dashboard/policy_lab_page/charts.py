@@ -103,8 +103,8 @@ def _percent(row: Row, end: float | None) -> float:
 
 def _of_change(row: Row | Ranked) -> str:
     """Return `label` in short lines, with `(points)` where the difference is not in percent of A."""
-    told = f"{label(row)} (points)" if row.metric in SHARES else label(row)
-    return "<br>".join(wrap(told, _LETTERS))
+    title = f"{label(row)} (points)" if row.metric in SHARES else label(row)
+    return "<br>".join(wrap(title, _LETTERS))
 
 
 def _hover(row: Row) -> str:
@@ -123,11 +123,11 @@ def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:
         counts = [max(tally.gain + tally.same + tally.lose, 1) for tally in mine]
         kinds = (("gain", "B better", colours.b), ("same", "same", tint(NEUTRAL, 0.4)))
         for kind, title, colour in (*kinds, ("lose", "A better", colours.a)):
-            told = [(getattr(tally, kind), count) for tally, count in zip(mine, counts, strict=True)]
+            counted = [(getattr(tally, kind), count) for tally, count in zip(mine, counts, strict=True)]
             hover = "%{y}: %{customdata[0]:,} of %{customdata[1]:,} (%{x:.1f} %)"
             where: dict[str, Any] = {"orientation": "h", "row": at, "col": 1}
-            shares, groups = [100 * number / count for number, count in told], list(map(_group, mine))
-            bars(figure, shares, groups, title, colour, hover, customdata=told, **where)
+            shares, groups = [100 * number / count for number, count in counted], list(map(_group, mine))
+            bars(figure, shares, groups, title, colour, hover, customdata=counted, **where)
         figure.update_yaxes(title_text=f"by {METRICS[name].label}", row=at, col=1)
     legend_once(figure)
     figure.update_xaxes(range=[0, 100])

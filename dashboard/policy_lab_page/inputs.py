@@ -64,7 +64,13 @@ def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest
         source = pick("Traffic", [*_SOURCES, *([PLANNED] if fleet else [])], "offered", show=str.capitalize)
         if source != PLANNED:
             plan = fleet = None
-        traffic = _of_plan(plan) if plan else _recorded(runs) if source == "trace" else _mixed()
+        traffic: dict[str, Any] | Incomplete
+        if plan:
+            traffic = _of_plan(plan)
+        elif source == "trace":
+            traffic = _recorded(runs)
+        else:
+            traffic = _mixed()
         seeds = 1
         if not isinstance(traffic, Incomplete) and not isinstance(traffic["traffic"], str):
             seeds = number("Seeds", "seeds", 1, 50, _PLAN_SEEDS if plan else SEEDS, help=_SEEDS)
@@ -88,12 +94,13 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
 
     The bundled pair can be chosen, too; it is the default if `own` has fewer than two.
     """
-    found = {**own, **bundled_pair()}
+    recordings = {**own, **bundled_pair()}
     first, second = _likely(own if len(own) > 1 else bundled_pair())
     paths = []
     for name, place, likely in zip("ab", st.columns(2, gap="medium"), (first, second), strict=True):
         with place:
-            paths.append(found[choose(name.upper(), usual_first(likely, found), f"rec_{name}", lasting=False)])
+            chosen = choose(name.upper(), usual_first(likely, recordings), f"rec_{name}", lasting=False)
+            paths.append(recordings[chosen])
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         inputs = {"stamps": [_written(path) for path in paths], "timing": timing, **_judged()}
@@ -127,13 +134,13 @@ def _written(path: Path) -> int:
     return 0 if _is_bundled(path) else max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0)
 
 
-def _likely(found: Mapping[str, Path]) -> tuple[str, str]:
+def _likely(recordings: Mapping[str, Path]) -> tuple[str, str]:
     """Return the newest pair that `compare --engine` left (OUT/a, OUT/b), else the two newest recordings."""
-    for name in found:
+    for name in recordings:
         other = f"{name[:-1]}b"
-        if name.endswith("/a") and other in found:
+        if name.endswith("/a") and other in recordings:
             return name, other
-    names = list(found)
+    names = list(recordings)
     return names[0], names[min(1, len(names) - 1)]
 
 

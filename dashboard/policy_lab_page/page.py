@@ -59,7 +59,7 @@ def _simulated(runs: Path, plan: Planned | None) -> None:
         return
     settings = request.as_json()
     job = Job(runs / "jobs", SIMULATED, settings)
-    answer = _found(job)
+    answer = _comparison(job)
     if answer is None:
         if plan is not None and st.session_state.pop(TO_COMPARE, None) == plan.name:
             start_once(job)  # the reader asked for it beside the plan
@@ -69,31 +69,31 @@ def _simulated(runs: Path, plan: Planned | None) -> None:
 
 
 def _recorded(runs: Path) -> None:
-    found = _recordings(runs)
-    request = recording_inputs(runs, found)
-    if len(found) < 2:
+    recordings = _recordings(runs)
+    request = recording_inputs(runs, recordings)
+    if len(recordings) < 2:
         _how_to_record(runs)
     settings = request.as_json()
     job = Job(runs / "jobs", RECORDED, settings)
-    answer = _found(job)
+    answer = _comparison(job)
     if answer is None:
         if request.timing is None:  # comparing takes seconds, but simulating the same runs may take longer
             start_once(job)
         offer(job, "These recordings have not been compared yet.", *_COMPARE)
         return
     _answer(answer)
-    _on_another_engine(runs, found, request, answer)
+    _on_another_engine(runs, recordings, request, answer)
 
 
 def _on_another_engine(
-    runs: Path, found: dict[str, Path], first: CompareRecordingsRequest, answer: ComparisonDocument
+    runs: Path, recordings: dict[str, Path], first: CompareRecordingsRequest, answer: ComparisonDocument
 ) -> None:
     """Show the same change on another engine, beside the first engine and its simulation."""
-    also = other_engine_input(found, first)
+    also = other_engine_input(recordings, first)
     if also is None:
         return
     job = Job(runs / "jobs", RECORDED, also.as_json())
-    other = _found(job)
+    other = _comparison(job)
     if other is None:
         start_once(job)
         offer(job, "These recordings have not been compared yet.", *_COMPARE)
@@ -101,10 +101,10 @@ def _on_another_engine(
     show_engines(blocks, (answer, other))
 
 
-def _found(job: Job) -> ComparisonDocument | None:
+def _comparison(job: Job) -> ComparisonDocument | None:
     """Return the answer of the job, or the bundled answer to its settings."""
-    found = job.result or bundled_answer(job.settings)
-    return None if found is None else ComparisonDocument.read(found)
+    answer = job.result or bundled_answer(job.settings)
+    return None if answer is None else ComparisonDocument.read(answer)
 
 
 def _how_to_record(runs: Path) -> None:
@@ -116,12 +116,12 @@ def _how_to_record(runs: Path) -> None:
 
 def _recordings(runs: Path) -> dict[str, Path]:
     """Return recordings by name, the newest first, and directories of several that `compare --engine` leaves."""
-    found = find(runs, _RUN, named("rec_a"), named("rec_b"))
+    recordings = find(runs, _RUN, named("rec_a"), named("rec_b"))
     groups = {}
-    for name, path in found.items():
+    for name, path in recordings.items():
         if "/" in name and re.fullmatch(r"run-\d+", path.name):
             groups[name.rpartition("/")[0]] = path.parent
-    single = {name: path for name, path in found.items() if name.rpartition("/")[0] not in groups}
+    single = {name: path for name, path in recordings.items() if name.rpartition("/")[0] not in groups}
     return groups | single
 
 

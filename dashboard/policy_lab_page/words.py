@@ -38,24 +38,24 @@ def fairness(answer: ComparisonDocument) -> str:
     jain = next((row for row in answer.rows if row.metric == "jain_fairness"), None)
     if jain is None or jain.a is None or jain.b is None:
         return ""
-    told = f"Jain's fairness index is {jain.a:.3f} for A and {jain.b:.3f} for B"
+    indices = f"Jain's fairness index is {jain.a:.3f} for A and {jain.b:.3f} for B"
     if jain.low is None:
-        return f"{told}. The difference has no interval."
+        return f"{indices}. The difference has no interval."
     fairer = f"{jain.better} is fairer" if jain.better else "the difference may be chance"
-    return f"{told}. B - A lies between {jain.low:+.3f} and {jain.high:+.3f}, so {fairer}."
+    return f"{indices}. B - A lies between {jain.low:+.3f} and {jain.high:+.3f}, so {fairer}."
 
 
 def ranking(rows: Sequence[Ranked]) -> tuple[str, str]:
     """Return whether the simulated ranking holds on the engine: `reversed`, `holds` or `open`, and a sentence."""
     counts = {name: sum(row.outcome == name for row in rows) for name in OUTCOMES}
-    told = ", ".join(f"{count} {OUTCOMES[name]}" for name, count in counts.items() if count)
+    outcomes = ", ".join(f"{count} {OUTCOMES[name]}" for name, count in counts.items() if count)
     if counts["reversed"]:
-        return "reversed", f"The ranking does not hold on the engine: {told}."
+        return "reversed", f"The ranking does not hold on the engine: {outcomes}."
     if counts["holds"]:
-        return "holds", f"The ranking holds on the engine: {told}."
-    if not told:
+        return "holds", f"The ranking holds on the engine: {outcomes}."
+    if not outcomes:
         return "open", "Neither the simulator nor the engine shows a difference."
-    return "open", f"The engine does not contradict the simulator: {told}."
+    return "open", f"The engine does not contradict the simulator: {outcomes}."
 
 
 def errors(answer: ComparisonDocument) -> str:
@@ -73,8 +73,8 @@ def disturbance(answer: ComparisonDocument) -> str:
     """Return a warning about disturbed real runs; empty if they were not disturbed."""
     if not answer.disturbed:
         return ""
-    told = answer.disturbance.rstrip(".")
-    return f"The real runs were disturbed: {told}. {CANARY}Part of the difference comes from the machine."
+    reason = answer.disturbance.rstrip(".")
+    return f"The real runs were disturbed: {reason}. {CANARY}Part of the difference comes from the machine."
 
 
 def provenance(sides: Compared) -> Provenance:

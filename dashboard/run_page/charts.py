@@ -33,7 +33,7 @@ def phase_colours(colour: str) -> dict[str, str]:
 
 
 def timeline(
-    held: StepSeries,
+    steps: StepSeries,
     fleet: FleetOverTime,
     colour: str,
     window_s: tuple[float, float] | None = None,
@@ -46,9 +46,9 @@ def timeline(
     of the run to show. KV use is of the blocks of all live replicas. Long runs are reduced: lowest and highest of each
     bucket of time, and the mean for batch tokens.
     """
-    if not len(held):
+    if not len(steps):
         return empty("The recording holds no steps", 260)
-    waiting, running, blocks = held.lows_and_highs(STATES, window_s, buckets)
+    waiting, running, blocks = steps.lows_and_highs(STATES, window_s, buckets)
     begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
     changing = len(fleet.live[0]) > 1
     heights = [1, 1, 1, 1.2, *([0.6] if changing else []), *([1] if used else [])]
@@ -58,15 +58,15 @@ def timeline(
     for at, (label, (x, y), hover) in enumerate(panels, start=1):
         if len(x) and x[-1] < end:
             x, y = np.append(x, end), np.append(y, y[-1])
-        _held(figure, at, label, x, y, colour, hover)
-    _batches(figure, held, colour, window_s, buckets)
+        _fill_steps(figure, at, label, x, y, colour, hover)
+    _batches(figure, steps, colour, window_s, buckets)
     if fleet.outstanding is not None:
         x, y = envelope(*step_function_between(*fleet.outstanding, begin, end), buckets)
         name = "outstanding, wherever they are"
         line(figure, x / 1e9, y, name, NEUTRAL, "%{y:,.0f}", 1.4, shape="hv", row=1, col=1)
     titles = ["waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)", "batch<br>(tokens/step)"]
     if changing:
-        _held(figure, 5, "live replicas", *step_function_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
+        _fill_steps(figure, 5, "live replicas", *step_function_between(*fleet.live, begin, end), colour, "%{y:,.0f}")
         titles.append("live<br>(replicas)")
     if used:
         titles.append(f"{', '.join(used)}<br>(%)")
@@ -83,7 +83,7 @@ def timeline(
 
 def _span(steps: Series, fleet: FleetOverTime) -> tuple[float, float]:
     """Return the first and the last second: requests may have come before any replica could run a step."""
-    times = [each[0] for each in (steps, fleet.outstanding) if each is not None and len(each[0])]
+    times = [series[0] for series in (steps, fleet.outstanding) if series is not None and len(series[0])]
     return min(at[0] for at in times) / 1e9, max(at[-1] for at in times) / 1e9
 
 
@@ -96,18 +96,20 @@ def _share_of_live(used: Series, fleet: FleetOverTime) -> Series:
     return times, 100 * np.divide(step_function_at(*used, times), blocks, out=np.zeros(len(times)), where=blocks != 0)
 
 
-def _held(figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str) -> None:
+def _fill_steps(
+    figure: go.Figure, row: int, label: str, x: NDArray[Any], y: NDArray[Any], colour: str, hover: str
+) -> None:
     """Draw a step function of times (ns), filled to zero."""
     filled: dict[str, Any] = {"fill": "tozeroy", "fillcolor": tint(colour, 0.14), "showlegend": False}
     line(figure, x / 1e9, y, label, colour, hover, 1.4, shape="hv", **filled, row=row, col=1)
 
 
 def _batches(
-    figure: go.Figure, held: StepSeries, colour: str, window_s: tuple[float, float] | None, buckets: int
+    figure: go.Figure, steps: StepSeries, colour: str, window_s: tuple[float, float] | None, buckets: int
 ) -> None:
     """Draw the tokens of a step by kind, stacked in the fourth panel."""
     shades = {"prefill_tokens": phase_colours(colour)["prefill"], "decode_rows": colour, "draft_tokens": NEUTRAL}
-    at_ns, batches = held.batches(window_s)
+    at_ns, batches = steps.batches(window_s)
     for name, batch in reversed(batches.items()):
         x, y = bucket_means(at_ns, batch, buckets)
         label = name.replace("_rows", " tokens").replace("_", " ")

@@ -18,22 +18,22 @@ _LEAST = 0.005  # least share that counts as a change
 _KINDS = {"policy": ("a setting", SIMULATED), "capacity": ("more of a resource", pale(SIMULATED))}
 
 
-def what_it_buys(found: DiagnosisDocument) -> go.Figure:
+def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
     """Return a bar for each lifted constraint: the share of the p99 that it removes, in percent.
 
     If requests are lost, it is the share of the lost requests that would finish.
     """
-    name = found.metric
-    before = found.simulated_finished if found.sheds else found.simulated_p99.get(name)
-    ordered = sorted(found.with_changes, key=lambda c: _bought(c, name))
+    name = diagnosis.metric
+    before = diagnosis.simulated_finished if diagnosis.sheds else diagnosis.simulated_p99.get(name)
+    ordered = sorted(diagnosis.with_changes, key=lambda c: _bought(c, name))
     figure = go.Figure()
     for label, colour, of in _traces(ordered, name):
         shares = [100 * _bought(c, name) for c in of]
         text = {"text": [_left(c, name) for c in of], "textposition": "none" if colour == ALARM else "auto"}
-        told = [f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares]
+        gains = [f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares]
         hover = f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>"
         x, y = [max(share, -100.0) or _SLIVER for share in shares], [c.called for c in of]
-        bars(figure, x, y, label, colour, hover, orientation="h", customdata=told, **text)
+        bars(figure, x, y, label, colour, hover, orientation="h", customdata=gains, **text)
         if colour == ALARM:  # text beside the bar, where there is room even if the bar is short
             for c in of:
                 figure.add_annotation(x=0, y=c.called, text=_left(c, name), showarrow=False, xanchor="left", xshift=4)

@@ -57,55 +57,55 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     if isinstance(source, Source):
         job = Job(runs / "jobs", DIAGNOSIS, _settings(recording, at, source, judged))
     answer = (job.result or bundled_answer(job.settings)) if job else None
-    found = DiagnosisDocument.read(answer) if answer else first
+    diagnosis = DiagnosisDocument.read(answer) if answer else first
     with left:
-        _verdict(found)
-    if found is not None:
-        show_symptoms(blocks, found)
+        _verdict(diagnosis)
+    if diagnosis is not None:
+        show_symptoms(blocks, diagnosis)
     if not isinstance(source, Source):
         st.caption(source)
-    elif job is not None and not (found and found.counterfactuals):
+    elif job is not None and not (diagnosis and diagnosis.counterfactuals):
         offer(job, _ASK, "Find what would help", "diagnose")
-    elif found is not None:
-        command = found.command(found.best, at) if found.best else ""
+    elif diagnosis is not None:
+        command = diagnosis.command(diagnosis.best, at) if diagnosis.best else ""
         for where in (runs.resolve().parent, SAMPLES.parents[1]):  # pages do not show where files lie on the server
             command = command.replace(f"{where}/", "")
-        show_changes(blocks, found, command)
+        show_changes(blocks, diagnosis, command)
 
 
-def _verdict(found: DiagnosisDocument | None) -> None:
-    if found is None:
+def _verdict(diagnosis: DiagnosisDocument | None) -> None:
+    if diagnosis is None:
         st.markdown("This run has many requests, so it is diagnosed in the background.")
-    elif found.counterfactuals:
-        st.markdown(f"**{sentence(found.summary or found.verdict)}**")
-        st.caption(sentence(found.verdict))
-    elif found.symptoms:
-        worst = found.symptoms[0]
+    elif diagnosis.counterfactuals:
+        st.markdown(f"**{sentence(diagnosis.summary or diagnosis.verdict)}**")
+        st.caption(sentence(diagnosis.verdict))
+    elif diagnosis.symptoms:
+        worst = diagnosis.symptoms[0]
         st.markdown(f"The worst symptom: **{worst.name}** ({worst.lifecycle}).")
     else:
         st.markdown("No symptom found.")
 
 
-def show_symptoms(to: Sheet, found: DiagnosisDocument) -> None:
-    if found.symptoms:
-        to.table(symptom_rows(found), wrapped=True)
-    if not found.steps:
+def show_symptoms(to: Sheet, diagnosis: DiagnosisDocument) -> None:
+    if diagnosis.symptoms:
+        to.table(symptom_rows(diagnosis), wrapped=True)
+    if not diagnosis.steps:
         to.text(NO_STEPS, soft=True)
 
 
-def show_changes(to: Sheet, found: DiagnosisDocument, command: str = "") -> None:
+def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> None:
     """Show the gain from lifting each constraint; `command` compares the run with the best change."""
-    for asked in found.questions:
+    for asked in diagnosis.questions:
         to.text(f"- {asked.question} {asked.text}")
     if command:
         to.text("The change that buys most for its GPUs, request by request:")
         to.code(command)
-    to.figure(what_it_buys(found), "buys", "What would help", provenance(found), _BUYS, menu=BARE)
-    if found.warning:
-        to.warning(sentence(found.warning))
+    to.figure(what_it_buys(diagnosis), "buys", "What would help", provenance(diagnosis), _BUYS, menu=BARE)
+    if diagnosis.warning:
+        to.warning(sentence(diagnosis.warning))
     with to.fold("All latencies, and what was not tried"):
-        to.table(lift_rows(found), height="content")
-        for tried in found.counterfactuals:
+        to.table(lift_rows(diagnosis), height="content")
+        for tried in diagnosis.counterfactuals:
             if tried.skipped:
                 to.text(f"{tried.name} was not tried: {tried.skipped}", soft=True)
 

@@ -64,15 +64,15 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
             "This run was timed by a calibration of our engine, which has prices for steps, not for operations. A real "
             "run, or one timed by the kernel tables of a GPU, shows its operations."
         )
-    found = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
+    explained = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
     gpu = cost.kernels.gpu
     return ExplainedSteps(
-        found.parts_ns,
-        found.operations,
+        explained.parts_ns,
+        explained.operations,
         gpu,
         weights_dtype(cost.model, cost.deployment),
-        f"Predicted by the kernel tables of {gpu.name} for {found.steps:,} steps spread over the run.",
-        weakest((o.provenance for o in found.telling), "kinds of kernel that tell in its steps"),
+        f"Predicted by the kernel tables of {gpu.name} for {explained.steps:,} steps spread over the run.",
+        weakest((o.provenance for o in explained.telling), "kinds of kernel that tell in its steps"),
     )
 
 

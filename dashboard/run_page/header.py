@@ -73,8 +73,8 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
 
 
 def _backlog(metrics: RunMetrics) -> str | None:
-    found = metrics.saturation
-    if found is None:
+    saturation = metrics.saturation
+    if saturation is None:
         return None
-    waiting = f"requests wait {100 * found.waiting_share:.0f} % of the time"
-    return f"{capitalised(backlog(found))}; {waiting}.\n\n{metric('saturation').help}"
+    waiting = f"requests wait {100 * saturation.waiting_share:.0f} % of the time"
+    return f"{capitalised(backlog(saturation))}; {waiting}.\n\n{metric('saturation').help}"

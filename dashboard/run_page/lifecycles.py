@@ -101,8 +101,8 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
     if (run["replicas"] or 1) > 1:
         memory.append("These are values of single replicas at their steps. The plot over time adds up all live ones.")
     if s["tier_hit_rate"] is not None:
-        found = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
-        memory.append(f"Prompt tokens that came from KV tiers: {', '.join(found) or 'none'}.")
+        rates = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        memory.append(f"Prompt tokens that came from KV tiers: {', '.join(rates) or 'none'}.")
     return {"Token": token, "Memory": memory}
 
 

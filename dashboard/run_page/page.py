@@ -62,8 +62,8 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
     run = recording.run
     if run["status"] == "interrupted":
         blocks.warning("This run was interrupted. The page shows what was recorded until then.")
-    if told := disturbance(recording):
-        blocks.warning(told)
+    if disturbed := disturbance(recording):
+        blocks.warning(disturbed)
     headline(run, metrics)
     slo_lines(recording, metrics, slos)
     with st.container():

@@ -92,8 +92,8 @@ def _heading(name: str) -> str:
 
 def _linked(ids: np.ndarray[Any, Any]) -> int:
     """Return the row of the request that the URL names, or the first."""
-    found = np.flatnonzero(ids.astype(str) == (named("request") or ""))
-    return int(found[0]) if len(found) else 0
+    rows = np.flatnonzero(ids.astype(str) == (named("request") or ""))
+    return int(rows[0]) if len(rows) else 0
 
 
 def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
@@ -131,7 +131,7 @@ def _row(recording: Recording, row: int) -> dict[str, Any]:
     ends = np.cumsum(recording.group_rows("requests"))
     group = int(np.searchsorted(ends, row, side="right"))
     first = int(ends[group - 1]) if group else 0
-    found: dict[str, Any] = (
+    request: dict[str, Any] = (
         recording.table("requests", _WATERFALL_COLUMNS, [group]).slice(row - first, 1).to_pylist()[0]
     )
-    return found
+    return request

@@ -65,13 +65,18 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
 
 def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
     """Return a text for each objective: whether it held, and its observed value."""
-    told = []
-    for each in objectives.each:
-        observed = each.observed(metrics)
-        kept = "cannot be told" if math.isnan(observed) else "holds" if not _broken(each, metrics) else "is broken"
-        seen = objectives.seen(each, observed, objectives.broken(metrics))
-        told.append(f"{each.text} {kept} ({seen})")
-    return told
+    verdicts = []
+    for objective in objectives.each:
+        observed = objective.observed(metrics)
+        if math.isnan(observed):
+            verdict = "cannot be told"
+        elif _broken(objective, metrics):
+            verdict = "is broken"
+        else:
+            verdict = "holds"
+        seen = objectives.seen(objective, observed, objectives.broken(metrics))
+        verdicts.append(f"{objective.text} {verdict} ({seen})")
+    return verdicts
 
 
 def _broken(objective: Objective, metrics: RunMetrics) -> bool:

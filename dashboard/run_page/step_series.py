@@ -85,8 +85,8 @@ class StepSeries:
     def batches(self, window: Window | None = None) -> tuple[Array, dict[str, Array]]:
         """Return `BATCH` over time. Batches of several replicas are not summed, because they are different steps."""
         names = _batch(self._steps)
-        held = all(name in self._change for name in names)
-        times, values = (self.over_time if held else self.started)(names, window)
+        summed = all(name in self._change for name in names)
+        times, values = (self.over_time if summed else self.started)(names, window)
         return times, dict(zip(names, values, strict=True))
 
     def over_time(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
@@ -115,37 +115,37 @@ class StepSeries:
         begin = [] if window is None or not (rows[0] or falls[0]) else [window[0] * 1e9]
         count = int(rows[1] - rows[0] + falls[1] - falls[0])
         if count <= _PIECE:
-            held, times, values = next(self._pieces(names, ends))
+            before, times, values = next(self._pieces(names, ends))
             times = np.append(begin, times)
             return [
-                envelope(times, np.append(before[: len(begin)], value), buckets)
-                for before, value in zip(held, values, strict=True)
+                envelope(times, np.append(start[: len(begin)], value), buckets)
+                for start, value in zip(before, values, strict=True)
             ]
         first, last = self._span(rows, falls)
         edges = np.linspace(begin[0] if begin else first, last, buckets + 1)[:-1]
         starts = np.ceil(edges).astype(np.int64)
         step = max(buckets * _PIECE // count, 1)
-        found: list[list[tuple[Array, Array]]] = [[] for _ in names]
-        for at, (held, times, values) in zip(
+        reduced: list[list[tuple[Array, Array]]] = [[] for _ in names]
+        for at, (before, times, values) in zip(
             range(0, buckets, step), self._pieces(names, [*starts[::step].tolist(), ends[1]]), strict=True
         ):
             parts = np.searchsorted(times, starts[at : at + step])
             if at == 0 and begin:
                 times = np.append(begin, times)
-                values = [np.append(before, value) for before, value in zip(held, values, strict=True)]
+                values = [np.append(start, value) for start, value in zip(before, values, strict=True)]
                 parts[1:] += 1
-            for series, value in zip(found, values, strict=True):
+            for series, value in zip(reduced, values, strict=True):
                 kept = extremes(value, parts)
                 if len(times) and times[-1] == last:
                     kept = np.union1d(kept, [len(times) - 1])
                 series.append((times[kept], value[kept]))
-        return [(np.concatenate([x for x, _ in series]), np.concatenate([y for _, y in series])) for series in found]
+        return [(np.concatenate([x for x, _ in series]), np.concatenate([y for _, y in series])) for series in reduced]
 
     def _pieces(self, names: Sequence[str], edges: Sequence[int]) -> Iterator[tuple[list[Array], Array, list[Array]]]:
-        """Yield for each pair of edges the values before it (one each), the times, and the values from then on."""
+        """Yield for each pair of edges the values before it (one per name), the times, and the values from then on."""
         rows = np.searchsorted(self._start, edges, sorter=self._order)
         falls = np.searchsorted(self._fall_at, edges)
-        held = [
+        earlier = [
             np.array([self._change[name][self._order[: rows[0]]].sum() - self._fall[name][: falls[0]].sum()])
             for name in names
         ]
@@ -157,9 +157,9 @@ class StepSeries:
             final = np.ones(len(times), dtype=bool)
             final[:-1] = times[1:] != times[:-1]
             changes = [np.insert(self._change[name][inside], at, -self._fall[name][fall:until]) for name in names]
-            sums = [before + np.cumsum(change) for before, change in zip(held, changes, strict=True)]
-            yield held, times[final], [value[final] for value in sums]
-            held = [value[-1:] if len(value) else before for before, value in zip(held, sums, strict=True)]
+            sums = [before + np.cumsum(change) for before, change in zip(earlier, changes, strict=True)]
+            yield earlier, times[final], [value[final] for value in sums]
+            earlier = [value[-1:] if len(value) else before for before, value in zip(earlier, sums, strict=True)]
 
     def _ends(self, window: Window | None) -> tuple[int, int]:
         """Return the first nanosecond of the window, and the first after it."""

@@ -28,29 +28,29 @@ _ROOFLINE = (
 
 def step_time(recording: Recording, calibrations: Sequence[Path]) -> None:
     """Draw the parts by regime, and the operations under their roofline; or one line that says why they are unknown."""
-    found = _explained(recording, calibrations)
-    if isinstance(found, str):
-        st.info(found, icon=":material/info:")
+    steps = _explained(recording, calibrations)
+    if isinstance(steps, str):
+        st.info(steps, icon=":material/info:")
     else:
-        show_step_time(blocks, found, recording.run)
+        show_step_time(blocks, steps, recording.run)
 
 
-def show_step_time(to: Sheet, found: ExplainedSteps, run: Mapping[str, Any]) -> None:
+def show_step_time(to: Sheet, steps: ExplainedSteps, run: Mapping[str, Any]) -> None:
     """Show the step time of a run; `run` is its row of `runs`."""
-    to.text(found.how, soft=True)
-    bars = part_times(found.parts_ns, run_colour(run), run["duration_ns"])
+    to.text(steps.how, soft=True)
+    bars = part_times(steps.parts_ns, run_colour(run), run["duration_ns"])
     left, right = to.beside(2)
     with left:
-        to.figure(bars, "part_times", "By part", found.provenance, menu=BARE)
+        to.figure(bars, "part_times", "By part", steps.provenance, menu=BARE)
     with right:
-        if found.gpu is None:
+        if steps.gpu is None:
             to.text("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.", True)
             return
-        roofs = roofline(found.operations, found.gpu, found.weights)
-        to.figure(roofs, "run_roofline", "What bounds it", found.provenance, _ROOFLINE)
+        roofs = roofline(steps.operations, steps.gpu, steps.weights)
+        to.figure(roofs, "run_roofline", "What bounds it", steps.provenance, _ROOFLINE)
     with to.fold("Every operation"):
-        total = sum(o.ns for o in found.operations)
-        rows = sorted(found.operations, key=lambda o: -o.ns)
+        total = sum(o.ns for o in steps.operations)
+        rows = sorted(steps.operations, key=lambda o: -o.ns)
         shares = {"of kernel time (%)": [100 * o.ns / total for o in rows]}
         operation_table(to, rows, **shares, **{"FLOP/byte": [o.flops / o.bytes for o in rows]})
 

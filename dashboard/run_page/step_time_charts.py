@@ -57,10 +57,9 @@ def _add(
     text = [f"{100 * share:.0f} %" if share >= 0.08 else "" for share in shares]
     inside = {"text": text, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
     hover = f"{name}: %{{x:,.4~g}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>"
-    told = [100 * share for share in shares]
-    draw_bars(
-        figure, [ns / 1e9 for ns in values], list(bars), name, shade, hover, orientation="h", customdata=told, **inside
-    )
+    percents = [100 * share for share in shares]
+    seconds = [ns / 1e9 for ns in values]
+    draw_bars(figure, seconds, list(bars), name, shade, hover, orientation="h", customdata=percents, **inside)
 
 
 def _shade(colour: str, at: int, count: int) -> str:

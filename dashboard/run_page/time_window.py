@@ -78,15 +78,15 @@ def over_time(recording: Recording) -> tuple[StepSeries, FleetOverTime, dict[str
 
 def drawn_over_time(recording: Recording, metrics: RunMetrics) -> tuple[StepSeries, FleetOverTime, dict[str, Series]]:
     """Return the steps, the fleet, and MFU and MBU of each step if known, by its start."""
-    held = StepSeries.from_recording(recording)  # meanwhile the head of the page computes the next values
+    steps = StepSeries.from_recording(recording)  # meanwhile the head of the page computes the next values
     used = {name: metrics.values(name) for name in ("mfu", "mbu")}
     at_ns = recording.table("steps", ["start_ns"])["start_ns"].to_numpy()
-    told = {metric(name).label: (at_ns, shares) for name, shares in used.items() if np.isfinite(shares).any()}
-    return held, FleetOverTime.from_run(recording.run, metrics), told
+    labelled = {metric(name).label: (at_ns, shares) for name, shares in used.items() if np.isfinite(shares).any()}
+    return steps, FleetOverTime.from_run(recording.run, metrics), labelled
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
 def _figure(recording: Recording, window: Window | None) -> go.Figure:
-    held, fleet, used = over_time(recording)
-    plot = run_charts.timeline(held, fleet, run_colour(recording.run), window, used=used)
+    steps, fleet, used = over_time(recording)
+    plot = run_charts.timeline(steps, fleet, run_colour(recording.run), window, used=used)
     return plot.update_layout(dragmode="select", selectdirection="h")

@@ -22,7 +22,7 @@ from traces.saturation import Saturation
 NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
 
 
-def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
+def symptom_rows(diagnosis: DiagnosisDocument) -> list[dict[str, str]]:
     """Return a row for each symptom, the worst first."""
     return [
         {
@@ -31,47 +31,47 @@ def symptom_rows(found: DiagnosisDocument) -> list[dict[str, str]]:
             "evidence": symptom.evidence,
             "how to test it": symptom.proof,
         }
-        for symptom in found.symptoms
+        for symptom in diagnosis.symptoms
     ]
 
 
-def lift_rows(found: DiagnosisDocument) -> list[dict[str, Any]]:
+def lift_rows(diagnosis: DiagnosisDocument) -> list[dict[str, Any]]:
     """Return latencies in the recording, in the run simulated as it was, without each constraint, and with each change.
 
     Ideals that cannot be bought have an asterisk.
     """
-    others = found.with_changes
+    others = diagnosis.with_changes
     rows: list[dict[str, Any]] = [{"with": RECORDING, "problem of": ""}, {"with": AS_IT_WAS, "problem of": ""}]
     rows += [{"with": tried.called, "problem of": tried.kind} for tried in others]
-    if found.sheds:
-        shares = (found.recorded_finished, found.simulated_finished, *(t.finished for t in others))
+    if diagnosis.sheds:
+        shares = (diagnosis.recorded_finished, diagnosis.simulated_finished, *(t.finished for t in others))
         for row, share in zip(rows, shares, strict=True):
             row["requests that finish"] = None if share is None else shown_share(share)
-    for name, before in found.simulated_p99.items():
-        column = f"{metric(name).label} p99{' of those' if found.sheds else ''}"
-        changed = (f"{_p99(t.p99.get(name), found.sheds)} ({_change(t.bought.get(name))})" for t in others)
-        for row, cell in zip(rows, (lasting(found.recorded_p99.get(name)), lasting(before), *changed), strict=True):
+    for name, before in diagnosis.simulated_p99.items():
+        column = f"{metric(name).label} p99{' of those' if diagnosis.sheds else ''}"
+        changed = (f"{_p99(t.p99.get(name), diagnosis.sheds)} ({_change(t.bought.get(name))})" for t in others)
+        for row, cell in zip(rows, (lasting(diagnosis.recorded_p99.get(name)), lasting(before), *changed), strict=True):
             row[column] = cell
     return rows
 
 
-def provenance(found: DiagnosisDocument) -> Provenance:
+def provenance(diagnosis: DiagnosisDocument) -> Provenance:
     """Return the provenance of the simulation: of its step times, and how far the run simulated as it was is off."""
-    noting = found.standing and {"mark": found.standing.mark, "reason": found.standing.reason}
+    noting = diagnosis.standing and {"mark": diagnosis.standing.mark, "reason": diagnosis.standing.reason}
     mark, reason = noted(noting, "the diagnosis does not say how far its step times can be trusted")
-    if found.twin_error is None:
+    if diagnosis.twin_error is None:
         return Provenance(mark, reason)
-    of = "share of lost requests" if found.sheds else "p99"
-    return Provenance(mark, f"{reason}; the simulated {of} is {100 * found.twin_error:+.1f} % off the recorded")
+    of = "share of lost requests" if diagnosis.sheds else "p99"
+    return Provenance(mark, f"{reason}; the simulated {of} is {100 * diagnosis.twin_error:+.1f} % off the recorded")
 
 
 def disturbance(recording: Recording) -> str:
     """Return a warning about a real run on a disturbed machine; empty for any other run."""
-    drift, told = canary_drift([([recording], None)])
+    drift, why = canary_drift([([recording], None)])
     if drift <= CALM_DRIFT:
         return ""
     return (
-        f"The machine was disturbed during this run: {told}. The canary is a fixed step that should always take as "
+        f"The machine was disturbed during this run: {why}. The canary is a fixed step that should always take as "
         "long. Part of the times below comes from what else ran on the machine."
     )
 
@@ -91,12 +91,12 @@ _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurren
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def backlog(found: Saturation) -> str:
+def backlog(saturation: Saturation) -> str:
     """Return a clause about whether requests pile up."""
-    slope, half = found.trend.slope, found.trend.half
+    slope, half = saturation.trend.slope, saturation.trend.half
     return (
         f"the backlog changes by {slope:+.3g} requests/s (95 %: {slope - half:+.3g} to {slope + half:+.3g}) "
-        f"while {found.arrival_rate:.3g} requests/s arrive"
+        f"while {saturation.arrival_rate:.3g} requests/s arrive"
     )
 
 
@@ -108,26 +108,26 @@ def bands_of(run: Mapping[str, Any]) -> Bands:
 
 def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
     """Return the main figures of a run: latencies at their median and tail, then rates."""
-    scalars, bands, found = metrics.scalars(), bands_of(run), []
+    scalars, bands, figures = metrics.scalars(), bands_of(run), []
     for name, stat in _LATENCIES:
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
         label, (text, *ends) = timed(f"{metric(name).label} {stat}", value, *band)
-        found.append(Fact(label, text, "–".join(ends) or None, metric(name).help))
+        figures.append(Fact(label, text, "–".join(ends) or None, metric(name).help))
     for name, label in _RATES:
         ends = [shown(end) for end in bands.get(name, {}).get("value", ())]
-        found.append(Fact(label, shown(scalars[name]), "–".join(ends) or None, metric(name).help))
-    return found
+        figures.append(Fact(label, shown(scalars[name]), "–".join(ends) or None, metric(name).help))
+    return figures
 
 
 def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
     """Return a row for each metric that requests or steps have a value of."""
     rows = []
-    for name, found in metrics.distributions().items():
-        if found.count:
-            about, numbers = metric(name), found.as_dict()
+    for name, distribution in metrics.distributions().items():
+        if distribution.count:
+            about, numbers = metric(name), distribution.as_dict()
             cells = {statistic: shown(about.read(numbers[statistic])) for statistic in _STATISTICS}
-            rows.append({"metric": about.read_as, **cells, "values": found.count})
+            rows.append({"metric": about.read_as, **cells, "values": distribution.count})
     return rows
 
 

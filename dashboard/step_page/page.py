@@ -46,11 +46,11 @@ def show() -> None:
         try:
             stated, spec = Deployment(model=model, device="cuda", tensor_parallel_size=devices), find_gpu(gpu)
             cost = predicted_cost(gpu, with_engine_defaults(stated, spec))
-            found = explain(cost, sizes)
+            explanation = explain(cost, sizes)
         except UserError as error:
             mistake(error)
             return
-        _show(found, cost, rows)
+        _show(explanation, cost, rows)
         st.caption(defaults_taken(stated, spec))
         st.subheader("The life of its tokens", anchor=False, help=_LIFE)
         life = token_life(cost.model, cost.deployment, sizes)
@@ -64,27 +64,27 @@ def show() -> None:
         table(columns, {"MB": "%.3f"})
 
 
-def _show(found: Explanation, cost: OperationCost, rows: int) -> None:
-    low, high = found.interval
-    why = f"{found.why} is the least certain part" if found.why else "no part is uncertain enough to matter"
-    provenance = Provenance(found.coverage.name.lower(), why)
-    heading(f"{found.step_ns / 1e6:,.2f} ms", provenance, marked=True)
-    tokens = f", {rows / found.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
+def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
+    low, high = explanation.interval
+    why = f"{explanation.why} is the least certain part" if explanation.why else "no part is uncertain enough to matter"
+    provenance = Provenance(explanation.coverage.name.lower(), why)
+    heading(f"{explanation.step_ns / 1e6:,.2f} ms", provenance, marked=True)
+    tokens = f", {rows / explanation.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
-        f"90 % interval {low * found.step_ns / 1e6:,.2f} to {high * found.step_ns / 1e6:,.2f} ms{tokens}; "
-        f"the CPU needs {found.host_ns / 1e6:,.2f} ms before it, which async scheduling hides"
+        f"90 % interval {low * explanation.step_ns / 1e6:,.2f} to {high * explanation.step_ns / 1e6:,.2f} ms{tokens}; "
+        f"the CPU needs {explanation.host_ns / 1e6:,.2f} ms before it, which async scheduling hides"
     )
-    figure(parts_bar(found.parts_ns), "parts", "By part", provenance)
-    roofs = roofline(found.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
-    kernels = weakest((o.provenance for o in found.operations), "kinds of kernel")
+    figure(parts_bar(explanation.parts_ns), "parts", "By part", provenance)
+    roofs = roofline(explanation.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
+    kernels = weakest((o.provenance for o in explanation.operations), "kinds of kernel")
     figure(roofs, "roofline", "What bounds it", kernels, _ROOF)
     amounts: dict[str, list[float]] = {
-        "times": [o.count for o in found.operations],
-        "GFLOP": [o.flops / 1e9 for o in found.operations],
-        "MB": [o.bytes / 1e6 for o in found.operations],
-        "time (µs)": [o.ns / 1e3 for o in found.operations],
+        "times": [o.count for o in explanation.operations],
+        "GFLOP": [o.flops / 1e9 for o in explanation.operations],
+        "MB": [o.bytes / 1e6 for o in explanation.operations],
+        "time (µs)": [o.ns / 1e3 for o in explanation.operations],
     }
-    operation_table(blocks, found.operations, **amounts)
+    operation_table(blocks, explanation.operations, **amounts)
 
 
 _ROOF = (

@@ -54,7 +54,8 @@ def metric_over(
     spread = known[x]
     numeric = pd.api.types.is_numeric_dtype(spread) and not pd.api.types.is_bool_dtype(spread)
     wide = numeric and spread.min() > 0 and spread.max() > _DECADE_AND_HALF * spread.min()
-    figure.update_xaxes(title_text=titles[x], type="log" if wide else "linear" if numeric else "category")
+    kind = "linear" if numeric else "category"
+    figure.update_xaxes(title_text=titles[x], type="log" if wide else kind)
     figure.update_yaxes(title_text=titles[y], rangemode="tozero")
     if log_y:
         figure.update_yaxes(**_log_y(known, y))
@@ -73,8 +74,8 @@ def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
 
 def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:
     def points(x: Any, y: Any, marks: pd.Series, mode: str, hover: str, **more: Any) -> None:
-        marker, told = {"color": colour, "size": 7, "symbol": symbols(marks)}, f"{label}: {hover}<extra></extra>"
-        line(figure, list(x), list(y), label, colour, told, mode=mode, marker=marker, legendgroup=label, **more)
+        marker, hover = {"color": colour, "size": 7, "symbol": symbols(marks)}, f"{label}: {hover}<extra></extra>"
+        line(figure, list(x), list(y), label, colour, hover, mode=mode, marker=marker, legendgroup=label, **more)
 
     if runs[x].nunique() > _LINE:
         kept = runs.iloc[thin(len(runs), _POINTS)]
@@ -110,30 +111,30 @@ def shown(value: Any) -> str:
     return f"{value:.10g}" if isinstance(value, float) else str(value).replace(",", " ")
 
 
-def opening_view(found: SweepResults) -> SweepView:
+def opening_view(sweep: SweepResults) -> SweepView:
     """Return the view with which the page opens. The sweep must have a metric."""
-    y, x = metrics_in_order(found)[0], parameters_in_order(found)[0]
-    by = next(iter(others_in_order(found, x)), None)
-    return SweepView(y, x, by, (None,) if by is None else some(found.values(by)))
+    y, x = metrics_in_order(sweep)[0], parameters_in_order(sweep)[0]
+    by = next(iter(others_in_order(sweep, x)), None)
+    return SweepView(y, x, by, (None,) if by is None else some(sweep.values(by)))
 
 
-def metrics_in_order(found: SweepResults) -> list[str]:
+def metrics_in_order(sweep: SweepResults) -> list[str]:
     """Return the metrics, the most wanted first."""
-    return sorted(found.metrics, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return sorted(sweep.metrics, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def parameters_in_order(found: SweepResults) -> list[str]:
+def parameters_in_order(sweep: SweepResults) -> list[str]:
     """Return parameters in the order of their use as an axis: numbers with many values first, seeds late."""
-    parameters = list(found.parameters) or ["run_id"]
-    likely = sorted(parameters, key=lambda name: (not numeric(found, name), name.endswith("seed")))
-    likely.sort(key=lambda name: -len(found.values(name)) if numeric(found, name) else 0)
+    parameters = list(sweep.parameters) or ["run_id"]
+    likely = sorted(parameters, key=lambda name: (not numeric(sweep, name), name.endswith("seed")))
+    likely.sort(key=lambda name: -len(sweep.values(name)) if numeric(sweep, name) else 0)
     return likely
 
 
-def others_in_order(found: SweepResults, x: str) -> list[str]:
+def others_in_order(sweep: SweepResults, x: str) -> list[str]:
     """Return parameters in the order of their use for colours: all but `x`, names with few values first."""
-    others = [name for name in list(found.parameters) or ["run_id"] if name != x]
-    return sorted(others, key=lambda name: (numeric(found, name), len(found.values(name))))
+    others = [name for name in list(sweep.parameters) or ["run_id"] if name != x]
+    return sorted(others, key=lambda name: (numeric(sweep, name), len(sweep.values(name))))
 
 
 def some(values: Sequence[Any], most: int = SERIES_AT_FIRST) -> list[Any]:
@@ -143,33 +144,33 @@ def some(values: Sequence[Any], most: int = SERIES_AT_FIRST) -> list[Any]:
     return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
 
 
-def numeric(found: SweepResults, name: str) -> bool:
+def numeric(sweep: SweepResults, name: str) -> bool:
     """Return whether a column holds numbers."""
-    kind = found.runs.schema.field(name).type
+    kind = sweep.runs.schema.field(name).type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def drawn(found: SweepResults, runs: pa.Table, view: SweepView) -> Any:
+def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     """Return the figure of `runs`, which are some of the sweep's runs."""
     y, x, by, values, log_y = view
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in runs.column_names]
     columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
-    titles = {**found.metrics, x: parameter_title(x)}
+    titles = {**sweep.metrics, x: parameter_title(x)}
     return metric_over(runs.select(list(columns)).to_pandas(), x, y, by, titles, values, log_y)
 
 
 def provenance(runs: pa.Table) -> Provenance:
     """Return the provenance of runs shown together."""
     columns = (runs[name].to_pylist() for name in ("standing", "standing_reason"))
-    each = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
-    return weakest((noted(mark, "the run does not say how far to trust it") for mark in each), "runs")
+    marks = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
+    return weakest((noted(mark, "the run does not say how far to trust it") for mark in marks), "runs")
 
 
-def summary(found: SweepResults) -> str:
+def summary(sweep: SweepResults) -> str:
     """Return the number of runs, and the varied parameters."""
-    failed = found.runs.num_rows - found.complete.num_rows
-    runs = f"{found.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
-    varied = ", ".join(f"{name} ({len(found.values(name))})" for name in found.parameters)
+    failed = sweep.runs.num_rows - sweep.complete.num_rows
+    runs = f"{sweep.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
+    varied = ", ".join(f"{name} ({len(sweep.values(name))})" for name in sweep.parameters)
     return f"{runs} · varied: {varied or 'nothing'}"
 
 

@@ -40,27 +40,27 @@ def show(runs: Path) -> None:
     with titled("How metrics change"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
     try:
-        found = _load(sweeps[name])
+        results = _load(sweeps[name])
     except UserError as error:
         mistake(error, runs)
         return
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
-        st.caption(sweep_charts.summary(found), width="content")
-    if not found.complete.num_rows or not found.metrics:
+        st.caption(sweep_charts.summary(results), width="content")
+    if not results.complete.num_rows or not results.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
-        table(found.runs.select(["status", "error", *found.parameters]))
+        table(results.runs.select(["status", "error", *results.parameters]))
         return
     left, right = st.columns([2, 5], gap="medium")
     with left:
-        view = _axes(found)
-        chosen = _filtered(found, view.by, view.values)
+        view = _axes(results)
+        chosen = _filtered(results, view.by, view.values)
     with right:
-        _plot(found, chosen, view)
+        _plot(results, chosen, view)
     with top:
-        downloads(Sweep(sweeps[name], replace(found, runs=chosen), view), name)
-    _table(found, chosen, view.y, name)
-    _sql(sweeps[name], found, view.y)
+        downloads(Sweep(sweeps[name], replace(results, runs=chosen), view), name)
+    _table(results, chosen, view.y, name)
+    _sql(sweeps[name], results, view.y)
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the sweep", hash_funcs=BY_FILES)
@@ -68,67 +68,67 @@ def _load(directory: Path) -> SweepResults:
     return SweepResults.load(directory)
 
 
-def _axes(found: SweepResults) -> SweepView:
-    y = choose("Metric", sweep_charts.metrics_in_order(found), "y", show=found.metrics.__getitem__)
-    likely = sweep_charts.parameters_in_order(found)
+def _axes(results: SweepResults) -> SweepView:
+    y = choose("Metric", sweep_charts.metrics_in_order(results), "y", show=results.metrics.__getitem__)
+    likely = sweep_charts.parameters_in_order(results)
     x = choose("Against", likely, "x", help="The line is the median over all other parameters, the band their range.")
-    by = choose("A colour for each", [*sweep_charts.others_in_order(found, x), _NONE], "by")
+    by = choose("A colour for each", [*sweep_charts.others_in_order(results, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
-    values = _several(by, found, f"of_{by}", f"At most {_MOST} are shown.", most=sweep_charts.SERIES_AT_FIRST)
+    values = _several(by, results, f"of_{by}", f"At most {_MOST} are shown.", most=sweep_charts.SERIES_AT_FIRST)
     return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
 
 
 def _several(
-    name: str, found: SweepResults, parameter: str, help: str | None = None, most: int | None = None
+    name: str, results: SweepResults, parameter: str, help: str | None = None, most: int | None = None
 ) -> list[Any]:
     """Draw a choice of a parameter's values; the default is all, or `most` of them from the first to the last."""
-    options = {sweep_charts.shown(value): value for value in found.values(name)}
+    options = {sweep_charts.shown(value): value for value in results.values(name)}
     otherwise = sweep_charts.some(list(options), most) if most else list(options)
     return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
 
 
-def _filtered(found: SweepResults, by: str | None, values: Sequence[Any]) -> pa.Table:
+def _filtered(results: SweepResults, by: str | None, values: Sequence[Any]) -> pa.Table:
     """Draw the filters, and return the runs whose other parameters have one of the chosen values."""
-    table = found.complete
+    table = results.complete
     if by is not None:
         table = table.filter(pc.is_in(table[by], pa.array(values, table[by].type)))
     with st.expander("Filter", icon=":material/filter_alt:"):
-        for name in found.parameters:
-            options = [value for value in found.values(name) if value is not None]
+        for name in results.parameters:
+            options = [value for value in results.values(name) if value is not None]
             if name == by or len(options) < 2:
                 continue
-            if len(options) > _LISTED and sweep_charts.numeric(found, name):
+            if len(options) > _LISTED and sweep_charts.numeric(results, name):
                 low, high = interval(name, float(options[0]), float(options[-1]), f"only_{name}")
                 table = table.filter(pc.and_(pc.greater_equal(table[name], low), pc.less_equal(table[name], high)))
             else:
-                kept = _several(name, found, f"only_{name}")
+                kept = _several(name, results, f"only_{name}")
                 table = table.filter(pc.is_in(table[name], pa.array(kept, table[name].type)))
     return table
 
 
-def _plot(found: SweepResults, chosen: pa.Table, view: SweepView) -> None:
+def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     if not chosen.num_rows:
         st.info("No run passes this filter.", icon=":material/filter_alt_off:")
         return
     figure(
-        sweep_charts.drawn(found, chosen, view),
+        sweep_charts.drawn(results, chosen, view),
         "metric",
-        f"{found.metrics[view.y]} against {view.x}",
+        f"{results.metrics[view.y]} against {view.x}",
         sweep_charts.provenance(chosen),
         sweep_charts.help_of(view.y),
         marked=True,
     )
 
 
-def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
+def _table(results: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     st.subheader("Runs", anchor=False)
     st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
-    metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in found.metrics]
-    rows = chosen.select([*found.parameters, "standing", *metrics]).slice(0, ROWS)
+    metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in results.metrics]
+    rows = chosen.select([*results.parameters, "standing", *metrics]).slice(0, ROWS)
     ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
     columns = {
-        column: st.column_config.NumberColumn(found.metrics[column], format="%.4g", help=sweep_charts.help_of(column))
+        column: st.column_config.NumberColumn(results.metrics[column], format="%.4g", help=sweep_charts.help_of(column))
         for column in metrics
     }
     table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
@@ -139,14 +139,14 @@ def _table(found: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
         st.json(json.loads(chosen["config"][ids.index(picked)].as_py()), expanded=2)
 
 
-def _sql(directory: Path, found: SweepResults, y: str) -> None:
+def _sql(directory: Path, results: SweepResults, y: str) -> None:
     st.subheader(
         "Ask in SQL",
         anchor=False,
         help=f"The query reads the table `runs` and nothing else. It may take {SECONDS} s and return {ROWS:,} rows. "
         "Columns are the parameters above, and metrics as in the glossary with `_p99` and so on. The SQL is DuckDB's.",
     )
-    group = ", ".join(found.parameters[:2]) or "status"
+    group = ", ".join(results.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"
     query_text = named("sql") or ""
     key = fresh_key("query", "sql")

@@ -63,16 +63,17 @@ def compared_latencies(
     directory: Path, report: ValidationReport, read: Callable[[Path], RunMetrics]
 ) -> ComparedLatencies:
     """Return the latencies of the report in `directory`; `read` opens a recording."""
-    found: dict[str, Latencies] = {}
+    latencies: dict[str, Latencies] = {}
     problems = []
     names = report.recordings
     for name in filter(None, (*names.real, names.simulated)):
         try:
             metrics = read(resolve(directory, name))
-            found[name] = {latency: metrics.values(latency) for latency in COMPARED}
+            latencies[name] = {latency: metrics.values(latency) for latency in COMPARED}
         except UserError as error:
             problems.append(str(error))
-    real, simulated = [found[name] for name in names.real if name in found], found.get(names.simulated or "")
+    real = [latencies[name] for name in names.real if name in latencies]
+    simulated = latencies.get(names.simulated or "")
     provenance = of_report(report)
     if simulated is None:
         provenance = Provenance(VALIDATED, "measured on the real engine; there is no simulated run beside it")
@@ -81,26 +82,28 @@ def compared_latencies(
     return ComparedLatencies(real, simulated, problems, provenance)
 
 
-def figures(found: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
+def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
     """Return the figures of whole runs: the latencies, and the errors blind and, if known, in the same weather."""
     drawn = {"errors": trust_charts.errors(report.rows)}
-    if found.real or found.simulated:
-        drawn["cdfs"] = trust_charts.cdfs(found.real, found.simulated, COMPARED)
+    if latencies.real or latencies.simulated:
+        drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED)
     if report.weather_rows:
         drawn["errors-in-weather"] = trust_charts.errors(report.weather_rows)
     return drawn
 
 
-def show_runs(to: Sheet, found: ComparedLatencies, report: ValidationReport, drawn: Mapping[str, go.Figure]) -> None:
+def show_runs(
+    to: Sheet, latencies: ComparedLatencies, report: ValidationReport, drawn: Mapping[str, go.Figure]
+) -> None:
     """Show whole runs, real and simulated."""
-    for problem in found.problems:
+    for problem in latencies.problems:
         to.warning(problem)
     if "cdfs" in drawn:
         help = "\n\n".join(metric(name).help for name in COMPARED)
-        to.figure(drawn["cdfs"], "cdfs", _REQUESTS, found.provenance, help)
+        to.figure(drawn["cdfs"], "cdfs", _REQUESTS, latencies.provenance, help)
     else:
         to.heading(_REQUESTS, None)
-        to.text("" if found.problems else "The report names no recording.", soft=True)
+        to.text("" if latencies.problems else "The report names no recording.", soft=True)
     rated = of_report(report)
     to.figure(drawn["errors"], "errors", blind_title(report), rated, _ERRORS)
     if "errors-in-weather" in drawn:
@@ -119,7 +122,7 @@ def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
         to.text("The report holds no step residuals.", soft=True)
         return
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
-    medians = (each.median_error_pct for each in report.rungs.step.regimes.values()) if report.rungs.step else ()
+    medians = (regime.median_error_pct for regime in report.rungs.step.regimes.values()) if report.rungs.step else ()
     rated = of_steps(table.num_rows, medians, "and the calibration saw none of them")
     to.figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
     to.text(bias(report), soft=True)

@@ -127,7 +127,7 @@ def _floor(x: int, floor_pct: float) -> dict[str, Any]:
 
 
 def _error_bars(figure: go.Figure, rows: Sequence[RunRow], **where: int) -> None:
-    told = [
+    labels = [
         (
             label_of(row.metric),
             row.stat,
@@ -142,7 +142,7 @@ def _error_bars(figure: go.Figure, rows: Sequence[RunRow], **where: int) -> None
         "<b>%{customdata[0]} %{customdata[1]}</b>: %{y:+.1f} %<br>real %{customdata[2]}, simulated %{customdata[3]}"
         "<br>real repeats differ by %{customdata[4]}%{customdata[5]}<extra></extra>"
     )
-    look: dict[str, Any] = {"width": 0.42, "cliponaxis": False, "error_y": _whiskers(rows), "customdata": told}
+    look: dict[str, Any] = {"width": 0.42, "cliponaxis": False, "error_y": _whiskers(rows), "customdata": labels}
     look |= {"textposition": "outside" if all(row.low is None for row in rows) else "none"}
     text = [f"{row.error_pct:+.1f}" for row in rows]
     x, y, name = list(range(len(rows))), [row.error_pct for row in rows], "error of the simulation"

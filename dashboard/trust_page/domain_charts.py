@@ -42,11 +42,11 @@ def domain_maps(domain: Domain, run: Mapping[str, Any]) -> go.Figure:
 def _ground(panel: Map, counted: bool) -> list[Any]:
     where = f"{panel.x_title} %{{x:.3~g}}<br>{panel.y_title} %{{y:.3~g}}"
     if counted:
-        known, told = np.log10(np.maximum(panel.known, 0.3)), "%{customdata:,} steps measured"
+        known, certainty = np.log10(np.maximum(panel.known, 0.3)), "%{customdata:,} steps measured"
         with np.errstate(invalid="ignore"):
             darkness, beyond = np.log2(panel.outside) / _FAR, "%{customdata:.1f} times beyond what was measured"
     else:
-        known, told = panel.known, "kernels known to ± %{customdata:.0f} %"
+        known, certainty = panel.known, "kernels known to ± %{customdata:.0f} %"
         darkness, beyond = panel.outside / _VAGUE, "extrapolated, ± %{customdata:.0f} %"
     dark = np.clip(np.where(np.isnan(panel.outside), np.nan, darkness), 0, 1)
     common = {"x": panel.x, "y": panel.y, "hoverongaps": False}
@@ -66,7 +66,7 @@ def _ground(panel: Map, counted: bool) -> list[Any]:
             z=known,
             coloraxis="coloraxis",
             customdata=panel.known,
-            hovertemplate=f"{where}<br>{told}<extra></extra>",
+            hovertemplate=f"{where}<br>{certainty}<extra></extra>",
         ),
     ]
 

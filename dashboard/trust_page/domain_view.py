@@ -48,25 +48,25 @@ def show_domain(runs: Path, recordings: dict[str, Path], report: str, first: Pat
             above.subheader(TITLE, anchor=False)
             st.caption(_unknown(recording, name))
             return
-        found = _domain(recordings[name], source, Path(source.calibration) if source.calibration else None)
+        domain = _domain(recordings[name], source, Path(source.calibration) if source.calibration else None)
     except UserError as error:
         above.subheader(TITLE, anchor=False)
         mistake(error, runs)
         return
-    show_maps(blocks, found, recording.run, name, place=above)
+    show_maps(blocks, domain, recording.run, name, place=above)
 
 
-def show_maps(to: Sheet, found: Domain, run: Mapping[str, Any], name: str, **where: Any) -> None:
+def show_maps(to: Sheet, domain: Domain, run: Mapping[str, Any], name: str, **where: Any) -> None:
     """Show the maps of a run called `name`; `run` is its row of `runs`."""
-    if found.beyond.steps:
+    if domain.beyond.steps:
         to.text(
-            f"**{shown_share(found.beyond.steps)}** of the {found.counted_steps} of {name} lie outside what was "
-            f"measured, with {shown_share(found.beyond.time)} of their time. Most do because of {found.reason}."
+            f"**{shown_share(domain.beyond.steps)}** of the {domain.counted_steps} of {name} lie outside what was "
+            f"measured, with {shown_share(domain.beyond.time)} of their time. Most do because of {domain.reason}."
         )
     else:
-        to.text(f"**All {found.counted_steps}** of {name} lie inside what was measured.")
-    to.figure(domain_maps(found, run), "domain", TITLE, found.provenance, _HELP, **where)
-    to.text(f"Step times come from {found.about}.", soft=True)
+        to.text(f"**All {domain.counted_steps}** of {name} lie inside what was measured.")
+    to.figure(domain_maps(domain, run), "domain", TITLE, domain.provenance, _HELP, **where)
+    to.text(f"Step times come from {domain.about}.", soft=True)
 
 
 def _forget_another_reports(report: str) -> None:

@@ -79,9 +79,14 @@ def _dots(
     errors = np.array([row.error_pct(column) for row in mine], dtype=np.float64)
     beyond = np.abs(errors) > _EDGE
     edge = np.where(errors > 0, "triangle-right", "triangle-left")
-    name = "anchored" if column == "anchored" else "in the 90 % band" if covered else "outside the band"
+    if column == "anchored":
+        name = "anchored"
+    elif covered:
+        name = "in the 90 % band"
+    else:
+        name = "outside the band"
     size, opacity = (6, 0.85) if len(mine) < 60 else (4.5, 0.5)
-    told = [
+    labels = [
         (row.run, row.figure, f"{row.measured:,.4g}", f"{getattr(row, column):,.4g}", f"{error:+.1f}")
         for row, error in zip(mine, errors, strict=True)
     ]
@@ -95,7 +100,7 @@ def _dots(
         "predicted %{customdata[3]} (%{customdata[4]} %)<extra></extra>",
         size,
         {"opacity": opacity, "symbol": np.where(beyond, edge, "circle")},
-        customdata=told,
+        customdata=labels,
         row=1,
         col=at,
     )

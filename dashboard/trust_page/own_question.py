@@ -17,7 +17,7 @@ from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
 
 _NEAR = 2.0  # twice as many requests at a time, or half as many
-_HELD = 0.8  # share of the measured values inside bands that should contain 0.9 of them
+_COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them
 _FAR_PCT = 25.0  # a median error that would change most plans
 _AT_A_TIME, _SHARDS, _WEIGHTS = (re.compile(part) for part in (r"_c(\d+)_", r"_tp(\d+)_", r"_(fp\d|int\d)_"))
 
@@ -75,22 +75,22 @@ def judged(question: Question, external: External) -> Verdict:
     kept = near or of_model or on_gpu
     nearest = min(kept, key=lambda run: _apart(run, question))
     rows = [row for run in kept for row in run.rows]
-    held, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
+    covered, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
     figures = {f"{label} error": f"{error:.0f} %" for label, error in _errors(rows).items()}
-    figures |= {"in their 90 % band": f"{100 * held:.0f} %", "measured runs": f"{len(kept):,}"}
-    told = f"The nearest is {_called(nearest)}."
+    figures |= {"in their 90 % band": f"{100 * covered:.0f} %", "measured runs": f"{len(kept):,}"}
+    closest = f"The nearest is {_called(nearest)}."
     if not of_model:
-        why = f"{len(on_gpu):,} measured runs are of {question.gpu}, none of {question.model}. {told}"
+        why = f"{len(on_gpu):,} measured runs are of {question.gpu}, none of {question.model}. {closest}"
         return Verdict("Partly", why, figures)
     load = (
         "" if question.at_a_time is None else f" with about {question.at_a_time:,.0f} requests at a time in a replica"
     )
     if not near:
-        return Verdict("Partly", f"{len(of_model):,} measured runs are of {asked}, none{load}. {told}", figures)
-    why = f"{len(near):,} measured runs are of {asked}{load}. {told}"
-    if held >= _HELD and worst <= _FAR_PCT:
+        return Verdict("Partly", f"{len(of_model):,} measured runs are of {asked}, none{load}. {closest}", figures)
+    why = f"{len(near):,} measured runs are of {asked}{load}. {closest}"
+    if covered >= _COVERED and worst <= _FAR_PCT:
         return Verdict("Yes", why, figures)
-    return Verdict("Partly" if held >= _HELD else "No", f"{why} Predictions of them were far off.", figures)
+    return Verdict("Partly" if covered >= _COVERED else "No", f"{why} Predictions of them were far off.", figures)
 
 
 def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
@@ -101,11 +101,11 @@ def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
 
 def _errors(rows: list[Figure]) -> dict[str, float]:
     """Return the median absolute errors of blind predictions in percent, by latency."""
-    found = {
+    by_label = {
         label: [abs(row.blind_error_pct) for row in rows if row.figure.startswith(name)]
         for name, label in LATENCIES.items()
     }
-    return {label: median(errors) for label, errors in found.items() if errors}
+    return {label: median(errors) for label, errors in by_label.items() if errors}
 
 
 def _apart(run: _Run, question: Question) -> float:

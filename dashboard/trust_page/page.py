@@ -100,9 +100,9 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
     """Draw the chosen view, without the rest of the page; other views are not made."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     if view == "runs":
-        found = compared_latencies(directory, report, lambda path: open_run(path)[1])
-        read = (len(found.real), found.simulated is not None)
-        show_runs(blocks, found, report, _figures(directory, read, found, report))
+        latencies = compared_latencies(directory, report, lambda path: open_run(path)[1])
+        read = (len(latencies.real), latencies.simulated is not None)
+        show_runs(blocks, latencies, report, _figures(directory, read, latencies, report))
     elif view == "steps":
         try:
             show_steps(blocks, directory, report)
@@ -144,14 +144,14 @@ def _own_question(runs: Path, external: External) -> None:
 
 def _verdict(report: ValidationReport) -> None:
     st.subheader(sentence(report.verdict.rstrip(".")), anchor=False, help=FLOOR)
-    if told := disturbance(report):
-        blocks.warning(told)
+    if warning := disturbance(report):
+        blocks.warning(warning)
 
 
-def _ladder(found: Sequence[Rung]) -> None:
+def _ladder(climbed: Sequence[Rung]) -> None:
     """Draw the rungs, no more than three in a row, so that they stay readable at 800 pixels."""
     st.caption(LADDER)
-    for row in (found[:3], found[3:5], found[5:]):
+    for row in (climbed[:3], climbed[3:5], climbed[5:]):
         for place, rung in zip(st.columns(len(row), gap="small"), row, strict=True):
             with place.container(border=True, height="stretch"):
                 st.markdown(f"**{rung.title}**")
@@ -162,10 +162,10 @@ def _ladder(found: Sequence[Rung]) -> None:
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
 def _figures(
-    directory: Path, read: tuple[int, bool], _found: ComparedLatencies, _report: ValidationReport
+    directory: Path, read: tuple[int, bool], _latencies: ComparedLatencies, _report: ValidationReport
 ) -> dict[str, go.Figure]:
     """Return the figures, cached: `read` says how many repeats could be read, and whether the simulated run could."""
-    return figures(_found, _report)
+    return figures(_latencies, _report)
 
 
 def _decisions(decisions: Decisions) -> None:

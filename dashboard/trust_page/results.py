@@ -168,15 +168,15 @@ def error_line(external: External, gpu: str) -> str:
     where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
     kept = nearest or external
     medians = {name: median_error_pct(kept, name) for name in ("ttft_ms", "tpot_ms")}
-    told = [
+    errors = [
         f"{error:.1f}\N{NO-BREAK SPACE}% for {LATENCIES[name]}" for name, error in medians.items() if error is not None
     ]
-    if not told:
+    if not errors:
         return ""
     runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
     return (
         f"The simulator was compared with {runs:,} published runs {where} that it had not seen. Its median error is "
-        f"{' and '.join(told)}. Its 90 % band holds "
+        f"{' and '.join(errors)}. Its 90 % band holds "
         f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
     )
 

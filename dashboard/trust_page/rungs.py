@@ -42,11 +42,11 @@ def _decisions(report: ValidationReport | None) -> Rung:
     replay = report.rungs.replay if report else None
     if replay is None:
         return Rung(title)
-    told = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
+    headline = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
     if replay.identical == replay.steps:
         why = f"On {replay.requests:,} requests, given the measured step times."
-        return Rung(title, told, why, "green", "check_circle")
-    return Rung(title, told, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
+        return Rung(title, headline, why, "green", "check_circle")
+    return Rung(title, headline, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
 
 
 def _steps(report: ValidationReport | None) -> Rung:
@@ -58,12 +58,12 @@ def _steps(report: ValidationReport | None) -> Rung:
         f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
         for name, r in step.regimes.items()
     ]
-    told = f"median error **{_worst(step.regimes)}** or less"
+    headline = f"median error **{_worst(step.regimes)}** or less"
     why = f"On held-out steps: {'; '.join(parts)}."
     if step.same_weather:
-        told = f"{told} blind, {_worst(step.same_weather)} in the same weather"
+        headline = f"{headline} blind, {_worst(step.same_weather)} in the same weather"
         why = f"{why} In the same weather it is their CPU time, at the machine's speed then."
-    return _marked(report, Rung(title, told, why, symbol="timer"))
+    return _marked(report, Rung(title, headline, why, symbol="timer"))
 
 
 def _worst(regimes: Mapping[str, Regime]) -> str:
@@ -75,19 +75,19 @@ def _runs(report: ValidationReport | None) -> Rung:
     rows = [row for row in _rows(report) if row.error_pct is not None]
     if not rows:
         return Rung(title)
-    noisy, held = _noisy(rows), [row for row in rows if not row.noisy]
+    noisy, quiet = _noisy(rows), [row for row in rows if not row.noisy]
     same = [row for row in report.weather_rows if row.within_floor is not None] if report else []
-    if not held and not same:
+    if not quiet and not same:
         return _tells_nothing(title, noisy)
-    inside = _within_noise(held)
-    told = f"**{inside}** figures within the real noise" if inside else "the real run was not repeated"
-    if not held:
-        told = f"tells nothing blind, **{_within_noise(same)}** figures within the real noise in the same weather"
+    inside = _within_noise(quiet)
+    headline = f"**{inside}** figures within the real noise" if inside else "the real run was not repeated"
+    if not quiet:
+        headline = f"tells nothing blind, **{_within_noise(same)}** figures within the real noise in the same weather"
     elif same:
-        told = f"{told} blind, {_within_noise(same)} in the same weather"
-    furthest = max(held or same, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
+        headline = f"{headline} blind, {_within_noise(same)} in the same weather"
+    furthest = max(quiet or same, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
     edge = "Closest to the noise" if furthest.within_floor else "Furthest from the noise"
-    return _marked(report, Rung(title, told, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
+    return _marked(report, Rung(title, headline, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
 
 
 def _within_noise(rows: Sequence[RunRow]) -> str:
@@ -113,8 +113,8 @@ def _others(external: External | None) -> Rung:
 
 def _medians(of: External | Source) -> dict[str, float]:
     """Return the median absolute errors of blind predictions in percent, by latency."""
-    found = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
-    return {label: error for label, error in found.items() if error is not None}
+    medians = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
+    return {label: error for label, error in medians.items() if error is not None}
 
 
 def _together(errors: Mapping[str, float]) -> str:
@@ -135,26 +135,26 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
         return _tells_nothing(title, _noisy(rows))
     if not shares:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
-    held, count, _ = shares[0]
-    parts = ", ".join(f"{100 * held / count:.0f} % {of}" for held, count, of in shares)
+    inside, count, _ = shares[0]
+    parts = ", ".join(f"{100 * inside / count:.0f} % {of}" for inside, count, of in shares)
     why = f"They hold {parts}.{_noisy(rows)}"
-    told = Rung(title, f"**{held} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
-    return _marked(report, told) if banded or same else told
+    rung = Rung(title, f"**{inside} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
+    return _marked(report, rung) if banded or same else rung
 
 
 def _front_door(clients: Clients | None) -> Rung:
     title = "Rung 6 · Do clients see what is predicted?"
     if clients is None:
         return Rung(title, detail="There are no results of tokentwin validate front-door.")
-    told = _errors({label_of(row.metric): row.error_pct for row in clients.means})
+    headline = _errors({label_of(row.metric): row.error_pct for row in clients.means})
     errors = ((label_of(row.metric), row.in_weather_error_pct) for row in clients.means)
     if same := {label: error for label, error in errors if error is not None}:
-        told = f"{told} blind, {_errors(same)} in the same weather"
+        headline = f"{headline} blind, {_errors(same)} in the same weather"
     floors = {label_of(row.metric): row.floor_pct for row in clients.means if row.floor_pct is not None}
     why = f"Errors of the means that clients of a server saw in {len(clients.clients)} runs of one workload."
     if floors:
         why = f"{why} Repeats differ by {_together(floors)}."
-    return Rung(title, f"**{told}**", why, symbol="door_front")
+    return Rung(title, f"**{headline}**", why, symbol="door_front")
 
 
 def _choices(decisions: Decisions | None) -> Rung:
@@ -162,14 +162,14 @@ def _choices(decisions: Decisions | None) -> Rung:
     if decisions is None:
         return Rung(title, detail="There are no results of tokentwin validate decisions.")
     ours = decisions.ours
-    told = f"**{100 * ours.utility:.0f} %** of the best there was, {100 * ours.broke:.0f} % broke their SLO"
+    headline = f"**{100 * ours.utility:.0f} %** of the best there was, {100 * ours.broke:.0f} % broke their SLO"
     others = ", ".join(f"{rule.rule} {100 * rule.utility:.0f} %" for rule in decisions.rules[1:])
     why = (
         f"{ours.questions:,} times it chose one of several measured configurations by predictions alone. A choice that "
         f"breaks its SLO counts 0. 90 % interval {100 * ours.low:.0f} to {100 * ours.high:.0f} %. "
         f"By other rules: {others}."
     )
-    return Rung(title, told, why, symbol="rule")
+    return Rung(title, headline, why, symbol="rule")
 
 
 def _errors(errors: Mapping[str, float]) -> str:

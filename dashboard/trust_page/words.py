@@ -24,9 +24,9 @@ def disturbance(report: ValidationReport) -> str:
     """Return a warning about disturbed real runs; empty if they were not disturbed."""
     if not report.disturbed:
         return ""
-    told = (report.disturbance or "its canary steps drifted").rstrip(".")
+    reason = (report.disturbance or "its canary steps drifted").rstrip(".")
     return (
-        f"This run was disturbed: {told}. {CANARY}Something else used the machine while the real engine ran, so part "
+        f"This run was disturbed: {reason}. {CANARY}Something else used the machine while the real engine ran, so part "
         "of the error below comes from the machine. Run it again on a quiet one."
     )
 
@@ -77,8 +77,8 @@ def engine_of(report: ValidationReport) -> str:
 def bias(report: ValidationReport) -> str:
     """Return the mean signed error of step times, by regime; empty if it is not known."""
     regimes = report.rungs.step.regimes if report.rungs.step else {}
-    told = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
-    return f"Bias (mean signed error): {', '.join(told)}." if told else ""
+    biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
+    return f"Bias (mean signed error): {', '.join(biases)}." if biases else ""
 
 
 _MOST_MEDIAN_PCT = 10.0
@@ -90,11 +90,12 @@ def of_report(report: ValidationReport) -> Provenance:
         return Provenance(UNKNOWN, "the report compares no real run with the simulated one")
     if report.disturbed:
         return Provenance(UNKNOWN, "the machine was disturbed while its real runs were recorded")
-    share, held = report.extrapolated_share, "compared with real runs of the same workload"
+    share, compared = report.extrapolated_share, "compared with real runs of the same workload"
     if share is None:
-        return Provenance(VALIDATED, f"{held}; the report does not say how many steps lie outside what was measured")
+        unknown = "the report does not say how many steps lie outside what was measured"
+        return Provenance(VALIDATED, f"{compared}; {unknown}")
     outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
-    return Provenance(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Provenance(VALIDATED, f"{held}; {outside}")
+    return Provenance(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Provenance(VALIDATED, f"{compared}; {outside}")
 
 
 def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Provenance:

@@ -203,7 +203,9 @@ def test_an_engine_that_drafts_is_recorded_calibrated_simulated_and_validated(tm
     told, real = drafted("told"), drafted("b")
     assert told[:2] == pytest.approx(real[:2], rel=0.2)
     assert abs(told[2] - real[2]) <= 4 * np.sqrt(real[2])
-    lengths = [RunMetrics.from_recording(Recording.load(tmp_path / n)).scalars()["acceptance_length"] for n in ("told", "b")]
+    lengths = [
+        RunMetrics.from_recording(Recording.load(tmp_path / n)).scalars()["acceptance_length"] for n in ("told", "b")
+    ]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.1)
     real_run = Recording.load(tmp_path / "b")
     again = TableSink()

@@ -246,7 +246,9 @@ def test_an_outage_is_seen_on_the_timeline(window, count):
     arrivals = np.arange(0, 100e9, 1e9)
     leaves = np.sort(np.where(arrivals + 2e9 < 60e9, arrivals + 2e9, np.maximum(arrivals, 80e9) + 2e9))
     fleet = FleetOverTime(live_replicas(lives, 9), 100.0, outstanding(arrivals, leaves))
-    figure = run_charts.timeline(StepSeries.from_steps(pa.table(rows).filter(pa.array(there))), fleet, SIMULATED, window)
+    figure = run_charts.timeline(
+        StepSeries.from_steps(pa.table(rows).filter(pa.array(there))), fleet, SIMULATED, window
+    )
     of = {trace.name: trace for trace in figure.data}
     for name in ("waiting", "running", "KV use", "prefill tokens", "decode tokens", "live replicas"):
         assert at_second(of[name], 70.5) == 0, name
@@ -278,7 +280,9 @@ def test_what_each_step_used_of_the_gpus_is_a_panel_of_its_own():
     steps = step_table(3000)
     start, shares = np.asarray(steps["start_ns"]), np.linspace(0, 1, 3000)
     used = {"MFU": (start, shares), "MBU": (start, np.where(shares > 0.5, shares, np.nan))}
-    figure = run_charts.timeline(StepSeries.from_steps(steps), ONE, SIMULATED, (start[600] / 1e9, start[2999] / 1e9), used=used)
+    figure = run_charts.timeline(
+        StepSeries.from_steps(steps), ONE, SIMULATED, (start[600] / 1e9, start[2999] / 1e9), used=used
+    )
     mfu, mbu = figure.data[-2:]
     assert (mfu.name, mbu.name, figure.layout.yaxis5.title.text) == ("MFU", "MBU", "MFU, MBU<br>(%)")
     assert len(mfu.x) == len(mbu.x) == 700 and min(mfu.y) == pytest.approx(20, abs=0.1)

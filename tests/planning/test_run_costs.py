@@ -81,7 +81,9 @@ def test_a_simulated_run_says_what_it_costs(tmp_path: Path) -> None:
     assert told["usd_per_mtok_out"] == pytest.approx(usd_per_hour / told["output_throughput"] / 3600 * 1e6)
     recording = Recording.load(tmp_path / "run")
     assert dict(recording.run["usd_per_gpu_hour"]) == {"fast": find_gpu("H100").usd_per_hour, "cheap": 0.5}
-    assert {name: RunMetrics.from_recording(recording).scalars()[name] for name in COSTS} == {name: told[name] for name in COSTS}
+    assert {name: RunMetrics.from_recording(recording).scalars()[name] for name in COSTS} == {
+        name: told[name] for name in COSTS
+    }
     assert "usd_per_mtok_out" in simulate(tmp_path, "--force", "--no-band").stdout
 
 

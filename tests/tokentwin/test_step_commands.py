@@ -151,7 +151,10 @@ def test_saturation_does_not_depend_on_what_is_kept(trace: Path, tmp_path: Path)
     crowd = ("--max-num-seqs", "1", "--rate-scale", "1000")
     assert simulated(trace, tmp_path / "whole", *crowd).exit_code == 0
     assert simulated(trace, tmp_path / "summary", *crowd, "--summary-only").exit_code == 0
-    found = [RunMetrics.from_recording(Recording.load(tmp_path / name)).scalars()["saturation"] for name in ("whole", "summary")]
+    found = [
+        RunMetrics.from_recording(Recording.load(tmp_path / name)).scalars()["saturation"]
+        for name in ("whole", "summary")
+    ]
     assert found[0] == found[1] != "STABLE"
 
 

@@ -26,7 +26,7 @@ class RecordedClient(Settings):
     folders: tuple[str, ...] = Field(min_length=1)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. Lengths of prompts and answers are those that the server told."""
+        """See `MeasuredFormat`. Lengths of prompts and answers are as the server counted them."""
         runs = [_run(Recording.load(data / folder)) for folder in self.folders]
         return [replace(run, floor_pct=_floor_pct([r for r in runs if sent(r) == sent(run)])) for run in runs]
 

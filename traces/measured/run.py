@@ -128,5 +128,5 @@ def figures(metrics: RunMetrics, offered_per_s: float | None = None) -> dict[str
 
 
 def saturated(per_s: float, offered_per_s: float) -> float:
-    """1 when fewer requests were completed per second than `KEEPS_UP` of those offered, else 0."""
+    """1 when fewer requests were completed per second than `KEEPS_UP` of the offered ones, else 0."""
     return float(per_s < KEEPS_UP * offered_per_s)
