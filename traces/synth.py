@@ -75,7 +75,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
     slo_class: str = Field("", description="SLO class of every request")
     structured: float = Field(0.0, ge=0, le=1, description="share of requests whose answers keep to a grammar")
     grammar_compile_ms: float = Field(
-        0.0, ge=0, le=1e9, description="time for which each of those waits in an engine for its grammar to be compiled"
+        0.0, ge=0, le=1e9, description="time for which a structured request waits for its grammar to be compiled"
     )
 
     @property
