@@ -8,7 +8,7 @@ from calibration.provenance import MARKS
 _BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(MARKS)})\] ?(.*)", re.DOTALL)
 
 
-class Found(NamedTuple):
+class Badge(NamedTuple):
     """A mark and its reason."""
 
     mark: str
@@ -18,7 +18,7 @@ class Found(NamedTuple):
 def page_badges(app):
     """The badges of a page that are in sight."""
     marks = [_BADGE.fullmatch(leaf.value) for leaf in _leaves(app.main) if leaf.type == "markdown"]
-    return [Found(*mark.groups()) for mark in marks if mark]
+    return [Badge(*mark.groups()) for mark in marks if mark]
 
 
 def badges(app):
@@ -44,7 +44,7 @@ def _at(blocks):
             plots = sum(leaf.type == "plotly_chart" for leaf in leaves)
             assert len(marks) == plots == 1, f"{len(marks)} marks and {plots} plots in one block"
             assert len(marks[0][2]) > len("."), "a mark without a reason"
-            return Found(*marks[0].groups())
+            return Badge(*marks[0].groups())
     raise AssertionError("a plot without a badge")
 
 

@@ -131,9 +131,9 @@ def condense_pair(compared: Path, out: Path) -> None:
 
     Raises UserError when a recording is damaged.
     """
-    found = [Recording.load(path) for side in "ab" for path in sorted((compared / side).glob("run-*"))]
+    recordings = [Recording.load(path) for side in "ab" for path in sorted((compared / side).glob("run-*"))]
     shutil.rmtree(out, ignore_errors=True)
-    for recording in found:
+    for recording in recordings:
         _copy(recording, out / recording.path.relative_to(compared), recording.workload())
 
 

@@ -65,7 +65,7 @@ def test_every_plot_has_a_badge(tmp_path, name):
 
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
     shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
-    assert [found.mark for found in badges(opened("calibration", tmp_path, of="Engines"))] == ["validated"]
+    assert [badge.mark for badge in badges(opened("calibration", tmp_path, of="Engines"))] == ["validated"]
     assert len(badges(opened("step"))) == 2
 
 
@@ -116,8 +116,8 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
 
     def mark(a, b):
         sides = {"a": str(tmp_path / a), "b": str(tmp_path / b)}
-        found = recorded({**asked, **sides}, tmp_path, lambda stage, share: None)
-        return provenance(ComparisonDocument.read(found)).mark
+        answer = recorded({**asked, **sides}, tmp_path, lambda stage, share: None)
+        return provenance(ComparisonDocument.read(answer)).mark
 
     assert mark("real", "again") == "measured"
     assert mark("real", "simulated") == mark("simulated", "real") == "unknown"
@@ -134,8 +134,8 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
     ],
 )
 def test_a_report_stands_as_what_it_holds(tmp_path, change, mark, reason):
-    found = of_report(ValidationReport.model_validate({**report(tmp_path), **change}))
-    assert found.mark == mark and reason in found.reason
+    judged = of_report(ValidationReport.model_validate({**report(tmp_path), **change}))
+    assert judged.mark == mark and reason in judged.reason
 
 
 def test_steps_stand_as_the_worst_regime():
@@ -209,8 +209,8 @@ def test_a_run_on_a_machine_that_was_not_calm_says_so_and_no_other_does(tmp_path
         table = pq.read_table(path)
         place = table.column_names.index("notes")
         pq.write_table(table.set_column(place, table.schema.field("notes"), [[notes]]), path)
-        told = [warning.value for warning in opened("run", tmp_path, run=name).warning]
-        assert ("31 % apart" in "".join(told)) == (name == "disturbed")
+        warnings = [warning.value for warning in opened("run", tmp_path, run=name).warning]
+        assert ("31 % apart" in "".join(warnings)) == (name == "disturbed")
 
 
 def test_few_extrapolated_steps_do_not_make_a_run_extrapolated():
@@ -221,5 +221,5 @@ def test_few_extrapolated_steps_do_not_make_a_run_extrapolated():
         for _ in range(usual):
             seen.decode_run_ns(8, 8000, 8_000_000, 1)
         seen.decode_run_ns(2, 2 * 10**8, 10**16, 1)
-        found = seen.provenance()
-        assert found[0] is mark and found[1].startswith(f"{100 / (usual + 1):.1f} % of the steps extrapolated: ")
+        reason = seen.provenance()
+        assert reason[0] is mark and reason[1].startswith(f"{100 / (usual + 1):.1f} % of the steps extrapolated: ")

@@ -58,8 +58,8 @@ def test_an_estimate_is_that_of_the_kernel_model(key):
     fit_ = H100.fits[key]
     shape = np.exp2(fit_.surface.shapes[7 % len(fit_.surface.shapes)]).tolist()
     sizes = tuple(np.exp2(axis[-4:]) for axis in fit_.surface.knots)
-    found = estimate_at(H100.gpu, key, fit_, shape, sizes)
-    for ours, theirs in zip(found, H100.time(operation_at(key, shape, sizes)), strict=True):
+    estimate = estimate_at(H100.gpu, key, fit_, shape, sizes)
+    for ours, theirs in zip(estimate, H100.time(operation_at(key, shape, sizes)), strict=True):
         np.testing.assert_allclose(ours, theirs)
 
 
@@ -67,9 +67,9 @@ def test_the_fit_is_near_what_was_measured_of_it():
     fit_ = H100.fits["gemm/bfloat16"]
     for number in range(0, len(fit_.surface.shapes), 60):
         (knots,), ns = measured_at(H100.gpu, "gemm/bfloat16", fit_, number)
-        found = estimate_at(H100.gpu, "gemm/bfloat16", fit_, np.exp2(fit_.surface.shapes[number]).tolist(), (knots,))
-        assert np.median(np.abs(np.log(found.ns / ns))) < 0.1
-        assert (found.coverage == Coverage.VALIDATED).all()
+        estimate = estimate_at(H100.gpu, "gemm/bfloat16", fit_, np.exp2(fit_.surface.shapes[number]).tolist(), (knots,))
+        assert np.median(np.abs(np.log(estimate.ns / ns))) < 0.1
+        assert (estimate.coverage == Coverage.VALIDATED).all()
 
 
 # Figures

@@ -136,9 +136,9 @@ def test_piece_by_piece_is_what_the_whole_reduces_to(monkeypatch, window, replic
     before = values[times < low][-1:]
     x, y = np.append([low] * len(before), times[inside]), np.append(before, values[inside])
     monkeypatch.setattr(step_series, "_PIECE", 300)
-    ((found_x, found_y),) = StepSeries(table, ["waiting"]).lows_and_highs(["waiting"], window, 60)
+    ((reduced_x, reduced_y),) = StepSeries(table, ["waiting"]).lows_and_highs(["waiting"], window, 60)
     expected_x, expected_y = envelope(x, y, 60)
-    assert found_x.tolist() == expected_x.tolist() and found_y.tolist() == expected_y.tolist()
+    assert reduced_x.tolist() == expected_x.tolist() and reduced_y.tolist() == expected_y.tolist()
 
 
 # Trust

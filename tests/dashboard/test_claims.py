@@ -55,8 +55,8 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
     model = next(box for box in app.selectbox if box.label == "Model")
     model.set_value("Llama-3.1-8B").run()
     app.button[0].click().run()
-    found = ClaimsDocument.read(check_claim(began[0], tmp_path, lambda stage, share: None)).claims[0].cases[0]
-    assert found.value == pytest.approx(32 * 2 * 8 * 128 * 2 * 8192 / 1e9)
+    case = ClaimsDocument.read(check_claim(began[0], tmp_path, lambda stage, share: None)).claims[0].cases[0]
+    assert case.value == pytest.approx(32 * 2 * 8 * 128 * 2 * 8192 / 1e9)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     assert {trace.get("name") for trace in figure["data"]} >= {"H100", "L40S"}
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
-    (found,) = badges(app)
-    assert found.mark == "interpolated" and "lies between measured shapes" in found.reason
+    (badge,) = badges(app)
+    assert badge.mark == "interpolated" and "lies between measured shapes" in badge.reason
 
 
 def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
@@ -71,10 +71,10 @@ def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
     fast = pc.greater(runs["rate"], 2)
     marks = pc.if_else(fast, "extrapolated", runs["standing"])
     pq.write_table(runs.set_column(runs.schema.get_field_index("standing"), "standing", marks), path)
-    (found,) = badges(sweeps(tmp_path))
-    assert found.mark == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in found.reason
-    (found,) = badges(sweeps(tmp_path, only_rate="1,2"))
-    assert found.mark == "interpolated"
+    (badge,) = badges(sweeps(tmp_path))
+    assert badge.mark == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in badge.reason
+    (badge,) = badges(sweeps(tmp_path, only_rate="1,2"))
+    assert badge.mark == "interpolated"
 
 
 def test_the_url_chooses_axes_series_and_filters(partitioned):
@@ -156,11 +156,11 @@ def test_a_sweep_whose_runs_all_failed_shows_why(tmp_path):
 
 
 def test_results_are_read_with_their_partitions(partitioned):
-    found = SweepResults.load(partitioned / "mine")
+    part = SweepResults.load(partitioned / "mine")
     whole = SweepResults.load(SAMPLES / "sweep")
-    assert set(found.parameters) == set(whole.parameters) and found.values("gpu") == ["H100", "L40S"]
-    assert found.complete.num_rows == 83 and whole.complete.num_rows == 84
-    assert found.metrics["ttft_ms_p99"] == "TTFT p99 (ms)"
+    assert set(part.parameters) == set(whole.parameters) and part.values("gpu") == ["H100", "L40S"]
+    assert part.complete.num_rows == 83 and whole.complete.num_rows == 84
+    assert part.metrics["ttft_ms_p99"] == "TTFT p99 (ms)"
     with pytest.raises(UserError, match="cannot be read"):
         SweepResults.load(partitioned)
 

@@ -54,7 +54,7 @@ QUIET = Path("/nowhere")
 OWN = "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\n"
 
 
-def told(stage: str, share: float) -> None:
+def progress(stage: str, share: float) -> None:
     """Nobody listens."""
 
 
@@ -83,7 +83,7 @@ def small(**changes: Any) -> CompareRequest:
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
     """What `small` comes to, as a page reads it."""
-    return json.loads(json.dumps(simulated(small().as_json(), QUIET, told)))
+    return json.loads(json.dumps(simulated(small().as_json(), QUIET, progress)))
 
 
 def leave(runs: Path, task: str, settings: dict[str, Any], result: Any) -> Job:
@@ -129,7 +129,7 @@ def test_the_answer_is_that_of_the_command(tmp_path: Path) -> None:
     command = json.loads(CliRunner().invoke(cli, words, catch_exceptions=False).output)
     sides = {side: Side(deployment=bare | own) for side, own in limits.items()}
     request = small(**sides, traffic=spec, seeds=1, bounds={"ttft_ms": 500.0})
-    page = simulated(request.as_json(), QUIET, told)
+    page = simulated(request.as_json(), QUIET, progress)
     for part in ("verdict", "rows", "tallies", "units"):
         assert page[part] == command[part]
 
@@ -227,11 +227,11 @@ def test_any_text_is_a_deployment_or_one_line(text: str) -> None:
 
 
 def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
-    found = bundled_answer(comparison_request().as_json())
-    assert found is not None, "see dashboard-internals.md"
+    answer = bundled_answer(comparison_request().as_json())
+    assert answer is not None, "see dashboard-internals.md"
     app = lab(tmp_path)
     text = shown(app)
-    assert found["verdict"][1:] in text and f"{found['a']['mark']}]" in text and "Jain's fairness index is" in text
+    assert answer["verdict"][1:] in text and f"{answer['a']['mark']}]" in text and "Jain's fairness index is" in text
     assert len(app.get("plotly_chart")) == 4 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {
         *("Parquet of rows", "Parquet of tallies", "CSV of rows", "CSV of tallies", "Report", "JSON")
@@ -326,8 +326,8 @@ def test_a_calibration_under_the_runs_can_time_the_steps(tmp_path: Path, started
     calibrated(tmp_path / "cal")
     settings = asked(lab(tmp_path, timing="cal", b="sjf"), started)
     assert settings["timing"]["calibration"] == str((tmp_path / "cal").resolve())
-    found = simulated(settings | {"traffic": small().model_dump(mode="json")["traffic"], "seeds": 1}, QUIET, told)
-    assert found["a"]["calibration"] == "invented"
+    answer = simulated(settings | {"traffic": small().model_dump(mode="json")["traffic"], "seeds": 1}, QUIET, progress)
+    assert answer["a"]["calibration"] == "invented"
     assert "There is no steps timed by" in shown(lab(tmp_path, timing="../cal"))
 
 
@@ -372,11 +372,11 @@ def test_a_pair_of_another_engine_is_compared_at_once(tmp_path: Path, started: l
     where = {"compare": "recordings", "rec_a": "ours/a", "rec_b": "ours/b"}
     lab(tmp_path, **where)
     (job,) = started
-    leave(tmp_path, RECORDED, job.settings, json.loads(json.dumps(recorded(job.settings, QUIET, told))))
+    leave(tmp_path, RECORDED, job.settings, json.loads(json.dumps(recorded(job.settings, QUIET, progress))))
     lab(tmp_path, **where, also="theirs")
     (_, other) = started
     assert other.settings["a"].endswith("theirs/a") and "timing" not in other.settings
-    leave(tmp_path, RECORDED, other.settings, json.loads(json.dumps(recorded(other.settings, QUIET, told))))
+    leave(tmp_path, RECORDED, other.settings, json.loads(json.dumps(recorded(other.settings, QUIET, progress))))
     app = lab(tmp_path, **where, also="theirs")
     assert not app.exception and "0 are reversed" in shown(app)
     table = next(frame.value for frame in app.dataframe if "our engine" in frame.value.columns)
@@ -387,13 +387,13 @@ def test_a_pair_of_another_engine_is_compared_at_once(tmp_path: Path, started: l
 def test_the_bundled_pair_is_what_its_answer_says(asked: Callable[[], Request]) -> None:
     """The bundled answer is made anew from the bundled recordings, number for number."""
     settings = asked().as_json()
-    found = json.loads(json.dumps(recorded(settings, QUIET, told)))
+    answer = json.loads(json.dumps(recorded(settings, QUIET, progress)))
     known = bundled_answer(settings)
     assert known is not None
     read = document.ComparisonDocument.read
-    assert read({**found, "inputs": known["inputs"]}) == read(known)
-    assert {found[side]["clock"] for side in "ab"} == {"wall"}
-    assert [found[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
+    assert read({**answer, "inputs": known["inputs"]}) == read(known)
+    assert {answer[side]["clock"] for side in "ab"} == {"wall"}
+    assert [answer[side]["deployment"]["policy"] for side in "ab"] == ["vllm", "sjf"]
 
 
 @pytest.mark.deep
@@ -422,9 +422,9 @@ def test_recordings_are_compared_side_by_side(tmp_path: Path, started: list[Job]
     assert (app.query_params["rec_a"], app.query_params["rec_b"]) == ("out/a", "out/b")
     (job,) = started  # at once: to compare two recordings takes seconds
     settings = job.settings
-    found = json.loads(json.dumps(recorded(settings, QUIET, told)))
-    assert found["verdict"].startswith("B is better") and found["runs"] == 2 and found["ranking"] is None
-    leave(tmp_path, RECORDED, settings, found)
+    answer = json.loads(json.dumps(recorded(settings, QUIET, progress)))
+    assert answer["verdict"].startswith("B is better") and answer["runs"] == 2 and answer["ranking"] is None
+    leave(tmp_path, RECORDED, settings, answer)
     app = lab(tmp_path, compare="recordings")
     assert "B is better" in shown(app) and "measured]" in shown(app)
     assert len(app.get("plotly_chart")) == 4
@@ -450,14 +450,14 @@ def test_what_takes_longer_and_what_was_cancelled_waits_for_a_click(tmp_path: Pa
 def test_a_ranking_is_held_against_the_engine(tmp_path: Path, started: list[Job]) -> None:
     engine_pair(tmp_path / "out", calibrated(tmp_path / "cal"))
     settings = asked(lab(tmp_path, compare="recordings", beside="cal"), started)
-    found = json.loads(json.dumps(recorded(settings, QUIET, told)))
-    assert found["rows"] == found["simulated"]["rows"] and found["simulated"]["a"]["mark"] == "extrapolated"
-    assert {row["outcome"] for row in found["ranking"]} == {"holds"}
-    leave(tmp_path, RECORDED, settings, found)
+    answer = json.loads(json.dumps(recorded(settings, QUIET, progress)))
+    assert answer["rows"] == answer["simulated"]["rows"] and answer["simulated"]["a"]["mark"] == "extrapolated"
+    assert {row["outcome"] for row in answer["ranking"]} == {"holds"}
+    leave(tmp_path, RECORDED, settings, answer)
     app = lab(tmp_path, compare="recordings", beside="cal")
     assert "The ranking holds on the engine" in shown(app) and len(app.get("plotly_chart")) == 5
-    found["ranking"][0]["outcome"] = "reversed"
-    write_json(Job(tmp_path / "jobs", RECORDED, settings).directory / "result.json", found)
+    answer["ranking"][0]["outcome"] = "reversed"
+    write_json(Job(tmp_path / "jobs", RECORDED, settings).directory / "result.json", answer)
     (warning,) = lab(tmp_path, compare="recordings", beside="cal").warning
     assert "does not hold on the engine" in warning.value
 
@@ -467,14 +467,14 @@ def test_only_a_real_recording_is_held_against(tmp_path: Path) -> None:
         toy_run(tmp_path / name, "virtual", seed=1)
     asked = {"a": str(tmp_path / "x"), "b": str(tmp_path / "y"), "stamps": [0, 0], "timing": {"gpu": "H100"}}
     with pytest.raises(UserError, match="is simulated"):
-        recorded(asked, QUIET, told)
+        recorded(asked, QUIET, progress)
 
 
 def test_recordings_of_other_workloads_are_one_line(tmp_path: Path) -> None:
     toy_run(tmp_path / "x", "wall", seed=1)
     toy_run(tmp_path / "y", "wall", seed=1, count=20)
     with pytest.raises(UserError, match="same workload"):
-        recorded({"a": str(tmp_path / "x"), "b": str(tmp_path / "y"), "stamps": [0, 0]}, QUIET, told)
+        recorded({"a": str(tmp_path / "x"), "b": str(tmp_path / "y"), "stamps": [0, 0]}, QUIET, progress)
 
 
 # Figures
@@ -540,8 +540,8 @@ def test_sides_are_named_by_what_tells_them_apart() -> None:
 
 def test_requests_that_do_not_finish_are_told(tmp_path: Path, answer: dict[str, Any], started: list[Job]) -> None:
     lost = {"metric": "finished", "stat": "share", "a": 0.25, "b": 0.5, "low": None, "high": None}
-    told = {**answer, "rows": [*answer["rows"], {**lost, "percent": 100.0, "better": ""}]}
-    leave(tmp_path, SIMULATED, asked(lab(tmp_path, seconds="8"), started), told)
+    extended = {**answer, "rows": [*answer["rows"], {**lost, "percent": 100.0, "better": ""}]}
+    leave(tmp_path, SIMULATED, asked(lab(tmp_path, seconds="8"), started), extended)
     app = lab(tmp_path, seconds="8")
     assert "On A 25.0 % of the requests finish, on B 50.0 %" in shown(app)
     assert "finish on A" not in shown(lab(tmp_path))

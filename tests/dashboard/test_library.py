@@ -29,15 +29,15 @@ def many(tmp_path: Path) -> Path:
 
 
 def test_of_too_many_the_newest_are_listed(many: Path) -> None:
-    found = list(find(many, RECORDING))
-    assert len(found) == MOST
-    assert found[0] == "zz_newest" and found[1] == f"exp/r{MOST + 19:04}"
-    assert "exp/r0000" not in found
+    names = list(find(many, RECORDING))
+    assert len(names) == MOST
+    assert names[0] == "zz_newest" and names[1] == f"exp/r{MOST + 19:04}"
+    assert "exp/r0000" not in names
 
 
 def test_one_that_a_link_names_is_found_however_old(many: Path) -> None:
-    found = find(many, RECORDING, "exp/r0000", None)
-    assert found["exp/r0000"] == many / "exp/r0000" and len(found) == MOST + 1
+    paths = find(many, RECORDING, "exp/r0000", None)
+    assert paths["exp/r0000"] == many / "exp/r0000" and len(paths) == MOST + 1
 
 
 @pytest.mark.parametrize("name", ["../secret", "exp/../../secret", "/etc", "exp", ".hidden/r", ""])

@@ -44,11 +44,11 @@ def looked_at(page: str, runs: Path, link: dict[str, Any]) -> AppTest:
 
 def widgets(app: AppTest) -> dict[str, Any]:
     """Every input that a user sees, by its label (SLO rows have a new key each time)."""
-    found = {}
+    widgets = {}
     for kind in _KINDS:
         for at, widget in enumerate(app.get(kind)):
-            found[f"{kind} {at} {widget.proto.label}"] = widget
-    return found
+            widgets[f"{kind} {at} {widget.proto.label}"] = widget
+    return widgets
 
 
 def values(app: AppTest) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def beginning(widget: Any) -> Any:
     return tuple(said) if widget.type == "slider" else said
 
 
-def held(widget: Any) -> Any:
+def value_of(widget: Any) -> Any:
     """What the page took from it, as its widget shows it."""
     if widget.type == "selectbox":
         return widget.options[widget.index]
@@ -119,7 +119,7 @@ def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
     assert values(again) == values(app)
     again.run()  # of a drawing that is cut short the browser sees nothing: the next one must be enough to begin with
     for label, widget in widgets(again).items():
-        assert beginning(widget) == held(widget), label
+        assert beginning(widget) == value_of(widget), label
 
 
 # What a page may be asked, whatever is chosen on it; a name says nothing of the page.

@@ -95,8 +95,8 @@ def test_a_damaged_recording_is_one_line(tmp_path, samples, file):
     for path in (samples / "real-1").iterdir():
         (tmp_path / "broken" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "broken" / file).write_bytes(b"PAR1 but not really")
-    told = one_line(run(tmp_path))
-    assert f"'broken/{file}'" in told and str(tmp_path) not in told
+    message = one_line(run(tmp_path))
+    assert f"'broken/{file}'" in message and str(tmp_path) not in message
     (tmp_path / "broken" / "steps.parquet").unlink()
     if file == "requests.parquet":
         (tmp_path / "broken" / file).write_bytes((samples / "real-1" / file).read_bytes())

@@ -531,13 +531,13 @@ def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -
     )
     for draw, unit in ((frontier_charts.frontier, "tokens/s per GPU"), (frontier_charts.price, "per million output")):
         drawn = draw([slow, beyond], chosen)
-        told = {trace.name: trace for trace in drawn.data}
-        assert {"H100", "H200", "hollow: extrapolated", frontier_charts.STAR} == set(told)
-        assert told["H100"].line.color != told["H200"].line.color == told["H200"].line.color
+        curves = {trace.name: trace for trace in drawn.data}
+        assert {"H100", "H200", "hollow: extrapolated", frontier_charts.STAR} == set(curves)
+        assert curves["H100"].line.color != curves["H200"].line.color == curves["H200"].line.color
         assert {note.text for note in drawn.layout.annotations} == {slow.engine, beyond.engine}
-        assert all(unit in text and "tokens/s of the median user" in text for text in told["H100"].customdata)
-        assert list(told["H100"].text) == [f"{p.concurrency:,.0f}" for p in slow.points]
-        assert f"{chosen.replicas} × TP4 H100" in told[frontier_charts.STAR].customdata[0]
+        assert all(unit in text and "tokens/s of the median user" in text for text in curves["H100"].customdata)
+        assert list(curves["H100"].text) == [f"{p.concurrency:,.0f}" for p in slow.points]
+        assert f"{chosen.replicas} × TP4 H100" in curves[frontier_charts.STAR].customdata[0]
     assert "plan again" in frontier_charts.frontier([], None).layout.annotations[0].text
     of_one_token = tuple(p.model_copy(update={"tok_s_user": None}) for p in slow.points)
     nobody_waits = frontier_charts.frontier([slow.model_copy(update={"points": of_one_token})], None)
@@ -631,8 +631,8 @@ def test_a_bound_is_named_where_its_line_is(most: float) -> None:
     ("low", "high"), [(40, 89), (100, 101), (128, 128), (1, 2), (3, 900), (1, 100_000), (900, 1100)]
 )
 def test_lengths_have_ticks_however_little_they_differ(low: int, high: int) -> None:
-    told = length_histogram([low, high])
-    ticks = plan_charts.lengths(Lengths(prompt=told, output=told)).layout.xaxis.tickvals
+    histogram = length_histogram([low, high])
+    ticks = plan_charts.lengths(Lengths(prompt=histogram, output=histogram)).layout.xaxis.tickvals
     assert 1 + (low < high) <= len(ticks) <= 6
     assert all(low <= tick <= high + 1 and tick == int(tick) for tick in ticks)
 
@@ -705,8 +705,8 @@ def test_every_headline_figure_that_step_times_decide_carries_its_band() -> None
     low, high = best.headroom_band or (0, 0)
     assert low <= best.headroom_percent <= (high or math.inf) and bands["headroom"] == f"{low}–{high} %"
     assert f"headroom {best.headroom} ({low}–{high} %)" in "\n".join(map(str, answer.report()))
-    told = {None: f"{low} or more %", low: f"{low} %"}
-    for most, shown_as in told.items():
+    labels = {None: f"{low} or more %", low: f"{low} %"}
+    for most, shown_as in labels.items():
         assert best.model_copy(update={"headroom_band": (low, most)}).headroom_range == shown_as
 
 
@@ -715,7 +715,7 @@ def test_any_other_setting_can_be_varied(tmp_path: Path, started: list[Job]) -> 
     link = {"vary": "enable_chunked_prefill=true,false; dtype=bfloat16,float16"}
     settings = asked(plan(tmp_path, **link), started)
     assert settings["vary"] == {"enable_chunked_prefill": [True, False], "dtype": ["bfloat16", "float16"]}
-    for link, told in (
+    for link, message in (
         ({"vary": "policy=mine.py:Policy"}, "neither a number nor a word"),
         ({"vary": "fleet.router.name=mine.py:Router"}, "neither a number nor a word"),
         ({"vary": "dtype=int3"}, "neither a number nor a word"),
@@ -724,4 +724,4 @@ def test_any_other_setting_can_be_varied(tmp_path: Path, started: list[Job]) -> 
         ({"vary": "max_num_seqs=64,128", "seqs": "32"}, "is set above"),
         ({"vary": "max_num_seqs=" + ",".join(map(str, range(1, 100)))}, "99 combinations"),
     ):
-        assert told in one_line(plan(tmp_path, **link))
+        assert message in one_line(plan(tmp_path, **link))

@@ -46,28 +46,28 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told() -> list[tuple[str, float]]:
+def reports() -> list[tuple[str, float]]:
     return []
 
 
 @pytest.fixture(scope="module")
-def answer(out: Path, told: list[tuple[str, float]]) -> dict[str, Any]:
+def answer(out: Path, reports: list[tuple[str, float]]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda _: {0})  # one CPU, so that it starts no workers
-        return plan(SETTINGS, out, lambda stage, share: told.append((stage, share)))
+        return plan(SETTINGS, out, lambda stage, share: reports.append((stage, share)))
 
 
-def test_it_is_plain_json_and_says_how_far_it_is(answer: dict[str, Any], told: list[tuple[str, float]]) -> None:
+def test_it_is_plain_json_and_says_how_far_it_is(answer: dict[str, Any], reports: list[tuple[str, float]]) -> None:
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
-    shares = [share for _, share in told]
+    shares = [share for _, share in reports]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] <= 1 and len(set(shares)) > 10
 
 
 def test_a_first_answer_is_left_on_the_way(answer: dict[str, Any], out: Path) -> None:
     said = read_json(out / COARSE)["said"]
-    found = re.fullmatch(r"From quick estimates: (?:(\d+) to )?(\d+) GPUs?, \$[\d.]+(?: to \$[\d.]+)?/h, of (.+)", said)
-    assert found is not None, said
-    few, many, engines = found.groups()
+    match = re.fullmatch(r"From quick estimates: (?:(\d+) to )?(\d+) GPUs?, \$[\d.]+(?: to \$[\d.]+)?/h, of (.+)", said)
+    assert match is not None, said
+    few, many, engines = match.groups()
     best = answer["recommendation"]
     assert int(few or many) <= best["gpus"] <= int(many) and best["engine"] in engines
 
@@ -97,7 +97,7 @@ def test_the_slos_hold_at_the_knee_and_latency_grows_with_load(answer: dict[str,
 def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, Any], tmp_path: Path) -> None:
     point = next(p for p in answer["points"] if p["replicas"] == answer["recommendation"]["replicas"])
     asked = {"plan": SETTINGS, "replicas": point["replicas"], "engine": point["engine"]}
-    found = fleet(asked, tmp_path, lambda stage, share: None)
+    answer = fleet(asked, tmp_path, lambda stage, share: None)
     metrics = RunMetrics.from_recording(Recording.load(tmp_path / "run"))
     assert parse_objectives(SETTINGS["slos"]).attainment(metrics) == point["attainment"]
     assert metrics.distribution("tok_s_user").p50 == pytest.approx(point["tok_s_user"])
@@ -107,7 +107,7 @@ def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, 
     assert metrics.scalars()["usd_per_mtok_out"] > 0
     again = diagnose(DiagnoseRequest(run=str(tmp_path / "run"), gpu="H100"))
     assert again.simulated_p99 == again.recorded_p99 and again.warning is None, "the router of the plan is the run's"
-    assert found["mark"] in ("validated", "interpolated", "extrapolated") and found["duration_s"] > 0
+    assert answer["mark"] in ("validated", "interpolated", "extrapolated") and answer["duration_s"] > 0
 
 
 def test_a_recorded_trace_is_scaled_and_cut_to_its_busiest_stretch(tmp_path: Path) -> None:

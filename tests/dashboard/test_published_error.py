@@ -25,10 +25,10 @@ def test_the_plan_says_how_far_off_predictions_of_published_engines_are(tmp_path
         median(abs(row["blind_error_pct"]) for row in rows if row["figure"].startswith(name))
         for name in ("ttft_ms", "tpot_ms")
     )
-    held = sum(row["covered"] for row in rows) / len(rows)
-    told = shown(plan(tmp_path)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "published runs on H100" in told and f"is {ttft:.1f} % for TTFT and {tpot:.1f} % for TPOT" in told
-    assert f"holds {100 * held:.0f} % of the measured values" in told and "(trust)" in told
+    covered = sum(row["covered"] for row in rows) / len(rows)
+    page = shown(plan(tmp_path)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "published runs on H100" in page and f"is {ttft:.1f} % for TTFT and {tpot:.1f} % for TPOT" in page
+    assert f"holds {100 * covered:.0f} % of the measured values" in page and "(trust)" in page
 
 
 def test_ones_own_results_come_first_and_damaged_ones_are_left_to_the_trust_page(tmp_path: Path, content) -> None:

@@ -79,8 +79,8 @@ def test_a_simulated_run_carries_its_standing_and_bands(samples, timed):
     assert not app.exception and not app.error
     notes = notes_of(timed.run)
     assert notes["gpu"] == "H100"
-    assert {found.mark for found in badges(app)} == {notes["standing"]["mark"]}
-    assert all(notes["standing"]["reason"][1:] in found.reason for found in badges(app))
+    assert {badge.mark for badge in badges(app)} == {notes["standing"]["mark"]}
+    assert all(notes["standing"]["reason"][1:] in badge.reason for badge in badges(app))
     low, high = notes["bands"]["ttft_ms"]["p99"]
     assert low <= RunMetrics.from_recording(timed).distribution("ttft_ms").p99 <= high
     deltas = [metric.delta for metric in app.metric[:6]]
@@ -89,9 +89,9 @@ def test_a_simulated_run_carries_its_standing_and_bands(samples, timed):
 
 def test_a_simulated_run_of_which_nothing_is_known_says_so(samples):
     app = page(samples, run="simulated")
-    assert {found.mark for found in badges(app)} == {"unknown"}
+    assert {badge.mark for badge in badges(app)} == {"unknown"}
     assert not app.metric[0].delta
-    assert {found.mark for found in badges(page(samples, run="real-1"))} == {"measured"}
+    assert {badge.mark for badge in badges(page(samples, run="real-1"))} == {"measured"}
 
 
 def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
@@ -202,15 +202,16 @@ def test_what_timed_a_run_is_found_by_its_id(tmp_path, timed):
 def test_parts_add_up_to_the_recorded_time_of_each_regime(timed):
     deployment = Deployment.model_validate_json(timed.run["deployment"]).model_copy(update={"fleet": None})
     steps = timed.table("steps", list(PREDICTED_COLUMNS))
-    found = explain_run(predicted_cost("H100", deployment), steps)
+    explained = explain_run(predicted_cost("H100", deployment), steps)
     took = np.array(steps["end_ns"]) - np.array(steps["start_ns"])
     prompts, decodes = np.array(steps["prefill_rows"]) > 0, np.array(steps["decode_rows"]) > 0
     for name, of in (("prefill", prompts & ~decodes), ("decode", ~prompts), ("mixed", prompts & decodes)):
-        assert sum(found.parts_ns.get(name, {}).values()) == pytest.approx(took[of].sum())
-    assert found.steps == sum(min(int(of.sum()), SAMPLE) for of in (prompts & ~decodes, ~prompts, prompts & decodes))
-    assert "past attention" not in found.parts_ns["decode"] and found.parts_ns["decode"]["weights"] > 0
-    assert all(0 < o.utilisation <= 1.0001 for o in found.operations)
-    qkv = next(o for o in found.operations if o.name == "qkv, decode")
+        assert sum(explained.parts_ns.get(name, {}).values()) == pytest.approx(took[of].sum())
+    regimes = (prompts & ~decodes, ~prompts, prompts & decodes)
+    assert explained.steps == sum(min(int(of.sum()), SAMPLE) for of in regimes)
+    assert "past attention" not in explained.parts_ns["decode"] and explained.parts_ns["decode"]["weights"] > 0
+    assert all(0 < o.utilisation <= 1.0001 for o in explained.operations)
+    qkv = next(o for o in explained.operations if o.name == "qkv, decode")
     assert qkv.bound == "memory"
 
 
@@ -324,8 +325,8 @@ def test_the_bundled_diagnosis_is_what_a_job_would_find(tmp_path):
     asked = sample_diagnosis().as_json()
     bundled = bundled_answer(asked)
     assert bundled is not None
-    found = diagnosis(asked, tmp_path, lambda stage, share: None)
-    assert {name: value for name, value in portable(found).items() if name in bundled} == bundled
+    answer = diagnosis(asked, tmp_path, lambda stage, share: None)
+    assert {name: value for name, value in portable(answer).items() if name in bundled} == bundled
     assert bundled_answer({**asked, "run": str(tmp_path)}) is None
 
 
@@ -431,8 +432,8 @@ def large(tmp_path_factory):
 @pytest.mark.parametrize("row", [0, 8191, 8192, 70_003, 131_071])
 def test_one_request_is_read_from_its_row_group(large, row):
     assert len(large.group_rows("requests")) > 10
-    found = _row(large, row)
-    assert found["request_id"] == row and found["token_times_ns"] == [1000, 1000 + row]
+    request = _row(large, row)
+    assert request["request_id"] == row and request["token_times_ns"] == [1000, 1000 + row]
 
 
 def test_gaps_of_a_large_run_are_a_sample_spread_over_it(large):
@@ -446,8 +447,8 @@ def test_gaps_of_a_large_run_are_a_sample_spread_over_it(large):
 def test_columns_without_a_value_are_known_without_reading_them(large, timed):
     assert large.filled("requests", ["tenant", "status", "token_times_ns", "session"]) == ["status", "token_times_ns"]
     assert large.filled("steps", ["start_ns", "stages_ns"]) == []
-    held = [name for name in timed.steps.column_names if any(timed.steps[name].to_pylist())]
-    assert set(held) <= set(timed.filled("steps", timed.steps.column_names))
+    filled = [name for name in timed.steps.column_names if any(timed.steps[name].to_pylist())]
+    assert set(filled) <= set(timed.filled("steps", timed.steps.column_names))
 
 
 @given(st.lists(st.sampled_from([float("nan"), 0.0, 1.0, 2.0, 3.0]), max_size=60), st.integers(1, 20))

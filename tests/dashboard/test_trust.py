@@ -117,7 +117,7 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
     write_report(tmp_path / "validation", content)
     app = trust(tmp_path)
     assert text(app).count(":gray[:material/help:] tells nothing") == 1
-    assert "unknown" in {found.mark for found in badges(app)}
+    assert "unknown" in {badge.mark for badge in badges(app)}
     assert rungs(ValidationReport.model_validate(content), None)[4].headline == "tells nothing"
 
 
@@ -271,9 +271,9 @@ def test_the_run_in_question_is_the_reports_own_and_the_url_chooses_another(tmp_
 
 def test_every_step_is_marked_once_and_lies_in_the_map():
     run = Recording.load(DEMO / "validation" / "simulated")
-    found = domain(run, Source(str(DEMO / "calibration"), None))
-    assert len(found.decode.points) + len(found.prompts.points) == found.steps == run.steps.num_rows
-    for panel in (found.decode, found.prompts):
+    maps = domain(run, Source(str(DEMO / "calibration"), None))
+    assert len(maps.decode.points) + len(maps.prompts.points) == maps.steps == run.steps.num_rows
+    for panel in (maps.decode, maps.prompts):
         assert panel.known.shape == (len(panel.y) - 1, len(panel.x) - 1)
         assert (np.isnan(panel.known) ^ np.isnan(panel.outside)).all()
         assert (panel.points >= [panel.x[0], panel.y[0]]).all() and (panel.points <= [panel.x[-1], panel.y[-1]]).all()
@@ -283,8 +283,8 @@ def test_kernel_tables_have_a_map_too(on_a_gpu):
     app = trust(on_a_gpu, view="domain", scenario="run")
     assert not app.exception and not app.error
     assert "kernel tables of the H100" in text(app)
-    found = domain(Recording.load(on_a_gpu / "run"), Source(None, "H100"))
-    assert not found.counted and found.mark == "interpolated" and found.beyond.steps == 0
+    maps = domain(Recording.load(on_a_gpu / "run"), Source(None, "H100"))
+    assert not maps.counted and maps.mark == "interpolated" and maps.beyond.steps == 0
     long = domain(Recording.load(predicted_run(on_a_gpu / "long", 16) / "run"), Source(None, "H100"))
     assert long.mark == "extrapolated" and "beyond measured shapes" in long.reason
     assert 0 < long.beyond.steps <= 1 and str(long.beyond) in long.provenance.reason
@@ -293,9 +293,9 @@ def test_kernel_tables_have_a_map_too(on_a_gpu):
 def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
     monkeypatch.setattr("dashboard.trust_page.domain._MOST_JUDGED", 50)
     run = Recording.load(on_a_gpu / "run")
-    found = domain(run, Source(None, "H100"))
-    assert (found.steps, found.of) == (50, run.steps.num_rows)
-    assert f"none of 50 (of {found.of:,}) steps lies beyond" in found.provenance.reason
+    maps = domain(run, Source(None, "H100"))
+    assert (maps.steps, maps.of) == (50, run.steps.num_rows)
+    assert f"none of 50 (of {maps.of:,}) steps lies beyond" in maps.provenance.reason
 
 
 def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
@@ -304,9 +304,9 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
     alone = recorded_deployment(made).model_copy(update={"fleet": None})
     scenario = price_scenario(made.workload(), None, "H100", alone)
     done = recorded(scenario, tmp_path / "run", band=False)
-    found = domain(done.recording, Source(None, "H100"))
-    assert found.mark == done.standing["mark"] == "extrapolated"
-    assert done.standing["reason"].endswith(f"beyond measured shapes, in {found.beyond}")
+    maps = domain(done.recording, Source(None, "H100"))
+    assert maps.mark == done.standing["mark"] == "extrapolated"
+    assert done.standing["reason"].endswith(f"beyond measured shapes, in {maps.beyond}")
     few = recorded(price_scenario(made.workload(), None, "H100", alone), tmp_path / "few", band=False, details=False)
     assert few.standing["reason"].endswith("beyond measured shapes")
 
@@ -372,18 +372,18 @@ def test_what_clients_saw_is_a_rung_and_a_table(tmp_path):
     rows = [row, other, {**row, "statistic": "p99"}]
     app = trust(client_results(tmp_path, {"created": "", "clients": ["a", "b"], "rows": rows}))
     assert not app.exception and not app.error
-    told = text(app)
-    assert "**TTFT -5.0 %, ITL +3.0 % blind, TTFT +2.0 %, ITL -1.0 % in the same weather**" in told
-    assert "in 2 runs of one workload. Repeats differ by TTFT 8.0 %, ITL 8.0 %" in told
-    table = next(each.value for each in app.dataframe if "with the front door" in each.value.columns)
+    page = text(app)
+    assert "**TTFT -5.0 %, ITL +3.0 % blind, TTFT +2.0 %, ITL -1.0 % in the same weather**" in page
+    assert "in 2 runs of one workload. Repeats differ by TTFT 8.0 %, ITL 8.0 %" in page
+    table = next(frame.value for frame in app.dataframe if "with the front door" in frame.value.columns)
     assert table["clients"].tolist() == [20.0] * 3 and table["its error (%)"].tolist() == [2.0, -1.0, 2.0]
 
 
 @pytest.mark.parametrize("content", ["", "[]", {"rows": []}, {"rows": [{}]}])
 def test_corrupt_results_of_clients_are_one_line(tmp_path, content):
-    with pytest.raises(UserError, match=r"rung/clients.json") as told:
+    with pytest.raises(UserError, match=r"rung/clients.json") as error:
         newest_clients(client_results(tmp_path, content))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_page_goes_on_without_corrupt_results_of_clients(tmp_path):
@@ -406,15 +406,15 @@ def test_what_choices_were_worth_is_a_rung_and_a_table(tmp_path):
     assert not app.exception and not app.error
     assert "**75 %** of the best there was, 5 % broke their SLO" in text(app)
     assert "1,200 times" in text(app) and "interval 71 to 79 %. By other rules: roofline 20 %" in text(app)
-    table = next(each.value for each in app.dataframe if "utility (%)" in each.value.columns)
+    table = next(frame.value for frame in app.dataframe if "utility (%)" in frame.value.columns)
     assert table["choice by"].tolist() == ["ours", "roofline"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", {"rules": []}, {"rules": [{}]}])
 def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
-    with pytest.raises(UserError, match=r"choices/decisions.json") as told:
+    with pytest.raises(UserError, match=r"choices/decisions.json") as error:
         newest_decisions(decision_results(tmp_path, content))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 # The planner's own question
@@ -447,11 +447,11 @@ def test_trust_answers_the_planners_own_question(gpu, model, at_a_time, error, a
     ]
     source = {"name": "planted", "title": "Planted", "source": "here", "engine": "vLLM", "gpu": "H100"}
     case = results.Source(**source, standing="interpolated", why="it is", rows=rows)
-    found = judged(Question(gpu, model, at_a_time), External(cases=[case]))
-    assert found.answer == answer and says in found.why
+    verdict = judged(Question(gpu, model, at_a_time), External(cases=[case]))
+    assert verdict.answer == answer and says in verdict.why
     if answer == "Yes":
-        assert "TP4, 16 requests at a time" in found.why
-        assert found.figures["TTFT error"] == "8 %" and found.figures["in their 90 % band"] == "100 %"
+        assert "TP4, 16 requests at a time" in verdict.why
+        assert verdict.figures["TTFT error"] == "8 %" and verdict.figures["in their 90 % band"] == "100 %"
 
 
 def test_trust_opens_on_the_question_of_the_plan_and_folds_the_ladder(samples):

@@ -21,9 +21,9 @@ def recording(tmp_path):
 
 
 def test_every_column_has_a_definition():
-    found = recording_columns()
-    assert list(found) == ["workload", *DATASETS]
-    assert all(column["definition"] for columns in found.values() for column in columns)
+    datasets = recording_columns()
+    assert list(datasets) == ["workload", *DATASETS]
+    assert all(column["definition"] for columns in datasets.values() for column in columns)
 
 
 def test_it_stands_beside_a_recording_and_says_what_its_files_say(recording):

@@ -33,11 +33,11 @@ def test_figures_of_requests_have_the_registry_s_definitions() -> None:
         Observed(0, 10, 5, 0, 1 * second, 3 * second),  # TTFT 1 s, TPOT 0.5 s, E2E 3 s
         Observed(1, 10, 1, 1 * second, 4 * second, 4 * second),  # one token: no TPOT
     ]
-    found = figures_of_requests(requests, offered_per_s=0.5)
-    assert found["ttft_ms.mean"] == pytest.approx(2000) and found["tpot_ms.mean"] == pytest.approx(500)
-    assert found["e2e_ms.p50"] == pytest.approx(3000) and found["makespan_s"] == pytest.approx(4)
-    assert found["request_throughput"] == pytest.approx(0.5) and found["output_throughput"] == pytest.approx(1.5)
-    assert found["saturated"] == 0.0
+    figures = figures_of_requests(requests, offered_per_s=0.5)
+    assert figures["ttft_ms.mean"] == pytest.approx(2000) and figures["tpot_ms.mean"] == pytest.approx(500)
+    assert figures["e2e_ms.p50"] == pytest.approx(3000) and figures["makespan_s"] == pytest.approx(4)
+    assert figures["request_throughput"] == pytest.approx(0.5) and figures["output_throughput"] == pytest.approx(1.5)
+    assert figures["saturated"] == 0.0
     assert figures_of_requests(requests, offered_per_s=0.6)["saturated"] == 1.0
 
 
@@ -58,7 +58,7 @@ def test_spans_give_a_run_for_each_phase_with_a_prefix_of_its_own(tmp_path: Path
     assert alone.workload.concurrency == 1 and constant.workload.concurrency is None
     assert [r.arrival_ns for r in constant.workload.requests] == [0, 500_000_000]
     prefixes = [{r.prompt[0] for r in run.workload.requests} for run in (alone, constant)]
-    assert all(len(found) == 1 for found in prefixes) and prefixes[0] != prefixes[1]
+    assert all(len(names) == 1 for names in prefixes) and prefixes[0] != prefixes[1]
     assert [r.prompt_len for r in alone.workload.requests] == [30, 24]
     assert alone.figures["ttft_ms.mean"] == pytest.approx(350) and alone.figures["tpot_ms.p99"] == pytest.approx(100)
 

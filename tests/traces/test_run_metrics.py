@@ -279,12 +279,12 @@ def test_a_trend_rises_where_its_interval_lies_above_zero(slope: float, error: f
 def test_saturation_of_a_queue_with_known_capacity(rate, servers, verdict):
     """Ten servers of 0.1 s serve 100 requests a second."""
     table = synthetic(6000, rate=rate, servers=servers)
-    found = RunMetrics(table, waiting_steps(table)).saturation
-    assert found.verdict == verdict
-    assert found.trend.half >= 0
-    assert found.arrival_rate == pytest.approx(rate, rel=0.05)
+    saturation = RunMetrics(table, waiting_steps(table)).saturation
+    assert saturation.verdict == verdict
+    assert saturation.trend.half >= 0
+    assert saturation.arrival_rate == pytest.approx(rate, rel=0.05)
     if verdict == "OVERLOADED":
-        assert found.trend.slope == pytest.approx(rate - 100, rel=0.15)
+        assert saturation.trend.slope == pytest.approx(rate - 100, rel=0.15)
 
 
 @pytest.mark.parametrize("service_s", [3, 10])
@@ -331,14 +331,14 @@ def test_concurrency_equals_a_naive_recount(rows):
 
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=300))
 def test_percentiles_are_nearest_rank(values):
-    found = Distribution.from_values(np.array(values, dtype=float))
+    distribution = Distribution.from_values(np.array(values, dtype=float))
     ordered = sorted(values)
     for q in (50, 90, 95, 99):
-        at = getattr(found, f"p{q}")
+        at = getattr(distribution, f"p{q}")
         assert at == ordered[math.ceil(q * len(values) / 100) - 1]
         assert sum(v <= at for v in values) * 100 >= q * len(values)
-    assert (found.min, found.max, found.count) == (ordered[0], ordered[-1], len(values))
-    assert found.std == pytest.approx(np.std(values))
+    assert (distribution.min, distribution.max, distribution.count) == (ordered[0], ordered[-1], len(values))
+    assert distribution.std == pytest.approx(np.std(values))
 
 
 def test_many_requests_take_no_more_calls_than_few():
@@ -366,9 +366,10 @@ def test_many_requests_take_no_more_calls_than_few():
 @given(st.integers(0, 2**32), st.integers(1, 300_000))
 def test_the_spread_is_numpys_to_the_bit(seed: int, count: int) -> None:
     values = np.random.default_rng(seed).lognormal(1, 2, count)
-    ordered, found = np.sort(values), Distribution.from_values(values)
-    assert (found.mean, found.std, found.p90) == (values.mean(), values.std(), ordered[-(-9 * count // 10) - 1])
-    assert Distribution.from_values(values.copy(), spent=True) == found
+    ordered, distribution = np.sort(values), Distribution.from_values(values)
+    assert (distribution.mean, distribution.std) == (values.mean(), values.std())
+    assert distribution.p90 == ordered[-(-9 * count // 10) - 1]
+    assert Distribution.from_values(values.copy(), spent=True) == distribution
 
 
 def test_of_a_long_recording_a_few_numbers_are_in_memory(tmp_path) -> None:
@@ -390,8 +391,8 @@ def test_of_a_long_recording_a_few_numbers_are_in_memory(tmp_path) -> None:
             }
         )
     recording = Recording(tmp_path / "run")
-    held = RunMetrics(recording.table("requests"), recording.table("steps"), recording.run)
-    expected = repr(held.distributions()), repr(held.scalars())
+    in_memory = RunMetrics(recording.table("requests"), recording.table("steps"), recording.run)
+    expected = repr(in_memory.distributions()), repr(in_memory.scalars())
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     read = RunMetrics.from_recording(recording)

@@ -22,7 +22,7 @@ def run(deployment: Deployment, **changes) -> dict:
     return usual | changes
 
 
-def held(sizes) -> dict:
+def row_of(sizes) -> dict:
     return {name: int(getattr(sizes, name)) for name in AGGREGATES}
 
 
@@ -32,7 +32,7 @@ def test_work_is_that_of_the_operations(model: str, step: tuple[int, ...]) -> No
     """Kernels do at least the model's work; decode over latent vectors multiplies far more, to read less."""
     deployment = Deployment(model=model, tensor_parallel_size=2)
     sizes = uniform_step(*step)
-    work, table = StepWork.from_run(run(deployment)), steps_table([held(sizes)])
+    work, table = StepWork.from_run(run(deployment)), steps_table([row_of(sizes)])
     assert work is not None
     operations = [o for o in step_operations(find_model(model), deployment, sizes) if not isinstance(o, Collective)]
     flops, moved = (2 * sum(float(o.count * getattr(o, of)) for o in operations) for of in ("flops", "bytes"))
@@ -44,7 +44,7 @@ def test_work_is_that_of_the_operations(model: str, step: tuple[int, ...]) -> No
 
 def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were(tmp_path, monkeypatch) -> None:
     deployment = Deployment(model="Llama-3.1-8B", tensor_parallel_size=4)
-    step = held(uniform_step(64, 1000, 0, 0, 0)) | {"replica": 0, "waiting": 0, "used_blocks": 1, "waiting_blocks": 0}
+    step = row_of(uniform_step(64, 1000, 0, 0, 0)) | {"replica": 0, "waiting": 0, "used_blocks": 1, "waiting_blocks": 0}
     rows = [step | {"start_ns": at * MS, "end_ns": (at + 10) * MS, "running": 64} for at in (0, 20)]
     steps, work = steps_table(rows), StepWork.from_run(run(deployment))
     assert work is not None

@@ -45,10 +45,10 @@ def test_published_traces_have_their_known_numbers(file):
     assert summary.span_s == pytest.approx(span, abs=0.05)
     assert summary.request_rate == pytest.approx(rate, abs=0.005)
     assert summary.interarrival_cv == pytest.approx(cv, abs=0.005)
-    for found, known in ((summary.prompt, prompt), (summary.output, output)):
-        assert found.mean == pytest.approx(known[0], abs=0.5)
-        assert (found.p50, found.max) == (known[1], known[4])
-        assert (found.p95, found.p99) == pytest.approx(known[2:4], rel=0.005)
+    for lengths, known in ((summary.prompt, prompt), (summary.output, output)):
+        assert lengths.mean == pytest.approx(known[0], abs=0.5)
+        assert (lengths.p50, lengths.max) == (known[1], known[4])
+        assert (lengths.p95, lengths.p99) == pytest.approx(known[2:4], rel=0.005)
     if "mooncake" in file:
         assert round(100 * summary.prefix_hit_rate, 1) == 37.4
         assert round(100 * summary.prefix_block_hit_rate, 1) == 36.6
