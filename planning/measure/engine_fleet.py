@@ -293,7 +293,7 @@ def _real_fleet(deployment: Deployment) -> FleetConfig:
     for name in PoolConfig.model_fields:
         if getattr(pool, name) != getattr(plain, name):
             raise UserError(f"fleet.pools.{pool.name}.{name}", str(getattr(pool, name)), remedy)
-    for name in ("admission", "failures", "autoscaler"):
+    for name in ("admission", "failures", "autoscaler", "processes"):
         if getattr(fleet, name) != getattr(FleetConfig(), name):
             raise UserError(f"fleet.{name}", None, remedy)
     find_router(fleet.router.name, **fleet.router.settings)
