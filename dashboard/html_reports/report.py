@@ -111,7 +111,7 @@ def _diagnosed(to: Sheet, found: DiagnosisDocument) -> None:
 def _run(to: Sheet, source: RecordedRun) -> str:
     recording = source.recording
     metrics, run = RunMetrics.of(recording), recording.run
-    outcome, held = RequestEndings.of(metrics), drawn_over_time(recording, metrics)
+    outcome, held = RequestEndings.from_metrics(metrics), drawn_over_time(recording, metrics)
     seconds, clock = f"{(run['duration_ns'] or 0) / 1e9:,.1f} s", CLOCK_NAME.get(run["clock"], "unknown clock")
     to.text(" · ".join(filter(None, (clock, run["workload"], outcome.text, seconds))), soft=True)
     if outcome.shortfall:

@@ -66,7 +66,7 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
 def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
     """Return a text for each objective: whether it held, and its observed value."""
     told = []
-    for each in objectives.each:
+    for each in objectives.slos:
         observed = each.observed(metrics)
         kept = "cannot be told" if math.isnan(observed) else "holds" if not _broken(each, metrics) else "is broken"
         seen = objectives.seen(each, observed, objectives.broken(metrics))
