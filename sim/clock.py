@@ -10,9 +10,9 @@ same input gives the same run on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, cast
 
 import simpy
 import simpy.core
@@ -43,12 +43,24 @@ class VirtualClock(simpy.core.Environment):
         self._now = self.now_ns = at_ns
         alarm.callback(alarm)
 
+    def start(self, process: Generator[simpy.Event, Any, None]) -> None:
+        """Start a process now. An exception of it is raised as it is; SimPy would raise a copy."""
+        callbacks = self.process(process).callbacks
+        assert callbacks is not None
+        callbacks.append(_raise_failure)
+
     def until(self, at_ns: int, order: int = FLEET) -> simpy.Event:
         """Return the event of the time `at_ns`, now at the earliest, for a process to wait for.
 
         It comes after the steps that end then, and before requests arrive, unless `order` says otherwise.
         """
         return Moment(self, max(at_ns, self.now_ns), order)
+
+
+def _raise_failure(process: simpy.Event) -> None:
+    if not process.ok:
+        process.defused = True
+        raise cast(BaseException, process.value)
 
 
 @mypyc_attr(native_class=False)

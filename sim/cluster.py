@@ -180,9 +180,9 @@ class Cluster:
             for scaler in config.autoscaler or ()
         ]
         if scalers:
-            self._clock.process(autoscaling(self._clock, scalers, for_ever))
+            self._clock.start(autoscaling(self._clock, scalers, for_ever))
         for name in config.processes:
-            self._clock.process(own_process(name, self._clock, Controls(self._fleet, config)))
+            self._clock.start(own_process(name, self._clock, Controls(self._fleet, config)))
 
     def _end(self) -> Simulated:
         if name := replaced(self._ours):

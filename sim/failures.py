@@ -43,12 +43,12 @@ class Failures:
         self._finished_before = self._in_vain = 0
         failures = config.failures
         for crash in failures.crashes:
-            clock.process(self._crash(crash))
+            clock.start(self._crash(crash))
         for slowdown in failures.slowdowns:
-            clock.process(self._slow_down(slowdown))
+            clock.start(self._slow_down(slowdown))
         for loss in failures.link_losses:
             assert links is not None
-            clock.process(self._lose_link(loss, links))
+            clock.start(self._lose_link(loss, links))
         if failures.mtbf_s is not None:
             fleet.on_ready.append(self._begin_to_wear)
             for pool in range(len(config.pools)):
@@ -80,7 +80,7 @@ class Failures:
         return serving[failure.replica] if failure.replica < len(serving) else None
 
     def _begin_to_wear(self, life: Life) -> None:
-        self._clock.process(self._wear_out(life))
+        self._clock.start(self._wear_out(life))
 
     def _wear_out(self, life: Life) -> Generator[Event, Any, None]:
         """Crash a replica after a time that is drawn for its place, whatever else the fleet has."""
