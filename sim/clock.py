@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from typing import Any, cast
 
-import simpy
 import simpy.core
+import simpy.events
 from mypy_extensions import mypyc_attr
 
 STEP_ENDS = 0  # plus the index of the replica
@@ -43,13 +43,13 @@ class VirtualClock(simpy.core.Environment):
         self._now = self.now_ns = at_ns
         alarm.callback(alarm)
 
-    def start(self, process: Generator[simpy.Event, Any, None]) -> None:
+    def start(self, process: Generator[simpy.events.Event, Any, None]) -> None:
         """Start a process now. An exception of it is raised as it is; SimPy would raise a copy."""
         callbacks = self.process(process).callbacks
         assert callbacks is not None
         callbacks.append(_raise_failure)
 
-    def until(self, at_ns: int, order: int = FLEET) -> simpy.Event:
+    def until(self, at_ns: int, order: int = FLEET) -> simpy.events.Event:
         """Return the event of the time `at_ns`, now at the earliest, for a process to wait for.
 
         It comes after the steps that end then, and before requests arrive, unless `order` says otherwise.
@@ -57,14 +57,14 @@ class VirtualClock(simpy.core.Environment):
         return Moment(self, max(at_ns, self.now_ns), order)
 
 
-def _raise_failure(process: simpy.Event) -> None:
+def _raise_failure(process: simpy.events.Event) -> None:
     if not process.ok:
         process.defused = True
         raise cast(BaseException, process.value)
 
 
 @mypyc_attr(native_class=False)
-class Moment(simpy.Event):
+class Moment(simpy.events.Event):
     """The event of one time, as SimPy's Timeout, with a place among the events of that time."""
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int) -> None:
