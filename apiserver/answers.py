@@ -112,12 +112,12 @@ class CompletionStyle:
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self.wording.end(piece), **prompt}
 
     def _logprobs(self, piece: Piece, logprobs: list[Logprob]) -> dict[str, Any]:
-        word, offsets, at = self.wording.word, [], self._offsets.get(piece.index, 0)
+        word, offsets, offset = self.wording.word, [], self._offsets.get(piece.index, 0)
         words = list(map(word, piece.tokens))
-        for each in words:
-            offsets.append(at)
-            at += len(each)
-        self._offsets[piece.index] = at
+        for text in words:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[piece.index] = offset
         return {
             "tokens": words,
             "token_logprobs": [max(one.logprob, _LEAST) for one in logprobs],

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from apiserver.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.api_keys import check_key
 from apiserver.connection import expect
-from apiserver.delivery import Choice, Cut, Told, timed_out, write_stream, write_whole
+from apiserver.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.kv_transfer import KvTransferParams
@@ -164,10 +164,10 @@ class Api:
 
     async def journey(self, request: web.Request) -> web.Response:
         """Return the steps and times of a request that was sent with `X-Journey: 1`."""
-        found = await self._engine.journey(request.match_info["name"])
-        if not found:
+        journey = await self._engine.journey(request.match_info["name"])
+        if not journey:
             raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
-        return web.Response(body=found, content_type="application/json")
+        return web.Response(body=journey, content_type="application/json")
 
     # Generation
 
@@ -218,7 +218,7 @@ class Api:
         client_id = _plain_header(request, "X-Request-Id", 128)
         answer_id = client_id or f"{kind}-{uuid4().hex}"
         transfer = body.kv_transfer_params or KvTransferParams()
-        told = body.stream_options or StreamOptions()
+        stream_options = body.stream_options or StreamOptions()
         n = body.n or 1
         with ExitStack() as answers:
             choices = []
@@ -249,8 +249,8 @@ class Api:
             documents = Documents(style, answer_id, about.model, int(time()))
             usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
             if body.stream:
-                last = usage if told.include_usage else None
-                so_far = told.include_usage and told.continuous_usage_stats
+                last = usage if stream_options.include_usage else None
+                so_far = stream_options.include_usage and stream_options.continuous_usage_stats
                 return await write_stream(request, choices, documents, last, so_far, self._deadline_s)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
             handed_on = transfer.answer(about, answer_id, usage.prompt_tokens, host, port)
@@ -431,8 +431,8 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
-    except Told as told:
-        return told.response
+    except ErrorSent as error:
+        return error.response
     except ConnectionError:
         raise  # the client is gone
     except UserError as error:

@@ -83,7 +83,9 @@ def make_twin(
     }
     twin = Twin(
         about,
-        lambda sink, told: scenario.cluster(LiveCluster, sink, steps=True, tokens=True, block=1, on_tokens=told),
+        lambda sink, on_tokens: scenario.cluster(
+            LiveCluster, sink, steps=True, tokens=True, block=1, on_tokens=on_tokens
+        ),
         exchange,
         AnswerLengths(_drawn(settings)),
         filler_tokens(texts, vocab_size),
@@ -102,8 +104,8 @@ def make_twin(
 
 
 def _metrics(about: About, deployments: Sequence[Deployment]) -> LiveMetrics:
-    drafting = [each.scheduler.speculative for each in deployments]
-    longest = max(each.num_speculative_tokens if each else 0 for each in drafting)
+    drafting = [deployment.scheduler.speculative for deployment in deployments]
+    longest = max(drafts.num_speculative_tokens if drafts else 0 for drafts in drafting)
     return LiveMetrics(about.model, about.max_model_len, longest)
 
 

@@ -101,7 +101,8 @@ async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             came = [(task.result(), waiting.pop(task)) for task in done]
-            for piece, source in sorted(((p, s) for p, s in came if p is not None), key=lambda each: each[0].index):
+            pieces = [(piece, source) for piece, source in came if piece is not None]
+            for piece, source in sorted(pieces, key=lambda pair: pair[0].index):
                 waiting[asyncio.ensure_future(_next(source))] = source
                 yield piece
     finally:
@@ -162,8 +163,8 @@ async def write_stream(
 ) -> web.StreamResponse:
     """Send the answer as it comes; the last event holds `usage` if it is given.
 
-    Every chunk holds the usage up to there if `so_far`. Raises Told if an error was sent in the stream, and Refusal if
-    an error came before the first byte.
+    Every chunk holds the usage up to there if `so_far`. Raises ErrorSent if an error was sent in the stream, and
+    Refusal if an error came before the first byte.
     """
     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     response: web.StreamResponse | None = None
@@ -174,7 +175,7 @@ async def write_stream(
                 if response is None:
                     response = web.StreamResponse(headers=headers)
                     await response.prepare(request)
-                    if opening := b"".join(documents.opening(each.index) for each in choices):
+                    if opening := b"".join(documents.opening(one.index) for one in choices):
                         await response.write(opening)
                 if documents.every or piece.text or piece.finish or piece.logprobs:
                     await response.write(documents.chunk(piece, choice.usage if so_far else None))
@@ -186,7 +187,7 @@ async def write_stream(
             raise refusal from None
         await response.write(event(refusal.document()) + DONE)
         await response.write_eof()
-        raise Told(response, refusal.message) from error
+        raise ErrorSent(response, refusal.message) from error
     assert response is not None
     end = DONE
     if usage is not None:
@@ -199,7 +200,7 @@ async def write_stream(
     return response
 
 
-class Told(Exception):
+class ErrorSent(Exception):
     """An error that the client has already been sent, in `response`."""
 
     def __init__(self, response: web.StreamResponse, why: str) -> None:

@@ -23,9 +23,9 @@ from apiserver.messages import (
     Late,
     Output,
     Outputs,
+    Reply,
     Scrape,
     To,
-    Told,
     encode,
     read_answer,
 )
@@ -54,7 +54,7 @@ class EngineClient:
         self._events = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         self._answers: dict[int, Answer] = {}
-        self._told: dict[int, asyncio.Future[bytes]] = {}
+        self._replies: dict[int, asyncio.Future[bytes]] = {}
         self._next = 0
         self.lateness = Distribution(LATENESS_S)
 
@@ -102,14 +102,14 @@ class EngineClient:
 
     async def _ask(self, question: Scrape | Follow) -> bytes:
         self.replica(None)
-        told = self._told[question.id] = asyncio.get_running_loop().create_future()
+        reply = self._replies[question.id] = asyncio.get_running_loop().create_future()
         self._send(question)
         try:
-            return await asyncio.wait_for(told, _ASK_S)
+            return await asyncio.wait_for(reply, _ASK_S)
         except TimeoutError:
             raise Refusal(503, "the engine process is too busy to answer", retry_after_s=1) from None
         finally:
-            del self._told[question.id]
+            del self._replies[question.id]
 
     def _id(self) -> int:
         self._next += 1
@@ -126,8 +126,8 @@ class EngineClient:
                     for output in message.outputs:
                         if (answer := self._answers.get(output.id)) is not None:
                             answer.take(output, message.due_ns)
-                case Told() if (told := self._told.get(message.id)) is not None and not told.done():
-                    told.set_result(message.text)
+                case Reply() if (reply := self._replies.get(message.id)) is not None and not reply.done():
+                    reply.set_result(message.text)
                 case About():
                     self.about, self.drains = message, self.drains and self.about is not None
                     self.served.set()

@@ -11,7 +11,7 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Scrape, Told
+from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Reply, Scrape
 
 _DELIVERED_S = 2.0  # time that the end waits for reports that the last answers were delivered
 
@@ -75,7 +75,7 @@ class EngineProcess:
         exchange = self._exchange
         match message:
             case Hello():
-                for id in exchange.of(peer):  # a new API process does not know the requests of the old one
+                for id in exchange.open_ids(peer):  # a new API process does not know the requests of the old one
                     self._abort(id, "its API process has ended")
                 exchange.send(peer, self._backend.about)
             case Add():
@@ -104,9 +104,9 @@ class EngineProcess:
                 self._metrics.late(message)
             case Scrape():
                 text = self._metrics.text(self._backend.replicas(), self._ledger.records, message.replica)
-                exchange.send(peer, Told(message.id, text))
+                exchange.send(peer, Reply(message.id, text))
             case Follow():
-                exchange.send(peer, Told(message.id, self._ledger.journey(message.name)))
+                exchange.send(peer, Reply(message.id, self._ledger.journey(message.name)))
 
     def _abort(self, id: int, why: str) -> None:
         """Abort request `id`, because nobody waits for it any more."""

@@ -55,7 +55,7 @@ class Exchange:
         """Return our id for a request of an API process; None if it was forgotten."""
         return self._ids.get((peer, their_id))
 
-    def of(self, peer: bytes) -> list[int]:
+    def open_ids(self, peer: bytes) -> list[int]:
         """Return our ids for the open requests of an API process."""
         return [id for id, (home, _) in self._homes.items() if home == peer]
 

@@ -67,8 +67,8 @@ class Accidents:
 
     def _first(self, accidents: tuple[_Kind, ...], id: int, place: int | None, now_s: float) -> _Kind | None:
         for number, accident in enumerate(accidents):
-            on = accident.at_s <= now_s and (accident.for_s is None or now_s < accident.at_s + accident.for_s)
-            if on and accident.replica in (None, place):
+            active = accident.at_s <= now_s and (accident.for_s is None or now_s < accident.at_s + accident.for_s)
+            if active and accident.replica in (None, place):
                 drawn_for = f"{self._failures.seed}:{type(accident).__name__}:{number}:{id}"
                 if Random(drawn_for).random() < accident.share:
                     return accident

@@ -113,5 +113,5 @@ def of_an_engine(longest: int, draft_tokens: int) -> tuple[Family, ...]:
         *_families("gauge", _GAUGES),
         *_families("counter", _COUNTERS),
         *(_drafting(draft_tokens) if draft_tokens else ()),
-        *(Family(name, "histogram", *of) for name, of in histograms.items()),
+        *(Family(name, "histogram", *fields) for name, fields in histograms.items()),
     )

@@ -80,6 +80,6 @@ class Journeys:
         for step in journey["steps"]:
             step["blocks"] = blocks_for(step["computed"] + hit, self._block_size)
 
-    def of(self, name: str) -> dict[str, Any] | None:
+    def find(self, name: str) -> dict[str, Any] | None:
         """Return the journey of the request whose answer is called `name`; None if it was not followed."""
         return self._by_name.get(name)

@@ -78,13 +78,13 @@ class KvEvents:
         hash = parent = self._hashes[blocks[first - 1]] if first else None
         hashes = []
         for at in range(last - first):
-            hash = self._hashes[blocks[first + at]] = self._hash.of(hash, tokens[at * size : (at + 1) * size])
-            hashes.append(self._told(hash))
-        before = None if parent is None else self._told(parent)
+            hash = self._hashes[blocks[first + at]] = self._hash.hash_block(hash, tokens[at * size : (at + 1) * size])
+            hashes.append(self._as_published(hash))
+        before = None if parent is None else self._as_published(parent)
         self._events.append(BlockStored(hashes, before, tokens, size, None, _GPU, None, [None] * len(hashes)))
 
     def removed(self, block: int) -> None:
-        self._events.append(BlockRemoved([self._told(self._hashes.pop(block))], _GPU))
+        self._events.append(BlockRemoved([self._as_published(self._hashes.pop(block))], _GPU))
 
     def cleared(self) -> None:
         """Add the event that the cache is empty."""
@@ -96,10 +96,10 @@ class KvEvents:
         events, self._events = self._events, []
         if not events:
             return None
-        told: list[Any] = [_positions(event) for event in events] if self._positional else events
-        return _encode([seconds, told, 0])
+        encodable: list[Any] = [_positions(event) for event in events] if self._positional else events
+        return _encode([seconds, encodable, 0])
 
-    def _told(self, hash: bytes) -> Hash:
+    def _as_published(self, hash: bytes) -> Hash:
         return int.from_bytes(hash[-8:], "big") if self._as_integers else hash
 
 

@@ -105,8 +105,8 @@ class Ledger:
 
     def journey(self, name: str) -> bytes:
         """Return the journey of the answer called `name` in JSON; empty if it was not followed."""
-        found = self._journeys.of(name)
-        return b"" if found is None else msgspec.json.encode(found)
+        journey = self._journeys.find(name)
+        return b"" if journey is None else msgspec.json.encode(journey)
 
     def over(self, **run: Any) -> None:
         """Note the columns of `runs` that are known only at the end of a run."""

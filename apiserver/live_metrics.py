@@ -167,9 +167,9 @@ class LiveMetrics:
             engine.observe(f"vllm:request_{name}", count)
         if (loaded := row.get("tier_hit_tokens")) is not None:
             engine.inc("vllm:external_prefix_cache_queries", prompt)
-            for tier, found in loaded:
-                engine.inc("vllm:external_prefix_cache_hits", found)
-                engine.inc("vllm:prompt_tokens_cached_by_source", found, _TIERS.get(tier, "external_unspecified"))
+            for tier, hit_tokens in loaded:
+                engine.inc("vllm:external_prefix_cache_hits", hit_tokens)
+                engine.inc("vllm:prompt_tokens_cached_by_source", hit_tokens, _TIERS.get(tier, "external_unspecified"))
 
     def text(self, living: Iterable[ReplicaNow], records: bool, only: int | None = None) -> bytes:
         """Return the metrics of all replicas that are alive, or of replica `only`, in Prometheus' text format.
@@ -187,7 +187,7 @@ class LiveMetrics:
                 cache.set(CACHE_CONFIG.name, 1)
                 caches.append(cache)
         self._engines = engines
-        shown = list(engines.values()) if only is None else [engines[only]] if only in engines else []
+        shown = [engine for number, engine in engines.items() if only in (None, number)]
         return (
             exposition(self._families, shown)
             + exposition([CACHE_CONFIG], caches)

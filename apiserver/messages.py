@@ -130,20 +130,20 @@ class Late(Message):
 
 
 class Scrape(Message):
-    """A request for the metrics of all replicas, or of one; `Told` with the same id answers it."""
+    """A request for the metrics of all replicas, or of one; `Reply` with the same id answers it."""
 
     id: int
     replica: int | None = None
 
 
 class Follow(Message):
-    """A request for the journey of the answer called `name`; `Told` with the same id answers it."""
+    """A request for the journey of the answer called `name`; `Reply` with the same id answers it."""
 
     id: int
     name: str
 
 
-class Told(Message):
+class Reply(Message):
     """An answer: metrics in Prometheus' text format, or a journey in JSON; empty if there is none."""
 
     id: int
@@ -221,7 +221,7 @@ class Drain(Message):
 
 
 To = Hello | Add | Abort | Delivered | Late | Scrape | Follow
-From = About | Outputs | Told | Row | StepEnd | Drain
+From = About | Outputs | Reply | Row | StepEnd | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode

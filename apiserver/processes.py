@@ -43,10 +43,10 @@ class Engine(NamedTuple):
     number: int | None = None
 
 
-def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
+def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None:
     """Run the process that schedules.
 
-    It sends its model's name to `told` when it serves, or the reason why it cannot.
+    It sends its model's name to `reports` when it serves, or the reason why it cannot.
     """
     import zmq
 
@@ -89,13 +89,13 @@ def engine_main(engine: Engine, told: Connection, orders: Connection) -> None:
             made = backends.make_real(settings, deployment, place, exchange, kv_events, wake, shared_ns)
         backend, ledger, metrics = made
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
-        told.send(("serves", backend.about.model))
+        reports.send(("serves", backend.about.model))
         gc.disable()  # requests leave no cycles behind, and a search for cycles would delay tokens
         process.run(poller, woken)
     except UserError as error:
         try:
-            told.send(("cannot", (error.field, error.value, error.remedy)))
-        except BrokenPipeError:  # the engine serves already, and nobody reads `told` any more
+            reports.send(("cannot", (error.field, error.value, error.remedy)))
+        except BrokenPipeError:  # the engine serves already, and nobody reads `reports` any more
             _LOG.error("%s", error)
         sys.exit(2)
     finally:

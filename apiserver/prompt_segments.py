@@ -25,7 +25,7 @@ class PromptSegments:
         self._block_size = block_size
         self._prefixes = SharedPrefixes(block_size)
 
-    def of(self, id: int, tokens: Sequence[int]) -> Path:
+    def segments(self, id: int, tokens: Sequence[int]) -> Path:
         """Return the segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
         return self._prefixes.prompt(id, self._keys(tokens), len(tokens))
 
@@ -36,7 +36,7 @@ class PromptSegments:
         return WorkloadRequest(
             id,
             at_ns,
-            self.of(id, asked.prompt),
+            self.segments(id, asked.prompt),
             asked.max_tokens if length is None else length,
             asked.priority,
             asked.tenant,

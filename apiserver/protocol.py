@@ -74,7 +74,7 @@ def _neutral(*values: Any) -> Any:
     """Return the type of a field that is not supported: it accepts only `values`, which have no effect."""
 
     def check(value: Any) -> Any:
-        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
+        if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in values):
             raise ValueError("is not supported; leave it out")
         return value
 

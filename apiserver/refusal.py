@@ -57,11 +57,11 @@ def malformed(message: str, param: str | None = None) -> Refusal:
 
 def invalid(error: ValidationError) -> Refusal:
     """Return the refusal for the first invalid field; in a union, for the member that came nearest."""
-    found = [(_way(each["loc"]), each) for each in error.errors(include_url=False)]
-    of_field = [(way, each) for way, each in found if way[:1] == found[0][0][:1]]
+    errors = [(_way(entry["loc"]), entry) for entry in error.errors(include_url=False)]
+    of_field = [(way, entry) for way, entry in errors if way[:1] == errors[0][0][:1]]
     way = max((way for way, _ in of_field), key=len)
-    nearest = [each for other, each in of_field if other == way]
-    of_its_type = [each for each in nearest if not each["type"].endswith("_type")] or nearest
+    nearest = [entry for other, entry in of_field if other == way]
+    of_its_type = [entry for entry in nearest if not entry["type"].endswith("_type")] or nearest
     remedies = dict.fromkeys(map(remedy, of_its_type))
     field = ".".join(way)
     message = f"{field or 'the body'} {' or '.join(remedies).replace('or must be', 'or')}"

@@ -51,12 +51,12 @@ def _one_by_one(fleet: FleetConfig) -> FleetConfig:
         raise UserError("fleet.autoscaler", fleet.autoscaler[0].metric, remedy)
     failures = fleet.failures.model_dump()
     for kind in ("crashes", "slowdowns"):
-        failures[kind] = [found for each in failures[kind] if (found := _placed(each, places))]
+        failures[kind] = [placed for failure in failures[kind] if (placed := _placed(failure, places))]
     return parse(FleetConfig, {**fleet.model_dump(), "pools": pools, "failures": failures}, where="fleet")
 
 
 def _placed(accident: dict[str, Any], places: dict[str, list[str]]) -> dict[str, Any] | None:
     """Return an accident of a pool's replica as one of the replica's own pool; None if there is no such replica."""
     names = places[accident["pool"] or next(iter(places))]
-    at = accident["replica"]
-    return {**accident, "pool": names[at], "replica": 0} if at < len(names) else None
+    replica = accident["replica"]
+    return {**accident, "pool": names[replica], "replica": 0} if replica < len(names) else None

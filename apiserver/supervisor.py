@@ -137,8 +137,8 @@ class _Supervisor:
         """Start everything; return the name of the served model, empty if a stop was asked for before it served."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
-        told = {name: self._start_engine(name) for name in self._engines if name != _ENGINE}
-        for name, connection in told.items():
+        receivers = {name: self._start_engine(name) for name in self._engines if name != _ENGINE}
+        for name, connection in receivers.items():
             self._await_engine(name, connection)
         model = "" if self._stops else self._await_engine(_ENGINE, self._start_engine(_ENGINE))
         for at in range(self._settings.api_workers):
@@ -153,10 +153,10 @@ class _Supervisor:
                 if process.exitcode is not None and not self._stops:
                     self._start_again(name, process)
         self._say("the server ends when the requests under way have ended; a second Ctrl-C ends it at once")
-        engine, told = self._processes[_ENGINE], 0
+        engine, passed_on = self._processes[_ENGINE], 0
         while engine.exitcode is None:
-            if told < self._stops:
-                told = self._stops
+            if passed_on < self._stops:
+                passed_on = self._stops
                 with suppress(OSError):  # the process has just ended
                     self._orders[_ENGINE].send_bytes(b"end")
             engine.join(_LOOK_S)
@@ -188,21 +188,21 @@ class _Supervisor:
             self._start_api(name)
 
     def _start_engine(self, name: str) -> Connection:
-        told, tells = _SPAWN.Pipe(duplex=False)
-        self._start(name, engine_main, self._engines[name], tells)
-        tells.close()
-        return told
+        receiver, sender = _SPAWN.Pipe(duplex=False)
+        self._start(name, engine_main, self._engines[name], sender)
+        sender.close()
+        return receiver
 
-    def _await_engine(self, name: str, told: Connection) -> str:
+    def _await_engine(self, name: str, receiver: Connection) -> str:
         """Return the name of the model that an engine process serves, empty on a stop.
 
         Raises UserError if it cannot serve.
         """
-        while not told.poll(_LOOK_S):
+        while not receiver.poll(_LOOK_S):
             if self._stops:
                 return ""
         try:
-            what, text = told.recv()
+            what, text = receiver.recv()
         except EOFError:
             if self._stops:
                 return ""

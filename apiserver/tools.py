@@ -35,7 +35,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the schema of each tool's parameters, by the tool's name. Raises ValueError for an invalid tool."""
-    found = {}
+    schemas = {}
     for tool in tools:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -43,8 +43,8 @@ def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         schema = function.get("parameters") or ANY_OBJECT
         if not isinstance(schema, dict):
             raise ValueError("must have parameters that are a JSON schema")
-        found[function["name"]] = schema
-    return found
+        schemas[function["name"]] = schema
+    return schemas
 
 
 def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_most_one: bool) -> str:
@@ -57,11 +57,11 @@ def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_mos
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": each}, "parameters": schema},
+            "properties": {"name": {"const": tool}, "parameters": schema},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for each, schema in parameters.items()
+        for tool, schema in parameters.items()
     ]
     return json_grammar({"type": "array", "items": {"anyOf": calls}, "minItems": 1, **_most(at_most_one)})
 

@@ -34,7 +34,7 @@ class AnswerLengths:
     def __init__(self, drawn: Callable[[int], int] | None) -> None:
         self._drawn = drawn
 
-    def of(self, id: int, asked: Add) -> int:
+    def length(self, id: int, asked: Add) -> int:
         """Return the number of tokens of the answer to request `id`."""
         if self._drawn is None or not asked.stop_ids:
             return asked.max_tokens
@@ -91,7 +91,7 @@ class Twin:
 
         def arrive(at_ns: int) -> None:
             to = "" if asked.place is None else class_of(asked.place)
-            request = self._segments.request(id, at_ns, asked, self._lengths.of(id, asked), to)
+            request = self._segments.request(id, at_ns, asked, self._lengths.length(id, asked), to)
             answer = self._open[id] = _Answer(asked, request)
             answer.seed = _words_of(id, asked)
             answer.cut_after = None if cut is None else cut.after_tokens

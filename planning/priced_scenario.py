@@ -188,7 +188,9 @@ def price_scenario(
             remedy = "cannot be combined with a deployment that has a fleet; set the replicas of its pools"
             raise UserError("replicas", replicas, remedy)
         timed = [_priced_pool(pool, own, calibration, gpu, deployment) for pool in fleet.pools]
-        pools = tuple(PricedPool(pool, by.deployment, by.cost) for pool, by in zip(fleet.pools, timed, strict=True))
+        pools = tuple(
+            PricedPool(pool, timing.deployment, timing.cost) for pool, timing in zip(fleet.pools, timed, strict=True)
+        )
     return PricedScenario(
         workload,
         own.deployment.model_copy(update={"fleet": fleet}),
@@ -199,11 +201,11 @@ def price_scenario(
         own.calibration,
         own.gpu.name if own.gpu else None,
         {
-            pool.name: by.usd_per_gpu_hour(prices or {})
-            for pool, by in zip((fleet or plain_fleet(1)).pools, timed, strict=True)
+            pool.name: timing.usd_per_gpu_hour(prices or {})
+            for pool, timing in zip((fleet or plain_fleet(1)).pools, timed, strict=True)
         },
-        tuple(dict.fromkeys(by.device for by in timed)),
-        defaults=tuple(dict.fromkeys(by.defaults for by in timed if by.defaults)),
+        tuple(dict.fromkeys(timing.device for timing in timed)),
+        defaults=tuple(dict.fromkeys(timing.defaults for timing in timed if timing.defaults)),
     )
 
 

@@ -72,18 +72,18 @@ def _bar(what: str, total: int, figures: ProgressColumn) -> Iterator[Tell]:
 
     console, left = Console(stderr=True), TimeLeft(monotonic())
 
-    def told(done: float) -> str:
+    def left_text(done: float) -> str:
         left_s = left(done / max(total, 1), monotonic())
         return "" if left_s is None else f", about {in_words(left_s)} left"
 
     if not console.is_terminal:
 
         def log(stage: str, done: float) -> None:
-            LOG.info("%s: %.0f %% done%s", stage, 100 * done / max(total, 1), told(done))
+            LOG.info("%s: %.0f %% done%s", stage, 100 * done / max(total, 1), left_text(done))
 
         yield log
         return
     columns = (TextColumn("{task.description}{task.fields[left]}"), BarColumn(), figures, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total, left="")
-        yield lambda stage, done: progress.update(task, description=stage, completed=done, left=told(done))
+        yield lambda stage, done: progress.update(task, description=stage, completed=done, left=left_text(done))

@@ -60,7 +60,7 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
 def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> list[Source]:
     """Return the `calibrations` of our own engine measured with this deployment, scheduler and policy aside."""
-    found = []
+    sources = []
     for directory in calibrations:
         if (directory / FILE).exists():
             continue
@@ -68,8 +68,8 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
             priced(str(directory), None, deployment)
         except UserError:
             continue
-        found.append(Source(str(directory), None))
-    return found
+        sources.append(Source(str(directory), None))
+    return sources
 
 
 def repriced(source: Source, deployment: Deployment) -> Priced:

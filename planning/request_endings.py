@@ -25,7 +25,7 @@ class RequestEndings:
     counts: Mapping[str, int]
 
     @classmethod
-    def of(cls, metrics: RunMetrics) -> RequestEndings:
+    def from_metrics(cls, metrics: RunMetrics) -> RequestEndings:
         return cls(metrics.statuses())
 
     @property

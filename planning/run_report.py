@@ -58,7 +58,7 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100
     yield summary
     if bands:
         yield Text("from, to: ends of the 90 % band, which follows from the error of step times", style="dim")
-    outcome = RequestEndings.of(metrics)
+    outcome = RequestEndings.from_metrics(metrics)
     yield Text(f"requests: {outcome.text}")
     if outcome.shortfall:
         yield Text.assemble((outcome.shortfall, "red"), f": {outcome.latencies_of}")

@@ -79,23 +79,23 @@ class Workers(Generic[Common]):
 
         Raises the exception of a task, and UserError when a worker dies.
         """
-        found: dict[int, Answer] = {}
+        answers_by_task: dict[int, Answer] = {}
         alone = ((at, task(self.common)) for at, task in enumerate(tasks))
         before = _MARKED.set(self.marked)
         try:
-            with closing(alone if self.jobs == 1 else self.each(tasks)) as answers:
+            with closing(alone if self.jobs == 1 else self.as_completed(tasks)) as answers:
                 for at, answer in answers:
                     if isinstance(answer, WorkerDied):
                         remedy = "a worker process died, perhaps because memory ran out; try --jobs 1"
                         raise UserError("jobs", self.jobs, remedy)
                     if isinstance(answer, BaseException):
                         raise answer
-                    found[at] = answer
+                    answers_by_task[at] = answer
         finally:
             _MARKED.reset(before)
-        return [found[at] for at in range(len(tasks))]
+        return [answers_by_task[at] for at in range(len(tasks))]
 
-    def each(
+    def as_completed(
         self, tasks: Sequence[Task[Common, Answer]], limit_s: float | None = None
     ) -> Generator[tuple[int, Answer | BaseException], None, None]:
         """Yield the number of each task and its answer or exception, as they come; always from other processes.

@@ -7,36 +7,33 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from math import ceil
+from typing import Any
+
+from simpy import Event
 
 from serving.deployments.fleet import AutoscalerConfig
-from sim.clock import FLEET, Alarm, VirtualClock, from_seconds
+from sim.clock import VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.run_log import RunLog
 
 
-class Autoscalers:
-    """The autoscalers of a fleet, each of which reviews its pool when it is due, in the order of `scalers`.
+def autoscaling(
+    clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False
+) -> Generator[Event, Any, None]:
+    """Let each autoscaler review its pool when it is due, in the order of `scalers`: a process on the clock.
 
-    They end when nothing else is left to happen on the clock, unless `for_ever`: so they have one alarm, and never wait
-    for one another.
+    It ends when nothing else is left to happen on the clock, unless `for_ever`. One process has all autoscalers, so
+    that they never wait for one another.
     """
-
-    def __init__(self, clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False) -> None:
-        self._clock = clock
-        self._for_ever = for_ever
-        self._scalers = scalers
-        if scalers:
-            self._look()
-
-    def _look(self, alarm: Alarm | None = None) -> None:
-        now = self._clock.now_ns
-        for scaler in self._scalers:
-            if scaler.due_ns <= now:
+    while True:
+        for scaler in scalers:
+            if scaler.due_ns <= clock.now_ns:
                 scaler.look()
-        if self._for_ever or not now or self._clock.peek() < float("inf"):
-            Alarm(self._clock, min(scaler.due_ns for scaler in self._scalers), FLEET, self._look)
+        if not for_ever and clock.now_ns and clock.peek() == float("inf"):
+            return
+        yield clock.until(min(scaler.due_ns for scaler in scalers))
 
 
 class Autoscaler:

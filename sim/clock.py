@@ -1,5 +1,8 @@
 """The virtual clock, and the order of its events.
 
+What happens rarely is a SimPy process, which waits by `yield clock.until(at_ns)`. What happens at every step or request
+is an `Alarm`, which takes a shorter way.
+
 Events at one timestamp happen in a stated order: steps end (by replica), then transfers of KV, then the fleet changes,
 then requests arrive or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the
 same input gives the same run on every machine.
@@ -7,11 +10,12 @@ same input gives the same run on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, cast
 
 import simpy.core
+import simpy.events
 from mypy_extensions import mypyc_attr
 
 STEP_ENDS = 0  # plus the index of the replica
@@ -21,7 +25,7 @@ SECOND_NS = 1_000_000_000
 
 @mypyc_attr(native_class=False)
 class VirtualClock(simpy.core.Environment):
-    """SimPy's environment, in integer nanoseconds. Alarms, which are nearly all events, take a short way."""
+    """SimPy's environment, in integer nanoseconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,12 +35,42 @@ class VirtualClock(simpy.core.Environment):
         """Take the next event; see `simpy.Environment.step`."""
         queue: list[Any] = self._queue
         if not queue or not isinstance(queue[0][3], Alarm):
+            if queue:
+                self.now_ns = int(queue[0][0])  # processes look at it
             super().step()
-            self.now_ns = int(self._now)
             return
         at_ns, _, _, alarm = heappop(queue)
         self._now = self.now_ns = at_ns
         alarm.callback(alarm)
+
+    def start(self, process: Generator[simpy.events.Event, Any, None]) -> None:
+        """Start a process now. An exception of it is raised as it is; SimPy would raise a copy."""
+        callbacks = self.process(process).callbacks
+        assert callbacks is not None
+        callbacks.append(_raise_failure)
+
+    def until(self, at_ns: int, order: int = FLEET) -> simpy.events.Event:
+        """Return the event of the time `at_ns`, now at the earliest, for a process to wait for.
+
+        It comes after the steps that end then, and before requests arrive, unless `order` says otherwise.
+        """
+        return Moment(self, max(at_ns, self.now_ns), order)
+
+
+def _raise_failure(process: simpy.events.Event) -> None:
+    if not process.ok:
+        process.defused = True
+        raise cast(BaseException, process.value)
+
+
+@mypyc_attr(native_class=False)
+class Moment(simpy.events.Event):
+    """The event of one time, as SimPy's Timeout, with a place among the events of that time."""
+
+    def __init__(self, clock: VirtualClock, at_ns: int, order: int) -> None:
+        super().__init__(clock)
+        self._ok, self._value = True, None
+        clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]
 
 
 class Alarm:

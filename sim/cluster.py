@@ -23,13 +23,14 @@ from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.api_server import ApiServer
 from sim.arrivals import Arrivals
-from sim.autoscaler import Autoscaler, Autoscalers
+from sim.autoscaler import Autoscaler, autoscaling
 from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet
 from sim.gateway import Gateway
 from sim.kv_tiers import TieredKv, connect_tiers
 from sim.kv_transfers import KvTransfers, exchanged_kv
+from sim.own_process import Controls, own_process
 from sim.own_router import OwnRouter
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
@@ -178,7 +179,10 @@ class Cluster:
             Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
             for scaler in config.autoscaler or ()
         ]
-        Autoscalers(self._clock, scalers, for_ever)
+        if scalers:
+            self._clock.start(autoscaling(self._clock, scalers, for_ever))
+        for name in config.processes:
+            self._clock.start(own_process(name, self._clock, Controls(self._fleet, config)))
 
     def _end(self) -> Simulated:
         if name := replaced(self._ours):
@@ -205,11 +209,11 @@ class Cluster:
 
 
 def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router | None) -> str:
-    """Return the names of the policies and routers that are a user's own."""
+    """Return the names of the policies, routers and processes that are a user's own."""
     policies = [pool.deployment.policy for pool in pools if pool.deployment.policy not in POLICIES]
     routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
     given = [router.name] if isinstance(router, OwnRouter) else []
-    return ", ".join(dict.fromkeys([*policies, *routers, *given]))
+    return ", ".join(dict.fromkeys([*policies, *routers, *given, *config.processes]))
 
 
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:

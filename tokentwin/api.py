@@ -188,7 +188,7 @@ def sweep(
     _check_flags(resume=resume)
     place = _path("out", out)
     read = read_sweep(settings) if isinstance(settings, Mapping) else load_sweep(_path("settings", settings))
-    done = Sweep.of(read).run(place, find_executor(executor, jobs, read.run_limit_s), resume=resume)
+    done = Sweep.from_settings(read).run(place, find_executor(executor, jobs, read.run_limit_s), resume=resume)
     if done.failed == done.made + done.kept:
         raise UserError("sweep", str(out), f"all {done.failed} runs failed; the first: {done.first_error}")
     return SweepResults.load(place)

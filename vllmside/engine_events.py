@@ -163,7 +163,7 @@ class EngineEvents:
         self._flights: deque[tuple[Any, Flight | None]] = deque()
         self._in_flight = 0
         self._returned = 0
-        self._held: list[Event] = []  # a step whose next drafts are not known yet, and the events after it
+        self._unsettled: list[Event] = []  # a step whose next drafts are not known yet, and the events after it
         self._thread_at_plan: deque[int] = deque()
         self._thread_at_end = 0
         self._end_ns = 0
@@ -306,7 +306,7 @@ class EngineEvents:
             if request.num_output_tokens < self._limit(request):
                 flight.stopped.append(ids[name])
         if self._drafts_late:
-            self._held.append(flight)
+            self._unsettled.append(flight)
         else:
             self._put(flight)
         self._leave(ended, flight.end_ns)
@@ -316,7 +316,7 @@ class EngineEvents:
 
     def proposing(self) -> None:
         """Note the drafts that the step that returned last proposes; no more of them will be known."""
-        if self._held and isinstance(flight := self._held[0], Flight):
+        if self._unsettled and isinstance(flight := self._unsettled[0], Flight):
             open_ = self._requests
             flight.proposed = {
                 id: len(open_[id].spec_token_ids)
@@ -326,9 +326,9 @@ class EngineEvents:
 
     def settle(self) -> None:
         """Hand on the events that waited; no more will be known about them."""
-        if self._held:
-            held, self._held = self._held, []
-            for event in held:
+        if self._unsettled:
+            events, self._unsettled = self._unsettled, []
+            for event in events:
                 self._put(event)
 
     def leaving(self, names: str | Iterable[str] | None) -> list[str]:
@@ -352,7 +352,7 @@ class EngineEvents:
             ended = Ended(
                 id, status, end_ns, tokens, request.num_preemptions, tuple(request.block_hashes), self._returned
             )
-            if self._held:
-                self._held.append(ended)
+            if self._unsettled:
+                self._unsettled.append(ended)
             else:
                 self._put(ended)

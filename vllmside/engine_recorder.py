@@ -193,9 +193,9 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         raise UserError("runner_type", config.model_config.runner_type, "cannot be recorded; only generate can")
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
-    run, found = _run_columns(scheduler, path.name, settings.workload, version, settings.model)
+    run, deployment = _run_columns(scheduler, path.name, settings.workload, version, settings.model)
     writer = RecordingWriter(path, run)
-    _write_deployment(path, found, config)
+    _write_deployment(path, deployment, config)
     recorded = _recorded_run(scheduler, LiveRecording(writer, run))
     thread = WriterThread(recorded, settings.most_waiting_rows)
     events = _events(scheduler, thread.put, time.perf_counter_ns(), settings.numbered)
@@ -208,20 +208,20 @@ def _run_columns(
 ) -> tuple[dict[str, Any], VllmDeployment]:
     """Return the columns of `runs` that are known at the start, and the deployment in them."""
     config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
-    found = read_deployment(config, kv_cache, scheduler.block_size, release(version))
+    described = read_deployment(config, kv_cache, scheduler.block_size, release(version))
     if (policy := getattr(scheduler, "policy_name", None)) is not None:  # a scheduler of ours, with its own settings
         decided = {"policy": policy, "scheduler": scheduler.settings}
-        found = replace(found, deployment=found.deployment.model_copy(update=decided))
+        described = replace(described, deployment=described.deployment.model_copy(update=decided))
     if model:
-        found = replace(found, deployment=found.deployment.model_copy(update={"model": model}))
-    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(found.unmodelled)}
+        described = replace(described, deployment=described.deployment.model_copy(update={"model": model}))
+    notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(described.unmodelled)}
     if config.parallel_config.data_parallel_size > 1:
         notes["data_parallel_rank"] = config.parallel_config.data_parallel_rank
     run = {
         "run_id": name,
         "clock": "wall",
         "workload": workload,
-        "deployment": found.deployment.model_dump_json(),
+        "deployment": described.deployment.model_dump_json(),
         "replicas": 1,
         "seed": config.model_config.seed or 0,
         "hardware": json.dumps(_hardware(config, version)),
@@ -230,13 +230,13 @@ def _run_columns(
         "block_size": scheduler.block_size,
         "notes": json.dumps(notes),
     }
-    return run, found
+    return run, described
 
 
 def _recorded_run(scheduler: Any, recording: RecordedRows) -> RecordedRun:
     most_blocks = max(4 * scheduler.kv_cache_config.num_blocks, _LEAST_BLOCKS)
-    ahead = getattr(scheduler.vllm_config, "num_hash_lookahead_tokens", 0)
-    return RecordedRun(recording, scheduler.hash_block_size, most_blocks, ahead)
+    lookahead = getattr(scheduler.vllm_config, "num_hash_lookahead_tokens", 0)
+    return RecordedRun(recording, scheduler.hash_block_size, most_blocks, lookahead)
 
 
 def _events(scheduler: Any, put: Callable[[Event], None], started_ns: int, numbered: bool) -> EngineEvents:
@@ -270,25 +270,25 @@ def _computes_here(config: Any) -> bool:
 
 def _hardware(config: Any, version: str) -> dict[str, str | int]:
     device = str(config.device_config.device_type)
-    found: dict[str, str | int] = {
+    hardware: dict[str, str | int] = {
         "device": device,
         "cores": os.cpu_count() or 0,
         "python": platform.python_version(),
         "vllm": version,
     }
     if (torch := sys.modules.get("torch")) is not None:
-        found["torch"] = torch.__version__
+        hardware["torch"] = torch.__version__
         if device == "cuda":
-            found["gpu"] = torch.cuda.get_device_name()
-            found["cuda"] = torch.version.cuda or ""
+            hardware["gpu"] = torch.cuda.get_device_name()
+            hardware["cuda"] = torch.version.cuda or ""
         else:
-            found["threads"] = torch.get_num_threads()
-    return found
+            hardware["threads"] = torch.get_num_threads()
+    return hardware
 
 
-def _write_deployment(path: Path, found: VllmDeployment, config: Any) -> None:
-    stated = found.deployment.model_dump(mode="json", exclude_defaults=True)
+def _write_deployment(path: Path, described: VllmDeployment, config: Any) -> None:
+    stated = described.deployment.model_dump(mode="json", exclude_defaults=True)
     head = [f"# {config.model_config.model} as vLLM had resolved it"]
-    head += [f"# not described here: {name}: {value}" for name, value in found.unmodelled.items()]
+    head += [f"# not described here: {name}: {value}" for name, value in described.unmodelled.items()]
     text = "\n".join(head) + "\n" + yaml.safe_dump(stated, sort_keys=False)
     (path / DEPLOYMENT).write_text(text, encoding="utf-8")

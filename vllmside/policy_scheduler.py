@@ -68,7 +68,7 @@ class PolicyScheduler(Scheduler):
             sys.exit(f"tokentwin: {error}")
         self.kv_cache_manager = _OurBlocks(self, self.kv_cache_manager.coordinator)
         self._planned: deque[tuple[SchedulerOutput, StepPlan | None]] = deque()
-        self._refused: list[Any] = []  # requests whose clients must still be told
+        self._refused: list[Any] = []  # requests whose clients do not know it yet
         self._held_back: list[Any] = []  # requests that came, or had not begun, when vLLM admits no new ones
         self._hold = Hold()
         self._lookups = PrefixCacheStats()
@@ -154,7 +154,7 @@ class PolicyScheduler(Scheduler):
         if self._hold.is_over(perf_counter_ns(), self._contract.hold_ns):
             self._contract.hold_no_longer()
             plan = self._contract.schedule()
-        rows = self._rows.of(plan)  # also for a plan that runs nothing, because of its preemptions
+        rows = self._rows.make_rows(plan)  # also for a plan that runs nothing, because of its preemptions
         output.preempted_req_ids = {self._preempted(request) for request in plan.preempted}
         if not plan.tokens:
             if not plan.preempted and not any(earlier for _, earlier in self._planned):
@@ -203,12 +203,14 @@ class PolicyScheduler(Scheduler):
 
     def _admitted(self, request: Any, row: StepRow) -> None:
         request.status = RequestStatus.RUNNING
-        known, found = row.request.known, row.request.cached
+        known, cached = row.request.known, row.request.cached
         if self.settings.enable_prefix_caching and self.log_stats:
-            self._lookups.record(num_tokens=known, num_hits=found, preempted=row.request.preemptions > 0)
+            self._lookups.record(num_tokens=known, num_hits=cached, preempted=row.request.preemptions > 0)
         if request.prefill_stats and not row.again:
             request.prefill_stats.set(
-                num_prompt_tokens=request.num_prompt_tokens, num_local_cached_tokens=found, num_external_cached_tokens=0
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_local_cached_tokens=cached,
+                num_external_cached_tokens=0,
             )
         if self.log_stats:
             request.record_event(EngineCoreEventType.SCHEDULED)

@@ -60,12 +60,12 @@ class RecordedRun:
     Attributes:
         block_size: tokens of a block that `SharedPrefixes` knows
         most_blocks: number of blocks that it remembers
-        ahead: tokens after a block that its hash includes
+        lookahead: tokens after a block that its hash includes
     """
 
-    def __init__(self, recording: RecordedRows, block_size: int, most_blocks: int, ahead: int = 0) -> None:
+    def __init__(self, recording: RecordedRows, block_size: int, most_blocks: int, lookahead: int = 0) -> None:
         self._recording = recording
-        self._prefixes = SharedPrefixes(block_size, most_blocks, ahead)
+        self._prefixes = SharedPrefixes(block_size, most_blocks, lookahead)
         self._open: dict[int, _Progress] = {}
         self._arrival_ns = 0
         self._steps = 0
@@ -92,8 +92,8 @@ class RecordedRun:
         self._spread()
         for progress in list(self._open.values()):
             self._leave(progress, "unfinished")
-        told = json.dumps({**notes, "ambiguous_blocks": self._prefixes.ambiguous})
-        self._recording.close(status=status, duration_ns=duration_ns, notes=told)
+        all_notes = json.dumps({**notes, "ambiguous_blocks": self._prefixes.ambiguous})
+        self._recording.close(status=status, duration_ns=duration_ns, notes=all_notes)
 
     def _arrived(self, came: Arrived) -> None:
         # In a workload requests are ordered by arrival; a scheduler can receive them in another order.
@@ -115,21 +115,21 @@ class RecordedRun:
     def _ran(self, flight: Flight) -> None:
         start_ns = max(flight.planned_ns, self._end_ns)  # a step begins when the one before it has ended
         self._end_ns = flight.end_ns
-        lives = self._open
+        open_requests = self._open
         for id in flight.compiled:
-            if id in lives:
-                lives[id].compiled_ns = flight.plan_ns
+            if id in open_requests:
+                open_requests[id].compiled_ns = flight.plan_ns
         for id, computed in flight.preempted:
-            if id in lives:
-                lives[id].preempted_at_ns = flight.plan_ns
-                lives[id].recomputed += computed
-        for id, found in flight.admitted:
-            if id in lives:
-                _admit(lives[id], found, start_ns)
+            if id in open_requests:
+                open_requests[id].preempted_at_ns = flight.plan_ns
+                open_requests[id].recomputed += computed
+        for id, cached in flight.admitted:
+            if id in open_requests:
+                _admit(open_requests[id], cached, start_ns)
         self._note_tokens(flight)
         for id, count in flight.drafts.items():
-            if id in lives:
-                progress = lives[id]
+            if id in open_requests:
+                progress = open_requests[id]
                 progress.drafts += 1
                 progress.draft_tokens += count
                 progress.accepted_tokens += (flight.accepted or {}).get(id, 0)
@@ -252,17 +252,17 @@ def _client_id(name: str) -> str:
     return served["chat"] or served["completion"]
 
 
-def _admit(progress: _Progress, found: int, start_ns: int) -> None:
+def _admit(progress: _Progress, cached: int, start_ns: int) -> None:
     if progress.scheduled_ns is None:
-        progress.scheduled_ns, progress.hit = start_ns, found
+        progress.scheduled_ns, progress.hit = start_ns, cached
     if progress.preempted_at_ns is not None:
         progress.preempted_ns += start_ns - progress.preempted_at_ns
         progress.preempted_at_ns = None
-        progress.recomputed -= found
+        progress.recomputed -= cached
 
 
-def _by_row(flight: Flight, of: Mapping[int, int] | None) -> list[int | None] | None:
-    return None if of is None else [of.get(id) for id in flight.ids]
+def _by_row(flight: Flight, by_id: Mapping[int, int] | None) -> list[int | None] | None:
+    return None if by_id is None else [by_id.get(id) for id in flight.ids]
 
 
 def _plan(flight: Flight) -> StepPlan:

@@ -40,7 +40,7 @@ class StepRows:
         self._tables = tables
         self._sent: dict[int, list[int]] = {}  # lengths of the tables that workers know; none after a preemption
 
-    def of(self, plan: StepPlan) -> list[StepRow]:
+    def make_rows(self, plan: StepPlan) -> list[StepRow]:
         for request in plan.preempted:
             if request.id in self._sent:
                 self._sent[request.id] = []

@@ -148,8 +148,8 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
     config, cost = scenario["config"], scenario["cost"]
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     init_none_hash(sha256)
-    scheduler, ahead = scheduler_of(config, folder)
-    hasher = get_request_block_hasher(config["block_size"], sha256, *([ahead] if ahead else []))
+    scheduler, lookahead = scheduler_of(config, folder)
+    hasher = get_request_block_hasher(config["block_size"], sha256, *([lookahead] if lookahead else []))
     first_token: dict[str, int] = {}
 
     def tokens(segment: str, start: int, count: int) -> list[int]:
@@ -259,13 +259,13 @@ def main() -> None:
         for path in map(Path, sys.argv[1:]):
             scenario = json.loads(path.read_text())
             try:
-                found = record(scenario, folder)
+                recording = record(scenario, folder)
             except Lacking as error:
-                found = scenario | {"vllm": vllm.__version__, "lacks": str(error)}
+                recording = scenario | {"vllm": vllm.__version__, "lacks": str(error)}
             except Exception as error:  # vLLM refuses it or cannot end: named, and not compared
-                found = scenario | {"vllm": vllm.__version__, "stuck": repr(error)}
+                recording = scenario | {"vllm": vllm.__version__, "stuck": repr(error)}
             with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
-                json.dump(found, file, separators=(",", ":"))
+                json.dump(recording, file, separators=(",", ":"))
 
 
 if __name__ == "__main__":

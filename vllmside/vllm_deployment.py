@@ -117,12 +117,12 @@ class _Reader:
         if method is None:
             self.unmodelled["speculative_config.method"] = str(stated.method)
             return None
-        found: dict[str, Any] = {"method": method, "num_speculative_tokens": stated.num_speculative_tokens}
+        drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": stated.num_speculative_tokens}
         if method == "ngram":
-            found |= {name: getattr(stated, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
+            drafts |= {name: getattr(stated, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
         if method == "draft_model":
-            found["model"] = stated.model
-        return found
+            drafts["model"] = stated.model
+        return drafts
 
     def _quantization(self) -> str:
         """Return the quantization; `none` means as the checkpoint is stored."""

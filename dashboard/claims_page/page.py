@@ -92,7 +92,7 @@ def _results(checked: CheckedClaim) -> None:
         if text:
             st.markdown(literal(text))
     if checked.engine is not None:
-        st.markdown(f"**{literal(checked.engine.number)}** {literal(checked.engine.told)}.")
+        st.markdown(f"**{literal(checked.engine.number)}** {literal(checked.engine.sentence)}.")
 
 
 def _own(runs: Path, name: str, plan: Planned | None) -> None:

@@ -112,7 +112,7 @@ def _diagnosed(to: Sheet, diagnosis: DiagnosisDocument) -> None:
 def _run(to: Sheet, source: RecordedRun) -> str:
     recording = source.recording
     metrics, run = RunMetrics.from_recording(recording), recording.run
-    outcome = RequestEndings.of(metrics)
+    outcome = RequestEndings.from_metrics(metrics)
     series, fleet, used = drawn_over_time(recording, metrics)
     seconds, clock = f"{(run['duration_ns'] or 0) / 1e9:,.1f} s", CLOCK_NAME.get(run["clock"], "unknown clock")
     to.text(" · ".join(filter(None, (clock, run["workload"], outcome.text, seconds))), soft=True)

@@ -84,7 +84,7 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
     knee = planned * (1 + best.headroom_percent / 100)
     bounds: dict[str, dict[float, str]] = {"ttft_ms": {}, "tpot_ms": {}}
     with suppress(UserError):  # a saved answer may hold any text
-        for objective in parse_objectives(answer.objectives).each:
+        for objective in parse_objectives(answer.objectives).slos:
             for name, bound in objective.bounds:
                 label = "SLO" if objective.attainment else f"SLO p{100 * float(objective.share):g}"
                 bounds.get(name, {}).setdefault(bound, label)

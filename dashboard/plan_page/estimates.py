@@ -25,7 +25,7 @@ _FORMATS = {_USER: "%.0f", _RATE: "%.3g", "GPUs": "%d", "$/h": "$%.2f", **dict.f
 def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, Any]], list[RuledOut]]:
     """Return a row for each candidate that fits, the cheapest first, and the candidates that do not fit."""
     candidates = priced_candidates(request, workload)
-    mean, rate = MeanRequest.of(list(workload.requests)), mean_rate(workload)
+    mean, rate = MeanRequest.from_requests(list(workload.requests)), mean_rate(workload)
     rows = [_row(engine, gpu, mean, rate) for engine in candidates.engines if (gpu := engine.gpu_spec) is not None]
     return sorted(rows, key=lambda row: (row["$/h"], row["candidate"])), candidates.ruled_out
 
@@ -40,7 +40,7 @@ def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> No
 
 
 def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[str, Any]:
-    token_s, request_s = Roofline.of(engine, gpu, mean)
+    token_s, request_s = Roofline.from_engine(engine, gpu, mean)
     replicas = math.ceil(rate * request_s)
     return {
         "candidate": engine.name,

@@ -35,7 +35,7 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
     run = recording.run
     clock = CLOCK_NAME.get(run["clock"], "unknown clock")
     badges = f":{_CLOCK_COLOUR.get(clock, 'gray')}-badge[{clock}]"
-    outcome = RequestEndings.of(metrics)
+    outcome = RequestEndings.from_metrics(metrics)
     short = outcome.shortfall
     if short:
         badges += f" :red-badge[{short}]"
@@ -66,7 +66,7 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
         badge(of_run(run))
         if bands_of(run):
             st.caption(_BAND, width="content")
-        outcome = RequestEndings.of(metrics)
+        outcome = RequestEndings.from_metrics(metrics)
         if outcome.shortfall:
             st.caption(sentence(outcome.latencies_of), width="content")
     facts(headline_figures(run, metrics), _CELL_PX)

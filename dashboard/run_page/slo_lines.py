@@ -66,7 +66,7 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
 def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
     """Return a text for each objective: whether it held, and its observed value."""
     verdicts = []
-    for objective in objectives.each:
+    for objective in objectives.slos:
         observed = objective.observed(metrics)
         if math.isnan(observed):
             verdict = "cannot be told"

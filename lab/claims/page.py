@@ -35,7 +35,8 @@ def page(answer: ClaimsDocument) -> str:
         lines += ["", f"## {claim.name}", f"*{claim.claim}* {claim.means} Expected: {claim.expected}.", ""]
         lines += [f"- {WORDS[case.holds]} when {case.when}: {case.number}" for case in claim.cases]
         if claim.engine is not None:
-            lines.append(f"- real engine: {WORDS[claim.engine.holds]} when {claim.engine.when}: {claim.engine.found}")
+            figure = claim.engine
+            lines.append(f"- real engine: {WORDS[figure.holds]} when {figure.when}: {figure.measured}")
         elif claim.untried:
             lines.append(f"- real engine: not tried, because {claim.untried}")
         lines += _terms(claim)

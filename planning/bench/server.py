@@ -57,8 +57,8 @@ async def meet(
     if isinstance(version, dict):
         about["server"] = version.get("version")
     listed = await _get(session, target, "/v1/models")
-    models = [each for each in (listed or {}).get("data") or () if isinstance(each, dict) and "id" in each]
-    about["models"] = [{name: each.get(name) for name in ("id", "owned_by", "max_model_len")} for each in models]
+    models = [entry for entry in (listed or {}).get("data") or () if isinstance(entry, dict) and "id" in entry]
+    about["models"] = [{name: entry.get(name) for name in ("id", "owned_by", "max_model_len")} for entry in models]
     if model is None and not models:
         raise UserError("model", None, f"is missing; {target.url} lists no models, so name the one to ask for")
     url = target.url + _PATHS[target.endpoint]

@@ -26,7 +26,7 @@ class Term(Part):
 
 
 class Figure(Part):
-    """What was found in one set of conditions."""
+    """The outcome of a claim in one set of conditions."""
 
     when: str = fact("conditions of the figure")
     value: Number = fact("the figure; null if it is beyond all numbers")
@@ -59,14 +59,14 @@ class TriedOnEngine(Figure):
     noise: Number = fact("excess of the first side's greatest figure over its least", "fraction")
 
     @property
-    def found(self) -> str:
+    def measured(self) -> str:
         """The number, and how far runs of the same side are apart."""
         return self.number if self.noise is None else f"{self.number}, noise {100 * self.noise:.0f} %"
 
     @property
-    def told(self) -> str:
-        """What is to be said after the number."""
-        return f"on the real engine when {self.when}{self.found.removeprefix(self.number)}"
+    def sentence(self) -> str:
+        """The end of a sentence that begins with the number."""
+        return f"on the real engine when {self.when}{self.measured.removeprefix(self.number)}"
 
 
 class CheckedClaim(Part):
@@ -140,7 +140,9 @@ class ClaimsDocument(Document):
                     for term in case.terms:
                         yield Text(f"    {term.ms:10,.2f} ms  {term.name} ({term.mark}: {term.source})")
             if claim.engine is not None:
-                yield Text(f"    {claim.engine.number:{width}}  {WORDS[claim.engine.holds]:14}  {claim.engine.told}")
+                yield Text(
+                    f"    {claim.engine.number:{width}}  {WORDS[claim.engine.holds]:14}  {claim.engine.sentence}"
+                )
             elif claim.untried:
                 yield Text(f"    not tried on the real engine: {claim.untried}")
             yield Text(f"    expected: {claim.expected}")

@@ -96,7 +96,7 @@ def compare_on_engine(
         minutes_of_run = None if minutes is None else minutes / (2 * runs)
         say(f"{2 * runs} real runs, each of them:")
         offered = [fitting(scenario.workload, engine, minutes_of_run, say) for scenario in sides[0]]
-    sides = [[replace(one, workload=those) for one, those in zip(side, offered, strict=True)] for side in sides]
+    sides = [[replace(one, workload=workload) for one, workload in zip(side, offered, strict=True)] for side in sides]
     simulated = _simulated(request, sides, tell)
     sides = [side * repeats for side in sides]
     for number in range(runs):
@@ -137,23 +137,23 @@ def _held_against(
 
 def _document(
     request: CompareRequest | CompareRecordingsRequest,
-    found: Compared,
+    compared: Compared,
     disturbance: Disturbance | None = None,
     simulated: Compared | None = None,
     same_weather: Compared | None = None,
 ) -> ComparisonDocument:
-    """Return the document of the comparison `found`, with the same runs `simulated` beside it if they were.
+    """Return the document of the comparison `compared`, with the same runs `simulated` beside it if they were.
 
     It then also says whether the simulator's ranking holds. For real runs it says how calm the machine was. The runs
     may also have been simulated in the `same_weather`.
     """
     return ComparisonDocument(
-        **dict(found),
+        **dict(compared),
         disturbed=disturbance is not None and disturbance.disturbed,
         disturbance=disturbance.evidence if disturbance is not None else "",
         simulated=simulated,
         same_weather=same_weather,
-        ranking=None if simulated is None else tuple(ranking(simulated.rows, found.rows)),
+        ranking=None if simulated is None else tuple(ranking(simulated.rows, compared.rows)),
         version=__version__,
         inputs=request.as_json(),
     )
@@ -215,5 +215,6 @@ def _recorded(
     """
     a, b = sides
     pairs = recorded_pairs(a, b, request.bounds)
-    found = calm(sides, scenarios)
-    return compare_pairs(pairs, recorded_side(a, found), recorded_side(b, found), request.threshold), found
+    disturbance = calm(sides, scenarios)
+    side_a, side_b = recorded_side(a, disturbance), recorded_side(b, disturbance)
+    return compare_pairs(pairs, side_a, side_b, request.threshold), disturbance

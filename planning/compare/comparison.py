@@ -36,8 +36,8 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     named = list(_statistics(pairs))
     serial = pairs.unit_is == "blocks"
     ratios = [name in LATENCIES or name == "output_throughput" for (name, _), _, _ in named]
-    found = differences([(of_a, of_b) for _, of_a, of_b in named], pairs.units, seed, serial, ratios)
-    rows = [_row(*name, difference) for (name, _, _), difference in zip(named, found, strict=True)]
+    changes = differences([(of_a, of_b) for _, of_a, of_b in named], pairs.units, seed, serial, ratios)
+    rows = [_row(*name, difference) for (name, _, _), difference in zip(named, changes, strict=True)]
     if serial:
         rows.append(_throughput(pairs))
     return Compared(
@@ -46,7 +46,7 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
         difference=any(row.better for row in rows),
         requests=len(pairs.unit),
         runs=pairs.runs,
-        units=Units(of=pairs.unit_is, count=pairs.units, carry_over=any(difference.carried for difference in found)),
+        units=Units(of=pairs.unit_is, count=pairs.units, carry_over=any(difference.carried for difference in changes)),
         rows=tuple(rows),
         threshold=threshold,
         tallies=tuple(_tallies(pairs, threshold)),
@@ -70,22 +70,27 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
         if widest.percent is None or not whole:
             return "no difference can be claimed: nothing finishes on a side, or too little to compare"
         low, high = 100 * widest.low / whole, 100 * widest.high / whole
-        largest = f"the largest, {_told(widest)}, lies between {low:+.1f} and {high:+.1f} {_in(widest)}"
+        largest = f"the largest, {_in_words(widest)}, lies between {low:+.1f} and {high:+.1f} {_in(widest)}"
         return f"no difference can be claimed: {largest}"
     side = winner(rows, bounded)
     counted = [row for row in rows if row.low is not None]
-    found = {better: [row for row in claims if row.better == better] for better in "BA"}
-    told = {better: f"{len(won)} of {len(counted)} metrics ({_most_of(won)})" for better, won in found.items() if won}
+    by_side = {side: [row for row in claims if row.better == side] for side in "BA"}
+    parts = {
+        side: f"{len(rows)} of {len(counted)} metrics ({_most_of(rows)})" for side, rows in by_side.items() if rows
+    }
     left = len(counted) - len(claims)
     unclear = f"; {left} may be chance" if left else ""
     if any(_lost(rows).values()):
         unclear += "; latencies are of requests that finish"
     if not side:
         weighed = ", those with an SLO counted twice" if bounded else ""
-        return f"neither is better on the whole{weighed}: B is better in {told['B']} and worse in {told['A']}{unclear}"
+        return (
+            f"neither is better on the whole{weighed}: B is better in {parts['B']} and worse in {parts['A']}{unclear}"
+        )
     loser = "A" if side == "B" else "B"
     lead, but = ("better", "worse") if side == "B" else ("worse", "better")
-    return f"B is {lead}: {told[side]}" + (f"; {but} in {told[loser]}" if loser in told else "") + unclear
+    rest = f"; {but} in {parts[loser]}" if loser in parts else ""
+    return f"B is {lead}: {parts[side]}{rest}{unclear}"
 
 
 def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
@@ -116,8 +121,8 @@ def _lost(rows: Sequence[Row]) -> dict[str, float]:
 
 def _most_of(rows: Sequence[Row]) -> str:
     """Return the largest differences in words, one for each metric."""
-    found = {row.metric: row for row in sorted(rows, key=lambda row: abs(row.percent or 0.0))}
-    return ", ".join([_told(row) for row in reversed(found.values())][:_NAMED])
+    by_metric = {row.metric: row for row in sorted(rows, key=lambda row: abs(row.percent or 0.0))}
+    return ", ".join([_in_words(row) for row in reversed(by_metric.values())][:_NAMED])
 
 
 def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic, Statistic]]:
@@ -168,20 +173,20 @@ def _by_unit_and(index: NDArray[Any], count: int, values: Floats, pairs: PairedR
     return sums.reshape(pairs.units, count)
 
 
-def _row(name: str, stat: str, found: Difference) -> Row:
+def _row(name: str, stat: str, difference: Difference) -> Row:
     better = ""
-    if found.claimed:
+    if difference.claimed:
         lower = name in LATENCIES or metric(name).better == "lower" if name != "finished" else False
-        better = "B" if (found.difference < 0) == lower else "A"
-    whole = 1.0 if name in SHARES else found.a
+        better = "B" if (difference.difference < 0) == lower else "A"
+    whole = 1.0 if name in SHARES else difference.a
     return Row(
         metric=name,
         stat=stat,
-        a=found.a,
-        b=found.b,
-        low=found.low,
-        high=found.high,
-        percent=100 * found.difference / whole if whole else math.nan,
+        a=difference.a,
+        b=difference.b,
+        low=difference.low,
+        high=difference.high,
+        percent=100 * difference.difference / whole if whole else math.nan,
         better=better,
     )
 
@@ -198,12 +203,12 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
         longer, shorter = (np.where(np.isnan(v), np.inf, v) for v in (b, a))
         gains, loses = longer < shorter * (1 - threshold), longer > shorter * (1 + threshold)
         both = ~np.isnan(a) & ~np.isnan(b)
-        for by, group, members in groups:
+        for kind, group, members in groups:
             gain, lose, count = (int((mask & members).sum()) for mask in (gains, loses, members))
             mean_a, mean_b = (float(v[both & members].mean()) if (both & members).any() else None for v in (a, b))
             yield Tally(
                 metric=judged,
-                by=by,
+                by=kind,
                 group=group,
                 gain=gain,
                 lose=lose,
@@ -231,7 +236,7 @@ def _tenants(pairs: PairedRuns) -> Iterator[Tenant]:
         yield Tenant(tenant=str(name) or "(none)", requests=100 * float((labels == name).mean()), a=a, b=b)
 
 
-def _told(row: Row) -> str:
+def _in_words(row: Row) -> str:
     label = "share of requests that finish" if row.metric == "finished" else metric(row.metric).label
     named = label if row.stat in ("value", "share") else f"{label} {row.stat}"
     return f"{named} {math.nan if row.percent is None else row.percent:+.1f} {_in(row)}"

@@ -197,8 +197,8 @@ class ComparisonDocument(Compared, Document):
             case "errors":
                 return _with_units(table_of(SimulatedError, self.errors()))
             case _:
-                of = self.simulated if name == "simulated" and self.simulated else self
-                return _with_units(table_of(Row, of.rows))
+                compared = self.simulated if name == "simulated" and self.simulated else self
+                return _with_units(table_of(Row, compared.rows))
 
     def called(self, a: str, b: str) -> Self:
         """Return the document with names for its sides."""
@@ -240,13 +240,13 @@ def simulated_errors(
 ) -> list[SimulatedError]:
     """Return simulated and real numbers side by side, for the rows that both have. A missing number has no error."""
     blind, same = ({(row.metric, row.stat): row for row in rows} for rows in (simulated, same_weather))
-    found = []
+    errors = []
     for row in real:
         key = row.metric, row.stat
         for side in "ab" if key in blind else "":
             value, predicted = getattr(row, side), getattr(blind[key], side)
             in_weather = getattr(same.get(key), side, None)
-            found.append(
+            errors.append(
                 SimulatedError(
                     metric=row.metric,
                     stat=row.stat,
@@ -258,7 +258,7 @@ def simulated_errors(
                     weather_error=_error(row.metric, in_weather, value),
                 )
             )
-    return found
+    return errors
 
 
 def _error(metric: str, simulated: float | None, real: float | None) -> float | None:
@@ -287,12 +287,12 @@ def _with_units(table: pa.Table) -> pa.Table:
 _WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
 
 
-def compared_report(found: Compared) -> Iterator[RenderableType]:
+def compared_report(compared: Compared) -> Iterator[RenderableType]:
     """Yield the report of a comparison of two sides."""
     rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "%"))
     rows.add_column("95 % interval", justify="right", min_width=9)
     rows.add_column("better", no_wrap=True)
-    for row in found.rows:
+    for row in compared.rows:
         interval = "-" if row.low is None or row.high is None else f"{_shown(row.low)} to {_shown(row.high)}"
         change = None if row.a is None or row.b is None else row.b - row.a
         numbers = (_shown(row.a), _shown(row.b), _shown(change), _change(row.metric, row.percent))
@@ -300,25 +300,25 @@ def compared_report(found: Compared) -> Iterator[RenderableType]:
     yield rows
     group = {"min_width": 6, "overflow": "fold"}
     tallies = _table({"metric": _WHOLE, "of": group}, ("B gains", "B loses", "same", "mean A", "mean B"))
-    for tally in found.tallies:
-        of = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
+    for tally in compared.tallies:
+        members = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
         counts = (str(n) for n in (tally.gain, tally.lose, tally.same))
-        tallies.add_row(tally.metric, of, *counts, _shown(tally.mean_a), _shown(tally.mean_b))
+        tallies.add_row(tally.metric, members, *counts, _shown(tally.mean_a), _shown(tally.mean_b))
     yield Text()
     yield tallies
-    units = found.units
+    units = compared.units
     unit = _counted(units.count, units.of) + (" of arrivals" if units.of == "blocks" else "")
-    lost = any(row.metric == "finished" for row in found.rows)
+    lost = any(row.metric == "finished" for row in compared.rows)
     means = " Mean A and mean B cover the requests that finish on both sides." if lost else ""
     summary = (
-        f"\n{_counted(found.requests, 'requests')}, resampled by {unit}; the intervals hold for all rows together. "
-        f"A request gains or loses if its latency changes by {100 * found.threshold:g} % or more.{means}"
+        f"\n{_counted(compared.requests, 'requests')}, resampled by {unit}; the intervals hold for all rows together. "
+        f"A request gains or loses if its latency changes by {100 * compared.threshold:g} % or more.{means}"
     )
     yield Text(summary, style="dim")
     if units.carry_over:
         warning = "queues last longer than blocks, so intervals are wide; compare longer runs, or several seeds"
         yield Text(warning, style="yellow")
-    yield Text(found.verdict, style="bold")
+    yield Text(compared.verdict, style="bold")
 
 
 def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
@@ -337,8 +337,8 @@ def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
     worst = furthest_off(errors)
     if worst is not None:
         stat = "" if worst.stat == "value" else f" {worst.stat}"
-        of = f": {label_of(worst.metric)}{stat} of {worst.side}, {worst.error:+.1f} %"
-        yield Text.assemble(("largest error", "bold"), of)
+        largest = f": {label_of(worst.metric)}{stat} of {worst.side}, {worst.error:+.1f} %"
+        yield Text.assemble(("largest error", "bold"), largest)
 
 
 def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:

@@ -50,10 +50,12 @@ def recordings(side: str, path: str | Path) -> list[Recording]:
     Raises UserError when there is none, or one was cut short.
     """
     folder = Path(path)
-    found = [folder] if (folder / "runs.parquet").exists() else sorted(p.parent for p in folder.glob("*/runs.parquet"))
-    if not found:
+    folders = [folder]
+    if not (folder / "runs.parquet").exists():
+        folders = sorted(runs.parent for runs in folder.glob("*/runs.parquet"))
+    if not folders:
         raise UserError(side, str(path), "is not a recording: it has no runs.parquet")
-    loaded = [Recording.load(place) for place in found]
+    loaded = [Recording.load(place) for place in folders]
     for recording in loaded:
         if recording.run["status"] != "complete":
             remedy = f"is {recording.run['status']}; give a recording that ran to its end"
@@ -99,19 +101,19 @@ def in_weather(
     """Return the scenario of each recording with each engine in its weather; None if the weather is not known."""
     from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, because it fits
 
-    found = []
+    slowed = []
     for side, simulated in zip(sides, scenarios, strict=False):
         cost = pure(simulated[0].cost)
         weather = known_weather(side, cost.calibration) if isinstance(cost, StepCost) else None
         if weather is None:
             return None
-        found.append(
+        slowed.append(
             [
                 replace(one, deployment=one.deployment.model_copy(update={"fleet": slowed_fleet(recording, weather)}))
                 for recording, one in zip(side, simulated, strict=True)
             ]
         )
-    return found or None
+    return slowed or None
 
 
 def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario] = ()) -> Disturbance | None:
@@ -145,13 +147,13 @@ def simulated_side(scenario: PricedScenario) -> Side:
     )
 
 
-def recorded_side(recordings: Sequence[Recording], found: Disturbance | None) -> Side:
+def recorded_side(recordings: Sequence[Recording], disturbance: Disturbance | None) -> Side:
     """Describe a recorded side: its clock, its number of runs, what ran, and how far to trust it.
 
-    `found` is the disturbance of both sides.
+    `disturbance` is the disturbance of both sides.
     """
     provenance = weakest((of_run(recording.run) for recording in recordings), "recordings")
-    if found is not None and found.disturbed:
+    if disturbance is not None and disturbance.disturbed:
         provenance = Provenance(UNKNOWN, f"{provenance.reason}, on a machine that was disturbed")
     return Side(
         clock=recordings[0].run["clock"],

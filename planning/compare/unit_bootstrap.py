@@ -63,9 +63,8 @@ class Percentile:
         self._rank = rank
 
     def __call__(self, weights: Ints) -> Floats:
-        found: Floats = np.full(len(weights), np.nan)
         if not len(self._values):
-            return found
+            return np.full(len(weights), np.nan)
         # Number of values of each unit among the first values, for each position: [units, values].
         passed = np.cumsum(self._unit == np.arange(self._units)[:, None], axis=1, dtype=np.int32)
         counts = _weighted(weights, passed[:, -1])
@@ -162,10 +161,10 @@ def _change(a: Floats, b: Floats, ratio: bool) -> Floats:
     """Return b - a, or the logarithm of b / a; NaN if there is no logarithm."""
     if not ratio:
         return b - a
-    found: Floats = np.full(len(a), np.nan)
+    changes: Floats = np.full(len(a), np.nan)
     both = (a > 0) & (b > 0)
-    found[both] = np.log(b[both] / a[both])
-    return found
+    changes[both] = np.log(b[both] / a[both])
+    return changes
 
 
 def _correlation(weights: Ints, drawn: Floats) -> Floats:

@@ -61,8 +61,8 @@ class Baseline:
         self._lost = self._lost_share(self.requests, metrics)
         self.sheds = self._lost > _LOST
         self._kept = None if self.sheds else self.requests["request_id"].filter(pa.array(metrics.finished))
-        found = self._p99s(self.requests, latencies)
-        self.p99 = {name: value for name, value in found.items() if not math.isnan(value)}
+        p99s = self._p99s(self.requests, latencies)
+        self.p99 = {name: value for name, value in p99s.items() if not math.isnan(value)}
 
     def against(self, scenario: PricedScenario) -> Bought:
         """Return what another scenario of the same requests gains."""
@@ -99,14 +99,14 @@ class Baseline:
         if self._kept is not None:
             requests = requests.filter(pc.is_in(requests["request_id"], self._kept.combine_chunks()))
         metrics = RunMetrics(requests)
-        found = {}
+        p99s = {}
         for name in latencies:
             values = metrics.values(name)
             if self._kept is not None and name != _GAPS:
                 values = np.where(metrics.finished, values, np.inf)
             values = values[~np.isnan(values)]  # NaN: one output token has no TPOT
-            found[name] = percentiles(values, (99,))[0] if len(values) else math.nan
-        return found
+            p99s[name] = percentiles(values, (99,))[0] if len(values) else math.nan
+        return p99s
 
 
 def _fitting(scenario: PricedScenario) -> np.ndarray:

@@ -237,8 +237,10 @@ def _routed(scenario: PricedScenario, router: str) -> Settings:
 
 def both_sides(scenario: PricedScenario) -> dict[str, Any]:
     """Return the settings besides its deployment that `compare` needs to repeat the run as it was."""
-    found: dict[str, Any] = {"router": scenario.router} if scenario.router else {}
-    return found if scenario.deployment.fleet or scenario.replicas == 1 else found | {"replicas": scenario.replicas}
+    settings: dict[str, Any] = {"router": scenario.router} if scenario.router else {}
+    if not scenario.deployment.fleet and scenario.replicas != 1:
+        settings["replicas"] = scenario.replicas
+    return settings
 
 
 def one_more(scenario: PricedScenario) -> Settings:

@@ -23,8 +23,8 @@ def compare_command(
     words = ["tokentwin", "compare", "--trace", run, "--deployment", run]
     words += [] if calibration is None else ["-c", calibration]
     words += [] if gpu is None else ["--gpu", gpu]
-    for side, held in (("--a", both), ("--b", {**both, **settings})):
-        for pair in pairs(held):
+    for side, own in (("--a", both), ("--b", {**both, **settings})):
+        for pair in pairs(own):
             words += [side, pair]
     return shlex.join(words)
 

@@ -288,8 +288,8 @@ def _recosted(scenario: PricedScenario, lifted: Callable[[CostModel], CostModel 
     """Return `scenario` with `lifted` applied to each cost model, or a reason if it does not apply to one of them."""
     pools = scenario.all_pools
     made = {id(pool.cost): lifted(pool.cost) for pool in {id(pool.cost): pool for pool in pools}.values()}
-    found = [replace(pool, cost=cost) for pool in pools if (cost := made[id(pool.cost)]) is not None]
-    return replace(scenario, pools=tuple(found)) if len(found) == len(pools) else NO_PARTS
+    recosted = [replace(pool, cost=cost) for pool in pools if (cost := made[id(pool.cost)]) is not None]
+    return replace(scenario, pools=tuple(recosted)) if len(recosted) == len(pools) else NO_PARTS
 
 
 def _redeployed(scenario: PricedScenario, **changes: Any) -> PricedScenario:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from calibration.steps.operation_cost import WAITING
-from planning.diagnose.document import Found, shown_ms
+from planning.diagnose.document import Finding, shown_ms
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
 from traces.distribution import Distribution
@@ -24,18 +24,18 @@ _CHUNKS = 4  # chunks of a prompt: fewer cost little
 SHARE = 0.1  # share of the time below which there is no symptom
 HALF = 0.5
 
-Look = Callable[[Evidence], Found | None]
+Look = Callable[[Evidence], Finding | None]
 
 
-def _prompts(e: Evidence) -> Found | None:
+def _prompts(e: Evidence) -> Finding | None:
     if not e.has_steps or e.prompt_share < HALF:
         return None
     prefill, step = e.metrics.distribution("prefill_ms"), e.metrics.distribution("step_ms")
-    told = f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms"
-    return Found(e.prompt_share, f"{told}, step p50 {shown_ms(step.p50)} ms")
+    text = f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms"
+    return Finding(e.prompt_share, f"{text}, step p50 {shown_ms(step.p50)} ms")
 
 
-def _cut_small(e: Evidence) -> Found | None:
+def _cut_small(e: Evidence) -> Finding | None:
     """Return a symptom if prompts go in many chunks, though their steps have room for more."""
     if not e.has_steps or not e.step("prefill_rows").any():
         return None
@@ -44,20 +44,20 @@ def _cut_small(e: Evidence) -> Found | None:
     full = float(e.metrics.values("batch_tokens")[with_prompts].mean()) / budget
     if chunks < _CHUNKS or full > HALF:
         return None
-    told = (
+    text = (
         f"prompts are cut into {chunks:.3g} chunks on average, in steps that hold {100 * full:.2g} % of what they may"
     )
-    return Found(HALF * (1 - full), told)
+    return Finding(HALF * (1 - full), text)
 
 
-def _rejected_drafts(e: Evidence) -> Found | None:
+def _rejected_drafts(e: Evidence) -> Finding | None:
     rate = e.metrics.scalars()["draft_acceptance_rate"]
     if rate is None or rate >= _REJECTED:
         return None
-    return Found(1 - rate, f"{100 * rate:.2g} % of the drafted tokens are accepted")
+    return Finding(1 - rate, f"{100 * rate:.2g} % of the drafted tokens are accepted")
 
 
-def _high_itl(e: Evidence) -> Found | None:
+def _high_itl(e: Evidence) -> Finding | None:
     itl = e.metrics.values("itl_ms")
     gaps = Distribution.from_values(itl[itl > 0])  # tokens of one step, accepted drafts, come together
     tpot = e.metrics.distribution("tpot_ms")
@@ -69,28 +69,28 @@ def _high_itl(e: Evidence) -> Found | None:
     if e.has_steps:
         prompts, decodes = e.step("prefill_rows") > 0, e.step("decode_rows") > 0
         if (prompts & decodes).any() and (~prompts).any():
-            with_, without = (float(e.step_ns[of].mean()) / 1e6 for of in (prompts & decodes, ~prompts))
+            with_, without = (float(e.step_ns[steps].mean()) / 1e6 for steps in (prompts & decodes, ~prompts))
             mixed = f"; a step takes {shown_ms(with_)} ms with prompts in it, {shown_ms(without)} ms without"
     severity = max(0.5, 1 - bound / tpot.p99) if bound else 0.7 * (1 - spread.p50 / spread.p99)
-    told = f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}"
-    return Found(severity, told, UNBOUNDED[1] if gaps.count and not bound else "")
+    text = f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}"
+    return Finding(severity, text, UNBOUNDED[1] if gaps.count and not bound else "")
 
 
-def _slow_host(e: Evidence) -> Found | None:
+def _slow_host(e: Evidence) -> Finding | None:
     if not e.has_steps or e.host_share < SHARE:
         return None
     can_overlap = not e.deployment.scheduler.async_scheduling
     overlap = "run it again with --async-scheduling: the time that it saves was CPU time between steps"
-    told = f"no step ran in {100 * e.host_share:.0f} % of the time in which there was work"
-    return Found(e.host_share, told, proof=overlap if can_overlap else "")
+    text = f"no step ran in {100 * e.host_share:.0f} % of the time in which there was work"
+    return Finding(e.host_share, text, proof=overlap if can_overlap else "")
 
 
-def _low_utilisation(e: Evidence) -> Found | None:
+def _low_utilisation(e: Evidence) -> Finding | None:
     busy = e.metrics.busy() if e.has_steps else None
     if busy is None or busy >= HALF:
         return None
     running = _requests(e.metrics.step_mean("running") or 0.0)
-    return Found(0.3 * (1 - busy), f"steps take {100 * busy:.0f} % of the time, with {running} in them")
+    return Finding(0.3 * (1 - busy), f"steps take {100 * busy:.0f} % of the time, with {running} in them")
 
 
 def _requests(count: float) -> str:
@@ -98,40 +98,40 @@ def _requests(count: float) -> str:
     return f"{text} request{'s' * (text != '1')}"
 
 
-def _small_batches(e: Evidence) -> Found | None:
+def _small_batches(e: Evidence) -> Finding | None:
     """Return a symptom if the device is busy, but most of it is unused."""
     if not e.has_steps:
         return None
     busy, mfu, running = e.metrics.busy(), e.metrics.step_mean("mfu"), e.metrics.step_mean("running")
     if busy is None or mfu is None or running is None or busy < HALF or mfu >= _UNUSED or running >= _SMALL:
         return None
-    told = f"steps take {100 * busy:.1f} % of the time with {_requests(running)} in them: MFU {100 * mfu:.2g} %"
+    text = f"steps take {100 * busy:.1f} % of the time with {_requests(running)} in them: MFU {100 * mfu:.2g} %"
     mbu = e.metrics.step_mean("mbu") or 0.0
-    return Found(HALF * busy * (1 - running / _SMALL), f"{told}, MBU {100 * mbu:.0f} %")
+    return Finding(HALF * busy * (1 - running / _SMALL), f"{text}, MBU {100 * mbu:.0f} %")
 
 
-def _communication(e: Evidence) -> Found | None:
+def _communication(e: Evidence) -> Finding | None:
     share = e.parts.get("collectives", 0.0)
-    told = f"{100 * share:.0f} % of the steps' time goes into collectives among {e.deployment.gpus} devices"
-    return Found(share, told) if share >= _MUCH else None
+    text = f"{100 * share:.0f} % of the steps' time goes into collectives among {e.deployment.gpus} devices"
+    return Finding(share, text) if share >= _MUCH else None
 
 
-def _kv_reads(e: Evidence) -> Found | None:
+def _kv_reads(e: Evidence) -> Finding | None:
     share = sum(e.parts.get(part, 0.0) for part in KV_PARTS)
-    told = f"{100 * share:.0f} % of the steps' time goes into attention to cached KV"
-    return Found(share, told) if share >= HALF else None
+    text = f"{100 * share:.0f} % of the steps' time goes into attention to cached KV"
+    return Finding(share, text) if share >= HALF else None
 
 
-def _bubbles(e: Evidence) -> Found | None:
+def _bubbles(e: Evidence) -> Finding | None:
     bubble = e.metrics.scalars()["pipeline_bubble"]
     if bubble is None or bubble < SHARE:
         return None
     stages = e.deployment.pipeline_parallel_size
-    told = f"while a step is under way, {100 * bubble:.1f} % of the time of the {stages} stages is idle"
-    return Found(bubble, told)
+    text = f"while a step is under way, {100 * bubble:.1f} % of the time of the {stages} stages is idle"
+    return Finding(bubble, text)
 
 
-def _launches(e: Evidence) -> Found | None:
+def _launches(e: Evidence) -> Finding | None:
     """Return a symptom if launches take much time.
 
     Either a cost model explains it, or the engine saw its host still launching a step that ran.
@@ -140,17 +140,17 @@ def _launches(e: Evidence) -> Found | None:
     seen = notes_of(e.run).get("launching_share") or 0.0
     share, eager = max(explained, seen), " without CUDA graphs" if e.deployment.enforce_eager else ""
     more = "" if seen > explained else ", and gaps between them"
-    told = f"{100 * share:.0f} % of the steps' time goes into launching kernels{eager}{more}"
-    return Found(share, told) if share >= _MUCH else None
+    text = f"{100 * share:.0f} % of the steps' time goes into launching kernels{eager}{more}"
+    return Finding(share, text) if share >= _MUCH else None
 
 
-def _uneven_experts(e: Evidence) -> Found | None:
+def _uneven_experts(e: Evidence) -> Finding | None:
     imbalance = e.expert_imbalance
     of_experts = e.parts.get("experts", 0.0) + e.parts.get("expert compute", 0.0) if e.parts else 1.0
     waited = (1 - 1 / imbalance) * of_experts
     if waited < SHARE:
         return None
-    return Found(
+    return Finding(
         waited,
         f"the busiest of {e.deployment.expert_parallel_size} devices gets {imbalance:.2f} times the "
         f"mean of the tokens; the others wait for {100 * waited:.0f} % of the steps' time",

@@ -61,7 +61,7 @@ _LASTING = 0.25  # share of the run: more arrives than can be served, and not al
 
 
 def diagnose(
-    found: Sequence[Symptom],
+    symptoms: Sequence[Symptom],
     recorded: RunMetrics,
     scenario: PricedScenario | None = None,
     judged: str | None = None,
@@ -77,11 +77,11 @@ def diagnose(
     run simulated as it was, and returns the reason if that is another run. Raises UserError if nothing simulated has
     the chosen latency.
     """
-    name = judged or (found[0].metric if found else "e2e_ms")
+    name = judged or (symptoms[0].metric if symptoms else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
     by_metric = {m: recorded.distribution(m).p99 for m in names}
     facts: Facts = {
-        "symptoms": found,
+        "symptoms": symptoms,
         "metric": name,
         "requests": len(recorded.finished),
         "recorded_p99": by_metric,
@@ -94,7 +94,7 @@ def diagnose(
     scenario = replace(scenario, workload=offered(scenario.workload))
     tell("simulating the run as it was", 0.0)
     base = Baseline(scenario, names)
-    found = [*found, *good_benchmark(scenario, base.requests)]
+    symptoms = [*symptoms, *good_benchmark(scenario, base.requests)]
     if base.sheds:
         name = FINISHED
     elif name not in base.p99:
@@ -103,10 +103,10 @@ def diagnose(
         name = "e2e_ms"  # an output of one token has no TPOT
     arrivals = [request.arrival_ns for request in scenario.workload.requests]
     lasting = arrivals[-1] - arrivals[0] > _LASTING * 1e9 * (recorded.window_s or 0.0)
-    overloaded = lasting and any(symptom.name == OVERLOAD for symptom in found)
+    overloaded = lasting and any(symptom.name == OVERLOAD for symptom in symptoms)
     tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, scenario, overloaded)
     facts |= {
-        "symptoms": found,
+        "symptoms": symptoms,
         "metric": name,
         "recorded_p99": {m: by_metric[m] for m in base.p99},
         "simulated_p99": base.p99,
@@ -119,7 +119,7 @@ def diagnose(
     if troubled(known):
         tell("simulating changes", 0.95)
         scaling = scaling_efficiency(scenario)
-        facts |= {"symptoms": [*found, *more_gpus_do_not_help(tried, name, scaling)], "scaling": scaling}
+        facts |= {"symptoms": [*symptoms, *more_gpus_do_not_help(tried, name, scaling)], "scaling": scaling}
     if known.blamed is not None:
         facts["changes"] = _changes(scenario, base, known, known.blamed, source)
     return concluded(facts | {"warning": another(base.requests, known)})
@@ -153,10 +153,10 @@ def _changes(
 
     With equal GPUs, changes that keep every bit of weights and KV come before the others.
     """
-    lift, found = LIFTS[cause.name], []
+    lift, tried = LIFTS[cause.name], []
     replica = next(c for c in known.counterfactuals if c.name == REPLICA)
     if not replica.skipped:
-        found.append(replica.model_copy(update={"settings": one_more(scenario)}))
+        tried.append(replica.model_copy(update={"settings": one_more(scenario)}))
     for settings in changes(scenario, lift.name):
         try:
             made = changed(scenario, source, settings)
@@ -164,11 +164,11 @@ def _changes(
             continue  # the deployment does not fit
         bought = made.gpus > scenario.gpus or settings.get("inter_node")
         kind = "capacity" if bought else "policy"
-        found.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
-    worth = {c.name: worth_of(c, known.metric) for c in found}
+        tried.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
+    worth = {c.name: worth_of(c, known.metric) for c in tried}
     most = max(worth.values(), default=0.0)
     return sorted(
-        found,
+        tried,
         key=lambda c: (
             worth[c.name] < _NEARLY * most, c.gpus or 0, not _ROUNDING.isdisjoint(c.settings), -worth[c.name],
         ),

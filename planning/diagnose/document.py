@@ -30,7 +30,7 @@ LEAST = 0.1  # share of the p99, or of the lost requests: a smaller gain is no c
 AS_IT_WAS = "simulated again as it was"
 
 
-class Found(NamedTuple):
+class Finding(NamedTuple):
     """The severity of a symptom, from 0 to 1, the numbers that show it, and overrides of `symptoms.toml`."""
 
     severity: float
@@ -50,14 +50,14 @@ class Symptom(Part):
     proof: str = fact("measurement that would prove its cause")
 
     @classmethod
-    def of(cls, name: str, found: Found) -> Symptom:
-        """Return the symptom of that `name` in `symptoms.toml`, with the numbers of `found`."""
-        own = {key: value for key, value in found._asdict().items() if value != ""}
-        return cls.model_validate({"name": name, **_told()[name], **own})
+    def from_finding(cls, name: str, finding: Finding) -> Symptom:
+        """Return the symptom of that `name` in `symptoms.toml`, with the numbers of `finding`."""
+        own = {key: value for key, value in finding._asdict().items() if value != ""}
+        return cls.model_validate({"name": name, **_catalogue()[name], **own})
 
 
 @cache
-def _told() -> dict[str, dict[str, str]]:
+def _catalogue() -> dict[str, dict[str, str]]:
     return tomllib.loads(Path(__file__).with_name("symptoms.toml").read_text(encoding="utf-8"))
 
 
@@ -85,9 +85,9 @@ class Counterfactual(Part):
         """The `name`, marked if it is an ideal."""
         return f"{self.name} *" if self.ideal else self.name
 
-    def gain(self, of: str) -> float:
+    def gain(self, name: str) -> float:
         """Return `bought`, or minus infinity if the remaining value is infinite."""
-        share = self.bought.get(of, 0.0)
+        share = self.bought.get(name, 0.0)
         return -math.inf if share is None else share
 
 
@@ -240,34 +240,38 @@ class DiagnosisDocument(Document):
             yield Text(self.command(self.best), style="cyan", overflow="ignore", no_wrap=True)
 
 
-def _counterfactuals(found: DiagnosisDocument) -> Iterator[RenderableType]:
+def _counterfactuals(diagnosis: DiagnosisDocument) -> Iterator[RenderableType]:
     from calibration.steps.coverage import shown_share
 
     def share(finished: float | None) -> list[str]:
-        return [shown_share(finished)] if found.sheds and finished is not None else ["-"] if found.sheds else []
+        if not diagnosis.sheds:
+            return []
+        return ["-" if finished is None else shown_share(finished)]
 
     def p99(value: float | None) -> str:
         """Format a p99: over the finished requests there may be none; over all requests it may be infinite."""
-        return shown_ms(value) if value is not None else "-" if found.sheds else "never"
+        if value is not None:
+            return shown_ms(value)
+        return "-" if diagnosis.sheds else "never"
 
-    of = "; latencies are of requests that finish" if found.sheds else ""
-    latencies = [f"{metric(name).label} p99, ms" for name in found.simulated_p99]
-    finish = ["finish"] if found.sheds else []
-    title = f"effect of lifting one constraint, or of one change{of}"
+    scope = "; latencies are of requests that finish" if diagnosis.sheds else ""
+    latencies = [f"{metric(name).label} p99, ms" for name in diagnosis.simulated_p99]
+    finish = ["finish"] if diagnosis.sheds else []
+    title = f"effect of lifting one constraint, or of one change{scope}"
     table = Table("with", "kind", *finish, *latencies, title=title, title_justify="left")
-    recorded = (found.recorded_p99.get(name) for name in found.simulated_p99)
-    table.add_row(RECORDING, "", *share(found.recorded_finished), *map(p99, recorded))
-    table.add_row(AS_IT_WAS, "", *share(found.simulated_finished), *map(p99, found.simulated_p99.values()))
-    for tried in found.with_changes:
-        cells = (f"{p99(tried.p99.get(name))} ({_change(tried.bought.get(name))})" for name in found.simulated_p99)
+    recorded = (diagnosis.recorded_p99.get(name) for name in diagnosis.simulated_p99)
+    table.add_row(RECORDING, "", *share(diagnosis.recorded_finished), *map(p99, recorded))
+    table.add_row(AS_IT_WAS, "", *share(diagnosis.simulated_finished), *map(p99, diagnosis.simulated_p99.values()))
+    for tried in diagnosis.with_changes:
+        cells = (f"{p99(tried.p99.get(name))} ({_change(tried.bought.get(name))})" for name in diagnosis.simulated_p99)
         table.add_row(tried.called, tried.kind, *share(tried.finished), *cells)
     yield table
     yield Text("* an ideal that cannot be bought: it tells what that constraint is to blame for", style="dim")
-    for tried in found.counterfactuals:
+    for tried in diagnosis.counterfactuals:
         if tried.skipped:
             yield Text(f"{tried.name}: not tried, because {tried.skipped}", style="dim")
-    if found.warning:
-        yield Text(found.warning, style="yellow")
+    if diagnosis.warning:
+        yield Text(diagnosis.warning, style="yellow")
 
 
 def shown_ms(value: float) -> str:

@@ -76,9 +76,9 @@ class Evidence:
         It stays empty if there is neither. Steps of each pool are explained by the pool's model.
         """
         timed = measured_parts(self._recording.table("steps", [*MEASURED_COLUMNS]))
-        found = [timed] if timed else list(self._explained(scenario))
+        tables = [timed] if timed else list(self._explained(scenario))
         totals: dict[str, float] = {}
-        for parts in (parts for regimes in found for parts in regimes.values()):
+        for parts in (parts for regimes in tables for parts in regimes.values()):
             for name, ns in parts.items():
                 totals[name] = totals.get(name, 0.0) + ns
         whole = sum(totals.values())
@@ -113,11 +113,11 @@ class Evidence:
         tiers, admitted = self.deployment.kv_tiers, np.isfinite(self.metrics.values("queue_ms")).sum()
         if tiers is None or not admitted or self.run["clock"] != "virtual":
             return 0.0, 0.0
-        each = kv_bytes_per_token(self.deployment, tiers.kv_bytes_per_token, "kv_tiers.kv_bytes_per_token")
-        loaded = each * self.metrics.looked_up_tokens / admitted  # bytes, if the whole prompt were loaded
+        token_bytes = kv_bytes_per_token(self.deployment, tiers.kv_bytes_per_token, "kv_tiers.kv_bytes_per_token")
+        loaded = token_bytes * self.metrics.looked_up_tokens / admitted  # bytes, if the whole prompt were loaded
         rates = self.metrics.tier_hit_rates()
-        each_ns = sum(loaded * rates.get(tier.name, 0.0) / tier.read_gb_s for tier in tiers.tiers)
-        return each_ns / 1e6, each_ns * admitted / (self.run["duration_ns"] or 1) / (self.run["replicas"] or 1)
+        load_ns = sum(loaded * rates.get(tier.name, 0.0) / tier.read_gb_s for tier in tiers.tiers)
+        return load_ns / 1e6, load_ns * admitted / (self.run["duration_ns"] or 1) / (self.run["replicas"] or 1)
 
     @cached_property
     def step_ns(self) -> Floats:
@@ -132,9 +132,9 @@ class Evidence:
         between = float(np.maximum(start[1:] - end[:-1], 0.0)[follows].sum())
         return between / (between + float(self.step_ns.sum()))
 
-    def time_share(self, of: NDArray[np.bool_]) -> float:
-        """Return the share of the steps' time that the steps `of` a mask take."""
-        return float(self.step_ns[of].sum() / max(self.step_ns.sum(), 1.0))
+    def time_share(self, steps: NDArray[np.bool_]) -> float:
+        """Return the share of the steps' time that the steps `steps` a mask take."""
+        return float(self.step_ns[steps].sum() / max(self.step_ns.sum(), 1.0))
 
     def step(self, name: str) -> Floats:
         return self._steps[name]
@@ -153,8 +153,8 @@ class Evidence:
     def expert_imbalance(self) -> float:
         """Tokens on the busiest device over the mean: as recorded, else as stated, or by chance in a mean step."""
         devices, stated = self.deployment.expert_parallel_size, self.deployment.expert_imbalance
-        found = [dict(held).get(devices) for held in self._recorded_imbalance if held]
-        values = [value for value in found if value is not None]
+        recorded = [dict(by_devices).get(devices) for by_devices in self._recorded_imbalance if by_devices]
+        values = [value for value in recorded if value is not None]
         if values:
             return float(np.mean(values))
         tokens = self.metrics.step_mean("batch_tokens") if stated == "random" else None

@@ -39,8 +39,8 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     peak = find_gpu(request.peak) if request.peak else None
     evidence = Evidence(recording, check_slo(request.bounds), peak)
     if request.calibration is None and request.gpu is None:
-        found = search.diagnose(symptoms(evidence), evidence.seen, judged=request.metric)
-        return found.model_copy(update={"steps": evidence.has_steps, "inputs": request.as_json()})
+        document = search.diagnose(symptoms(evidence), evidence.seen, judged=request.metric)
+        return document.model_copy(update={"steps": evidence.has_steps, "inputs": request.as_json()})
     if recording.run["status"] != "complete":
         remedy = f"is {recording.run['status']}, so it cannot be simulated; leave -c and --gpu out"
         raise UserError("run", request.run, remedy)
@@ -53,10 +53,10 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     evidence.explain_by(scenario)
     source = Source(request.calibration, request.gpu)
     another = partial(another_run, recording, scenario.calibration)
-    found = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source, another)
+    document = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source, another)
     mark, reason = scenario.provenance()
     about = {"steps": evidence.has_steps, "inputs": request.as_json(), "run": request.run, **source._asdict()}
-    return found.model_copy(update={**about, "standing": Trust(mark=mark.name.lower(), reason=reason)})
+    return document.model_copy(update={**about, "standing": Trust(mark=mark.name.lower(), reason=reason)})
 
 
 def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:
@@ -68,7 +68,7 @@ def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> Pr
     if scenario.front_door is None or notes_of(recording.run).get("front_door") is not None:
         return scenario
     ids, received = (recording.requests[name].to_pylist() for name in ("request_id", "received_ns"))
-    came = {id: at for id, at in zip(ids, received, strict=True) if at is not None}
+    came = {id: received_ns for id, received_ns in zip(ids, received, strict=True) if received_ns is not None}
     moved = [
         replace(request, arrival_ns=came.get(request.id, request.arrival_ns)) for request in scenario.workload.requests
     ]

@@ -19,20 +19,20 @@ _FAR = 0.25  # share of a real run's p99: with a larger error, counterfactuals a
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
 
 
-def another_run(recording: Recording, calibration: str, again: pa.Table, found: DiagnosisDocument) -> str | None:
+def another_run(recording: Recording, calibration: str, again: pa.Table, diagnosis: DiagnosisDocument) -> str | None:
     """Return a warning if the counterfactuals are not about the recorded run; None if they are.
 
-    `calibration` is the id of what timed the steps of `found`, and `again` the dataset `requests` of the run simulated
-    as it was.
+    `calibration` is the id of what timed the steps of `diagnosis`, and `again` the dataset `requests` of the run
+    simulated as it was.
     """
     fitted = recording.filled("requests", ["received_ns"]) and notes_of(recording.run).get("front_door") is None
     if recording.run["clock"] == "virtual" and not fitted:
         return _simulated(recording, again, calibration)
-    error = found.twin_error
+    error = diagnosis.twin_error
     if error is None or abs(error) <= _FAR:
         return None
-    of = "share of requests that come to nothing" if found.sheds else "p99"
-    return f"the simulated {of} is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
+    what = "share of requests that come to nothing" if diagnosis.sheds else "p99"
+    return f"the simulated {what} is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
 
 
 def _simulated(recording: Recording, again: pa.Table, calibration: str) -> str | None:

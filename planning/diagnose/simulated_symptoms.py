@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from planning.diagnose.baseline import Baseline
 from planning.diagnose.constraint_lifts import REPLICA, twice_the_gpus
-from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Found, Symptom, shown_ms
+from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom, shown_ms
 from planning.diagnose.fleet_lifts import one_more_replica
 from planning.priced_scenario import PricedScenario
 from serving.metrics import metric
@@ -32,15 +32,15 @@ def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Sym
     rate, before = benchmark.scalars()["request_throughput"], benchmark.distribution("ttft_ms").p50
     if scenario.workload.concurrency is None or not rate or not before > 0:
         return
-    held = list(scenario.workload.requests)
-    at = np.cumsum(np.random.default_rng(0).exponential(1e9 / rate, len(held))).astype(np.int64).tolist()
-    free = [replace(request, arrival_ns=ns) for request, ns in zip(held, at, strict=True)]
+    sent = list(scenario.workload.requests)
+    arrivals_ns = np.cumsum(np.random.default_rng(0).exponential(1e9 / rate, len(sent))).astype(np.int64).tolist()
+    free = [replace(request, arrival_ns=ns) for request, ns in zip(sent, arrivals_ns, strict=True)]
     product = replace(scenario, workload=replace(scenario.workload, requests=free, concurrency=None))
     after = RunMetrics(as_clients_saw(product.requests())).distribution("ttft_ms").p50
     if after > _HIDDEN * before:
-        told = f"{scenario.workload.concurrency:,} users wait for their answers; if {rate:.3g} requests/s came by "
-        told += f"themselves, the median TTFT would be {shown_ms(after)} ms instead of {shown_ms(before)}"
-        yield Symptom.of(GOOD_BENCHMARK, Found(0.5 * (1 - before / after), told))
+        text = f"{scenario.workload.concurrency:,} users wait for their answers; if {rate:.3g} requests/s came by "
+        text += f"themselves, the median TTFT would be {shown_ms(after)} ms instead of {shown_ms(before)}"
+        yield Symptom.from_finding(GOOD_BENCHMARK, Finding(0.5 * (1 - before / after), text))
 
 
 def scaling_efficiency(scenario: PricedScenario) -> float | None:
@@ -63,10 +63,12 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
     helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST
     if not helps_little and (scaling is None or scaling >= _SCALES):
         return
-    told = []
+    reasons = []
     if helps_little:
-        of = "the unfinished requests" if name == FINISHED else f"the p99 of {metric(name).label}"
-        told.append(f"one more replica would buy {max(round(100 * replica.gain(name)), 0)} % of {of}")
+        what = "the unfinished requests" if name == FINISHED else f"the p99 of {metric(name).label}"
+        reasons.append(f"one more replica would buy {max(round(100 * replica.gain(name)), 0)} % of {what}")
     if scaling is not None and scaling < _SCALES:
-        told.append(f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency")
-    yield Symptom.of(NO_HELP, Found(0.5, "; ".join(told), "" if name == FINISHED else name))
+        reasons.append(
+            f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency"
+        )
+    yield Symptom.from_finding(NO_HELP, Finding(0.5, "; ".join(reasons), "" if name == FINISHED else name))

@@ -14,7 +14,7 @@ import numpy as np
 
 from planning.diagnose.constraint_lifts import dispersion
 from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, SHARE, Look
-from planning.diagnose.document import OVERLOAD, Found, Symptom, shown_ms
+from planning.diagnose.document import OVERLOAD, Finding, Symptom, shown_ms
 from planning.diagnose.evidence import Evidence
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
@@ -34,21 +34,21 @@ _OUTSIDE = 0.6  # lowest severity of a wait outside the engines
 def symptoms(evidence: Evidence) -> list[Symptom]:
     """Return the symptoms, the worst first."""
     looked = ((name, look(evidence)) for name, look in _LOOKS.items())
-    found = [Symptom.of(name, what) for name, what in looked if what and what.severity > 0]
-    return sorted(found, key=lambda symptom: -symptom.severity)
+    present = [Symptom.from_finding(name, what) for name, what in looked if what and what.severity > 0]
+    return sorted(present, key=lambda symptom: -symptom.severity)
 
 
-def _overload(e: Evidence) -> Found | None:
+def _overload(e: Evidence) -> Finding | None:
     verdict = e.metrics.saturation
     if verdict is None or verdict.verdict != "OVERLOADED":
         return None
-    return Found(
+    return Finding(
         0.9,
         f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.trend.slope:.3g} requests/s",
     )
 
 
-def _turned_away(e: Evidence) -> Found | None:
+def _turned_away(e: Evidence) -> Finding | None:
     statuses = e.metrics.statuses()
     total = sum(statuses.values())
     lost = {name: count for name, count in sorted(statuses.items()) if name != "finished"}
@@ -56,29 +56,29 @@ def _turned_away(e: Evidence) -> Found | None:
     if share < _FEW:
         return None
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
-    return Found(max(share, HALF), f"{shown} of {total:,}")
+    return Finding(max(share, HALF), f"{shown} of {total:,}")
 
 
-def _failures(e: Evidence) -> Found | None:
+def _failures(e: Evidence) -> Finding | None:
     """Return a symptom of the pool that lost most of the run, or most of the replicas that it began with."""
-    lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
+    replica_lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
     worst, evidence = 0.0, ""
-    pools = sorted({life["pool"] for life in lives})
+    pools = sorted({life["pool"] for life in replica_lives})
     for pool in pools:
-        mine = [life for life in lives if life["pool"] == pool]
+        mine = [life for life in replica_lives if life["pool"] == pool]
         crashes = sum(life["ended_by"] == "crash" for life in mine)
         first = sum(life["ready_ns"] == 0 for life in mine)
-        none, ready = (of(mine, duration_ns) / duration_ns for of in (unserved_ns, serving_ns))
+        none, ready = (time(mine, duration_ns) / duration_ns for time in (unserved_ns, serving_ns))
         lost = max(none, 1 - ready / first if first else 0.0)
         if crashes and lost > worst and (none >= _OUTAGE or lost >= SHARE):
             outage = f", none for {100 * none:.1f} % of the run" if none else ""
             where = f" in the pool {pool}" if len(pools) > 1 else ""
-            told = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {ready:.3g} replicas were ready"
-            worst, evidence = lost, f"{told} on average, {first:,} at the start{outage}"
-    return Found(HALF + HALF * worst, evidence) if evidence else None
+            text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {ready:.3g} replicas were ready"
+            worst, evidence = lost, f"{text} on average, {first:,} at the start{outage}"
+    return Finding(HALF + HALF * worst, evidence) if evidence else None
 
 
-def _high_ttft(e: Evidence) -> Found | None:
+def _high_ttft(e: Evidence) -> Finding | None:
     ttft, queue, prefill = (e.metrics.distribution(name) for name in ("ttft_ms", "queue_ms", "prefill_ms"))
     bound = e.metrics.slo.get("ttft_ms")
     step = np.nanmax([0.0, *(e.metrics.distribution(name).p99 for name in ("step_ms", "tpot_ms"))])
@@ -87,14 +87,14 @@ def _high_ttft(e: Evidence) -> Found | None:
         return None
     share = queue.mean / ttft.mean if ttft.mean else 0.0
     over = f", the bound is {shown_ms(bound)}" if bound else ""
-    return Found(
+    return Finding(
         0.4 + 0.45 * share,
         f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of the mean is "
         f"queueing, prefill p99 {shown_ms(prefill.p99)} ms",
     )
 
 
-def _full_kv(e: Evidence) -> Found | None:
+def _full_kv(e: Evidence) -> Finding | None:
     preemptions = e.metrics.scalars()["preemptions"]
     pressure = e.metrics.step_mean("kv_pressure") if e.has_steps else None
     blocked = e.time_share((e.kv_usage > _FULL) | (e.step("preempted") > 0)) if e.has_steps else 0.0
@@ -107,14 +107,14 @@ def _full_kv(e: Evidence) -> Found | None:
     if pressure is not None:
         full = 100 * (e.metrics.step_mean("kv_usage") or 0)
         usage = f"KV {full:.0f} % full on average, {pressure:.2g} times its size demanded; "
-    return Found(
+    return Finding(
         min(max(share, preemptions / finished), 1.0) * 0.98,
         f"{usage}{preemptions} preemptions of {finished} requests, "
         f"{e.metrics.scalars()['recomputed_tokens']:,} tokens computed again",
     )
 
 
-def _no_places(e: Evidence) -> Found | None:
+def _no_places(e: Evidence) -> Finding | None:
     if not e.has_steps:
         return None
     most = e.deployment.scheduler.most_running
@@ -122,49 +122,49 @@ def _no_places(e: Evidence) -> Found | None:
     share = e.time_share(stuck)
     if share < SHARE:
         return None
-    return Found(
+    return Finding(
         0.86 * share / e.time_share(e.step("waiting") > 0),
         f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, "
         "while others wait and KV memory is free",
     )
 
 
-def _bursts(e: Evidence) -> Found | None:
+def _bursts(e: Evidence) -> Finding | None:
     if not e.requests or any(request.think_ns is not None for request in e.requests):
         return None
     index = dispersion(e.requests)
     if index < _BURSTY:
         return None
-    return Found(
+    return Finding(
         (0.9 if (e.metrics.busy() or 1.0) < HALF else 0.6) * (1 - 1 / index),
         f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
     )
 
 
-def _tail(e: Evidence) -> Found | None:
+def _tail(e: Evidence) -> Finding | None:
     ttft = e.metrics.distribution("ttft_ms")
     if ttft.count < 100 or not ttft.p99 > _SPIKE * ttft.p50:
         return None
     values = e.metrics.values("ttft_ms")
     worst = np.flatnonzero(values >= ttft.p99)
     waited = e.metrics.values("queue_ms")[worst].sum() / values[worst].sum()
-    return Found(
+    return Finding(
         0.5 * (1 - ttft.p50 / ttft.p99),
         f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
         f"{100 * waited:.0f} % of theirs",
     )
 
 
-def _fragmentation(e: Evidence) -> Found | None:
+def _fragmentation(e: Evidence) -> Finding | None:
     """Return a symptom of empty KV memory that requests hold, and of free memory in several pieces."""
     scattered = e.metrics.scalars()["kv_external_fragmentation"] or 0.0
     running, empty = e.metrics.step_mean("running"), e.metrics.internal_fragmentation()
-    held = float(np.average(e.step("used_blocks"), weights=e.step_ns)) if e.step_ns.sum() else 0.0
-    if not running or not held:
+    used_blocks = float(np.average(e.step("used_blocks"), weights=e.step_ns)) if e.step_ns.sum() else 0.0
+    if not running or not used_blocks:
         return None
     config = e.deployment.scheduler
     if empty is None:  # not every layer keeps every token: the last block of a request is half empty
-        empty = min(running / 2 / held, 1.0)
+        empty = min(running / 2 / used_blocks, 1.0)
     if max(empty, scattered) < SHARE:
         return None
     where = f"the empty end of blocks of {config.block_size} tokens"
@@ -172,27 +172,27 @@ def _fragmentation(e: Evidence) -> Found | None:
         where = f"reserved for tokens that never come (kv_reservation {config.kv_reservation})"
     pieces = f"; {100 * scattered:.0f} % of what is free is not in the longest piece" if scattered else ""
     full = float((e.metrics.step_mean("kv_usage") or 0.0) > HALF)
-    return Found(empty * full, f"about {100 * empty:.0f} % of the KV memory that requests hold is {where}{pieces}")
+    return Finding(empty * full, f"about {100 * empty:.0f} % of the KV memory that requests hold is {where}{pieces}")
 
 
-def _transfers(e: Evidence) -> Found | None:
+def _transfers(e: Evidence) -> Finding | None:
     transfer, whole = (e.metrics.distribution(name) for name in ("transfer_ms", "e2e_ms"))
     share = transfer.mean / whole.mean if transfer.count else 0.0
-    told = f"KV is on its way from prefill to decode replicas for {shown_ms(transfer.mean)} ms on average"
-    return Found(share, f"{told}, {100 * share:.0f} % of E2E") if share >= SHARE else None
+    text = f"KV is on its way from prefill to decode replicas for {shown_ms(transfer.mean)} ms on average"
+    return Finding(share, f"{text}, {100 * share:.0f} % of E2E") if share >= SHARE else None
 
 
-def _tier_reads(e: Evidence) -> Found | None:
-    each_ms, link = e.tier_loads
-    share = each_ms / e.metrics.distribution("ttft_ms").mean if each_ms else 0.0
+def _tier_reads(e: Evidence) -> Finding | None:
+    load_ms, link = e.tier_loads
+    share = load_ms / e.metrics.distribution("ttft_ms").mean if load_ms else 0.0
     if share < SHARE and link < HALF:
         return None
-    told = f"loading KV from tiers takes a request {shown_ms(each_ms)} ms on average if none waits for another"
+    text = f"loading KV from tiers takes a request {shown_ms(load_ms)} ms on average if none waits for another"
     bad = min(max(share, link), 1.0)
-    return Found(bad, f"{told}, {100 * share:.0f} % of TTFT, and the tiers' links {100 * link:.0f} % of the time")
+    return Finding(bad, f"{text}, {100 * share:.0f} % of TTFT, and the tiers' links {100 * link:.0f} % of the time")
 
 
-def _admission(e: Evidence) -> Found | None:
+def _admission(e: Evidence) -> Finding | None:
     limits = e.deployment.fleet.admission if e.deployment.fleet else None
     statuses = e.metrics.statuses()
     lost, total = statuses.get("rejected", 0) + statuses.get("timed_out", 0), sum(statuses.values())
@@ -201,12 +201,12 @@ def _admission(e: Evidence) -> Found | None:
         return None
     busy = e.metrics.busy() if e.has_steps else None
     meanwhile = "" if busy is None else f"; meanwhile steps take {100 * busy:.0f} % of the time"
-    return Found(
+    return Finding(
         max(lost / total, HALF), f"the limits of admission turn {lost:,} of {total:,} requests away{meanwhile}"
     )
 
 
-def _front_door(e: Evidence) -> Found | None:
+def _front_door(e: Evidence) -> Finding | None:
     """Return a symptom if clients wait long outside the engine, for a whole answer or for its first token."""
     outside = {name: e.metrics.distribution(name).mean for name in SERVED_METRICS}
     known = {name: mean for name, mean in outside.items() if mean > 0}
@@ -216,13 +216,13 @@ def _front_door(e: Evidence) -> Found | None:
     of_first = 1 - e.metrics.distribution("ttft_ms").mean / e.seen.distribution("ttft_ms").mean
     if of_all < SHARE and of_first < HALF:
         return None
-    told = ", ".join(f"{metric(name).label} {shown_ms(mean)} ms" for name, mean in known.items())
+    text = ", ".join(f"{metric(name).label} {shown_ms(mean)} ms" for name, mean in known.items())
     said = f"{100 * of_all:.0f} % of what clients wait for is not the engine's, and {100 * of_first:.0f} % of TTFT"
     latency = "e2e_ms" if of_all > of_first else "ttft_ms"
-    return Found(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {told} on average", latency)
+    return Finding(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {text} on average", latency)
 
 
-def _uneven_replicas(e: Evidence) -> Found | None:
+def _uneven_replicas(e: Evidence) -> Finding | None:
     """Return a symptom if one of several identical, permanent replicas is much busier than the mean."""
     fleet, count = e.deployment.fleet, e.run["replicas"] or 1
     if not e.has_steps or count == 1 or (fleet and (len(fleet.pools) > 1 or fleet.autoscaler)):
@@ -232,11 +232,11 @@ def _uneven_replicas(e: Evidence) -> Found | None:
     mean = float(busy.sum()) / count
     if busy.max() < max(HALF, _UNEVEN * mean):
         return None
-    told = f"steps take {100 * busy.max():.0f} % of the time on one of {count} replicas, {100 * mean:.0f} % on average"
-    return Found(float(1 - mean / busy.max()), told)
+    text = f"steps take {100 * busy.max():.0f} % of the time on one of {count} replicas, {100 * mean:.0f} % on average"
+    return Finding(float(1 - mean / busy.max()), text)
 
 
-def _missed_prefixes(e: Evidence) -> Found | None:
+def _missed_prefixes(e: Evidence) -> Finding | None:
     hit = e.metrics.prefix_hit_rate()
     if hit is None or not e.requests:
         return None
@@ -245,7 +245,7 @@ def _missed_prefixes(e: Evidence) -> Found | None:
     if missed < SHARE:
         return None
     tiers = f", {100 * loaded:.0f} % in KV tiers" if loaded else ""
-    return Found(
+    return Finding(
         0.9 * missed,
         f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; "
         f"{100 * missed:.0f} % had been seen and were computed again",

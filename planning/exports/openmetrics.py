@@ -119,8 +119,8 @@ class _Engine:
 
     def ended(self, reason: str) -> int:
         """Return the number of its requests that ended for one of vLLM's reasons."""
-        found = self.metrics.statuses()
-        return sum(found.get(status, 0) for status in _REASONS[reason])
+        counts = self.metrics.statuses()
+        return sum(counts.get(status, 0) for status in _REASONS[reason])
 
     def lengths(self, name: str) -> NDArray[Any]:
         """Return a column of the requests that finished."""

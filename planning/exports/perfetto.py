@@ -98,7 +98,7 @@ def _requests(requests: pa.Table) -> Iterator[Event]:
     """
     for row in _rows(requests):
         ends = [row["finish_ns"], row["end_ns"], row["first_token_ns"], row["scheduled_ns"], row["arrival_ns"]]
-        end = next((at for at in ends if at is not None), None)
+        end = next((time_ns for time_ns in ends if time_ns is not None), None)
         if end is None or row["arrival_ns"] is None:
             continue
         pid = _NOBODY if row["replica"] is None else _process(row["replica"])
@@ -106,7 +106,7 @@ def _requests(requests: pa.Table) -> Iterator[Event]:
         arguments = {name: row[name] for name in _ARGUMENTS if row[name] is not None}
         yield {**common, "ph": "b", "name": "request", "ts": _us(row["arrival_ns"]), "args": arguments}
         reached = [(phase, row[begin]) for phase, begin in _PHASES if row[begin] is not None]
-        for (phase, begin), until in zip(reached, [*(at for _, at in reached[1:]), end], strict=True):
+        for (phase, begin), until in zip(reached, [*(time_ns for _, time_ns in reached[1:]), end], strict=True):
             yield {**common, "ph": "b", "name": phase, "ts": _us(begin)}
             yield {**common, "ph": "e", "name": phase, "ts": _us(max(until, begin))}
         yield {**common, "ph": "e", "name": "request", "ts": _us(end)}

@@ -27,9 +27,9 @@ class RecordedRun:
         parent directory.
         """
         self.recording = source if isinstance(source, Recording) else Recording.load(str(source))
-        at = self.recording.path.resolve()
-        self.name = name or at.name
-        self.runs = at.parent if runs is None else runs
+        folder = self.recording.path.resolve()
+        self.name = name or folder.name
+        self.runs = folder.parent if runs is None else runs
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -159,9 +159,9 @@ class Job:
 
 def finished(root: Path, task: str) -> list[Job]:
     """Return the jobs of `task` that have a result, the last one started first."""
-    found = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
+    paths = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
     jobs = []
-    for path in found:
+    for path in paths:
         request = read_json(path)
         settings = request.get("settings") if isinstance(request, dict) else None
         if not isinstance(settings, dict) or request["task"] != task:

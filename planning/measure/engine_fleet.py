@@ -250,17 +250,17 @@ class _RoutedRun:
             else:
                 self._hear(engine.number, said)
 
-    def _hear(self, number: int, told: Told) -> None:
+    def _hear(self, number: int, report: Told) -> None:
         replica, heard_ns = self._routed[number], self._moment()
-        if told.step is not None:
-            self._heard_ns[number, told.step] = heard_ns
-        for id in told.sampled:
+        if report.step is not None:
+            self._heard_ns[number, report.step] = heard_ns
+        for id in report.sampled:
             replica.got(id, 1)
-        for id, output in told.said.items():
+        for id, output in report.said.items():
             self.texts.said(id, output)
-        for row in told.requests:
+        for row in report.requests:
             self._left(replica, row, heard_ns)
-        for row in told.steps:
+        for row in report.steps:
             step_heard_ns = self._heard_ns.pop((number, row["step"]))
             self._writer.add_step(**{**row, "replica": number, "heard_ns": step_heard_ns})
 
@@ -293,7 +293,7 @@ def _real_fleet(deployment: Deployment) -> FleetConfig:
     for name in PoolConfig.model_fields:
         if getattr(pool, name) != getattr(plain, name):
             raise UserError(f"fleet.pools.{pool.name}.{name}", str(getattr(pool, name)), remedy)
-    for name in ("admission", "failures", "autoscaler"):
+    for name in ("admission", "failures", "autoscaler", "processes"):
         if getattr(fleet, name) != getattr(FleetConfig(), name):
             raise UserError(f"fleet.{name}", None, remedy)
     find_router(fleet.router.name, **fleet.router.settings)
@@ -307,12 +307,12 @@ def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
     """Return CUDA_VISIBLE_DEVICES of each replica, which has its own GPUs. Raises UserError if there are too few."""
     if deployment.device == "cpu":
         return [None] * replicas
-    each, here = deployment.tensor_parallel_size, _gpus_here()
-    if here < each * replicas:
-        remedy = f"need {each * replicas} GPUs, and this machine has {here}; lower it"
+    per_replica, here = deployment.tensor_parallel_size, _gpus_here()
+    if here < per_replica * replicas:
+        remedy = f"need {per_replica * replicas} GPUs, and this machine has {here}; lower it"
         raise UserError("replicas", replicas, remedy)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(here)))).split(",")
-    return [",".join(visible[at * each : (at + 1) * each]) for at in range(replicas)]
+    return [",".join(visible[at * per_replica : (at + 1) * per_replica]) for at in range(replicas)]
 
 
 def _gpus_here() -> int:

@@ -73,8 +73,8 @@ def hold_against_clients(
     """Return every statistic of the `clients`' recordings of one workload, and of two simulations of it.
 
     `scenario` has the fields of a `Scenario` except the workload. `servers` are recordings of the real engines that
-    served the clients, one each, in order; with them a third simulation knows the machine's weather. Raises UserError
-    for recordings of different workloads, and for servers whose weather is not known.
+    served the clients, one for each client, in order; with them a third simulation knows the machine's weather. Raises
+    UserError for recordings of different workloads, and for servers whose weather is not known.
     """
     runs = RecordedClient(folders=tuple(str(path.absolute()) for path in clients)).read(Path())
     for path, run in zip(clients, runs, strict=True):
@@ -116,21 +116,23 @@ def _in_their_weather(
         Calibration.load(calibration),
         front_door.model_copy(update={"engine_step_ns": 0, "engine_row_ns": 0}),
     )
-    found = []
+    numbers = []
     for client, server in zip(map(Recording.load, clients), map(Recording.load, servers), strict=True):
         if (weather := known_weather([server], engine)) is None:
             raise UserError(
                 "served", str(server.path), "does not tell the machine's weather, or its calibration does not"
             )
-        served, told = matched(server, client)
-        begin_ns = pc.quantile(pc.subtract(served.column("received_ns"), told.column("send_ns")), 0.5)[0].as_py()
+        served_rows, seen_rows = matched(server, client)
+        begin_ns = pc.quantile(pc.subtract(served_rows.column("received_ns"), seen_rows.column("send_ns")), 0.5)[
+            0
+        ].as_py()
         failures = slowed_fleet(server, weather, begin_ns / 1e9).failures
         fleet = priced.fleet.model_copy(update={"failures": failures})
         slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}), front_door=door)
         seen = TableSink()
         slowed.cluster(Cluster, TableSink(), tokens=True, clients=seen).run(priced.workload)
-        found.append(_numbers(RunMetrics(seen.requests)))
-    return found
+        numbers.append(_numbers(RunMetrics(seen.requests)))
+    return numbers
 
 
 def _numbers(metrics: RunMetrics) -> dict[tuple[str, str], float]:

@@ -45,48 +45,48 @@ _AROUND, _LOAD = 0.45, 0.2  # shares of the curves' work: the first curve is sim
 
 def plan_document(
     workers: Workers | None,
-    found: Plan,
+    plan: Plan,
     engines: Sequence[Engine],
     inputs: Mapping[str, Any],
     tell: Tell = quiet,
 ) -> PlanDocument:
-    """Return the document of the plan `found`.
+    """Return the document of `plan`.
 
     `inputs` say how to get it again: `{"command": ...}`, or the inputs of the page. The curves around the answer are
     simulated here, by `workers`; None leaves them out. `tell` reports their progress as a share of this function's
     work.
     """
-    best, rate = found.recommendation, mean_rate(found.question.workload)
-    requests = list(found.question.workload.requests)
+    best, rate = plan.recommendation, mean_rate(plan.question.workload)
+    requests = list(plan.question.workload.requests)
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
     mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)
-    objectives = found.question.objectives.each
-    recommendation = _recommendation(found, best) if best else None
-    told = recommendation.choices if recommendation else None
-    offers = tuple(Offered(**_offered(offer, objectives)) for offer in found.runners_up)
-    ruled_out = {failure.engine for failure in found.failures}
+    objectives = plan.question.objectives.slos
+    recommendation = _recommendation(plan, best) if best else None
+    by_risk = recommendation.choices if recommendation else None
+    offers = tuple(Offered(**_offered(offer, objectives)) for offer in plan.runners_up)
+    ruled_out = {failure.engine for failure in plan.failures}
     able = [engine for engine in engines if engine.name not in ruled_out]
-    drawn = _curves(workers, best, able, found.limits.most, tell) if workers and best else ((), (), ())
+    drawn = _curves(workers, best, able, plan.limits.most, tell) if workers and best else ((), (), ())
     by_replicas, by_rate, curves = drawn
     return PlanDocument(
-        answer=answer(found, told),
-        risk_told=choices(told) if told else None,
+        answer=answer(plan, by_risk),
+        risk_told=choices(by_risk) if by_risk else None,
         objectives=tuple(objective.text for objective in objectives),
-        requests=found.question.requests,
-        span_s=span_s(found),
-        too_short=too_short(found),
-        risk=found.question.risk,
-        spares=found.limits.spares,
+        requests=plan.question.requests,
+        span_s=span_s(plan),
+        too_short=too_short(plan),
+        risk=plan.question.risk,
+        spares=plan.limits.spares,
         recommendation=recommendation,
         runners_up=offers,
-        near_ties=tuple(near_ties(recommendation, offers, found.limits.spares)) if recommendation else (),
-        dearer=found.dearer,
-        infeasible=found.failures,
-        frontier=found.frontier,
-        frontier_by_price=found.by_price,
-        points=found.points,
-        trials=found.trials,
-        why_not_fewer=why_not_fewer(found, best) if best else None,
+        near_ties=tuple(near_ties(recommendation, offers, plan.limits.spares)) if recommendation else (),
+        dearer=plan.dearer,
+        infeasible=plan.failures,
+        frontier=plan.frontier,
+        frontier_by_price=plan.by_price,
+        points=plan.points,
+        trials=plan.trials,
+        why_not_fewer=why_not_fewer(plan, best) if best else None,
         requests_per_s=rate if math.isfinite(rate) else None,
         candidates={
             engine.name: Candidate(
@@ -104,7 +104,7 @@ def plan_document(
         engine_curves=tuple(curves),
         mean_prompt_tokens=sum(prompts) / len(requests),
         mean_output_tokens=sum(outputs) / len(requests),
-        unforgiving=tuple(o.text for o in objectives if not o.allowed(found.question.requests)),
+        unforgiving=tuple(o.text for o in objectives if not o.allowed(plan.question.requests)),
         version=__version__,
         inputs=dict(inputs),
     )
@@ -144,20 +144,20 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
     fewer = best.fewer.decisive.figures if best.fewer else None
     gpus, spares = best.offer.engine.gpus, plan.limits.spares
     assert figures is not None
-    seen = zip(objectives.each, figures.observed, strict=True)
+    seen = zip(objectives.slos, figures.observed, strict=True)
     fast = (best.fast + spares) * gpus
     slow = best.slow and (max(best.slow, best.offer.trial.replicas) + spares) * gpus  # other draws may need more
     return Recommendation(
-        **_offered(best.offer, objectives.each),
+        **_offered(best.offer, objectives.slos),
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
         vllm_serve=vllm_command_of(best.offer.engine),
-        one_fewer=Fewer(**_seen(fewer, objectives.each), attainment=fewer.attainment) if fewer else None,
+        one_fewer=Fewer(**_seen(fewer, objectives.slos), attainment=fewer.attainment) if fewer else None,
         choices=_choices(plan, best),
         headroom_percent=best.knee.headroom_percent,
         headroom_band=best.headroom,
         breaks_first=best.knee.breaks,
         plausible_gpus=(fast, slow),
-        draws=best.held.draws,
+        draws=best.probabilities.draws,
         standing=Trust(mark=figures.mark, reason=figures.reason),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
     )
@@ -165,14 +165,14 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
 
 def _choices(plan: Plan, best: Recommended) -> Choices | None:
     """Return the choices by risk; None if the error of step times is unknown."""
-    if best.held.planned is None:
+    if best.probabilities.planned is None:
         return None
 
     def choice(replicas: int) -> Choice:
-        point, held = best.choices[replicas]
+        point, probabilities = best.choices[replicas]
         engine, bought = best.offer.engine, replicas + plan.limits.spares
         bill = {"gpus": bought * engine.gpus, "usd_per_hour": bought * engine.usd_per_hour}
-        return Choice(**dict(point), **bill, holds=held.probability)
+        return Choice(**dict(point), **bill, holds=probabilities.mean)
 
     return Choices(
         as_predicted=choice(best.likely),
@@ -183,7 +183,7 @@ def _choices(plan: Plan, best: Recommended) -> Choices | None:
 
 def _offered(offer: Offer, objectives: Sequence[Objective]) -> dict[str, Any]:
     assert offer.trial.figures is not None
-    holds = offer.held.probability if offer.held else None
+    holds = offer.probabilities.mean if offer.probabilities else None
     return {**dict(offer.point), **_seen(offer.trial.figures, objectives), "holds": holds}
 
 

@@ -42,7 +42,7 @@ def engine_curves(workers: Workers[Question], engines: Sequence[Engine], gpus: i
 def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     some = _busiest(question)
 
-    def at(scale: float, to_the_end: bool) -> Trial:
+    def trial_at(scale: float, to_the_end: bool) -> Trial:
         workload = reshaped(some.workload, rate_scale=scale)
         asked = replace(some, workload=workload)
         return simulated(asked, engine, asked.pricing(engine), replicas, to_the_end)
@@ -50,14 +50,14 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     search = Bisection(low=0, most=_RATES, start=_RATES // 2)
     while not search.done:
         number = search.ask()
-        search = search.answered(number, not at(_LEAST * _FINEST**number, to_the_end=False).met)
+        search = search.answered(number, not trial_at(_LEAST * _FINEST**number, to_the_end=False).met)
     # Near the limit, chance may break an objective at one rate and not at a higher one.
     beyond = (search.low + more for more in _BEYOND)
-    met = (number for number in beyond if search.low and at(_LEAST * _FINEST**number, to_the_end=False).met)
+    met = (number for number in beyond if search.low and trial_at(_LEAST * _FINEST**number, to_the_end=False).met)
     highest = _LEAST * _FINEST ** max(met, default=search.low)
     points = []
     for load in (*_LOADS, 1.0) if search.low else ():
-        trial = at(load * highest, to_the_end=True)
+        trial = trial_at(load * highest, to_the_end=True)
         rate = load * highest * mean_rate(some.workload) / replicas
         assert trial.figures is not None
         at_a_time = rate * trial.figures.e2e_mean_s  # Little's law
@@ -66,7 +66,7 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
 
 
 def _busiest(question: Question) -> Question:
-    """Return `question` with at most `MOST_ARRIVALS` consecutive requests: those with the most tokens."""
+    """Return `question` with at most `MOST_ARRIVALS` consecutive requests: the stretch with the most tokens."""
     requests = list(question.workload.requests)
     before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
     starts = range(max(len(requests) - MOST_ARRIVALS, 0) + 1)

@@ -69,7 +69,7 @@ def _whole(trial: Trial) -> Figures:
 
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
     workload = reshaped(question.workload, rate_scale=scale)
-    scaled = replace(question, workload=workload, objectives=replace(question.objectives, each=_P99))
+    scaled = replace(question, workload=workload, objectives=replace(question.objectives, slos=_P99))
     figures = _whole(at_share(scaled, engine, replicas, LIKELY, to_the_end=True))
     ttft, tpot = figures.observed
     return LoadPoint(

@@ -87,7 +87,7 @@ class Choices(Part):
     )
 
     @property
-    def each(self) -> tuple[Choice, ...]:
+    def existing(self) -> tuple[Choice, ...]:
         """The choices that exist, in their order."""
         return tuple(filter(None, (self.as_predicted, self.recommended, self.whole_interval)))
 
@@ -158,7 +158,9 @@ class Recommendation(Offered):
 
 
 def _range(low: int, high: int | None) -> str:
-    return f"{low} or more" if high is None else f"{low}" if low == high else f"{low}–{high}"
+    if high is None:
+        return f"{low} or more"
+    return f"{low}" if low == high else f"{low}–{high}"
 
 
 class Dearer(Part):
@@ -288,13 +290,13 @@ class PlanDocument(Document):
     def table(self, name: str) -> pa.Table:
         """Return `fleets`: a row for every fleet that was simulated to its end."""
         recommended = self.recommendation and self.place(self.recommendation)
-        held = self._held
+        holds = self._hold_probabilities
         for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
         rows = [
             {
                 **dict(point),
                 "recommended": at == recommended,
-                "holds": held.get((point.engine, point.replicas)),
+                "holds": holds.get((point.engine, point.replicas)),
                 "on_frontier": at in for_gpus,
                 "on_frontier_by_price": at in for_money,
                 "kv_tokens": self.candidates[point.engine].kv_tokens if point.engine in self.candidates else None,
@@ -304,12 +306,14 @@ class PlanDocument(Document):
         return table_of(_Fleet, rows)
 
     @property
-    def _held(self) -> dict[tuple[str, int], float | None]:
+    def _hold_probabilities(self) -> dict[tuple[str, int], float | None]:
         """The probability that every SLO holds, by engine and replicas."""
         best = self.recommendation
-        choices = best.choices.each if best and best.choices else ()
-        found = {(best.engine, choice.replicas): choice.holds for choice in choices} if best else {}
-        return {**found, **({(best.engine, best.replicas): best.holds} if best else {})}
+        if best is None:
+            return {}
+        choices = best.choices.existing if best.choices else ()
+        of_choices = {(best.engine, choice.replicas): choice.holds for choice in choices}
+        return of_choices | {(best.engine, best.replicas): best.holds}
 
     def report(self) -> Iterator[RenderableType]:
         yield Text(self.answer, style="bold")
@@ -354,7 +358,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
             yield f"on other draws of the traffic the SLOs hold in {best.elsewhere}"
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
-        yield from (f"close to it: {told}" for told in plan.near_ties)
+        yield from (f"close to it: {tie}" for tie in plan.near_ties)
         yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
             yield f"with more than {best.headroom_percent} % more traffic, {best.breaks_first} breaks first"
@@ -382,8 +386,8 @@ def _traffic(plan: PlanDocument) -> str:
 def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
     """Return the points of both frontiers, the fastest for users first, and the frontiers that each is on."""
     points = dict.fromkeys(sorted((*plan.frontier, *plan.frontier_by_price), key=lambda p: -(p.tok_s_user or 0.0)))
-    on = (("GPU", plan.frontier), ("$", plan.frontier_by_price))
-    return [(point, " ".join(name for name, frontier in on if point in frontier)) for point in points]
+    frontiers = (("GPU", plan.frontier), ("$", plan.frontier_by_price))
+    return [(point, " ".join(name for name, frontier in frontiers if point in frontier)) for point in points]
 
 
 def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False) -> Table:
@@ -394,14 +398,14 @@ def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False
         table.add_column(heading, justify="right", no_wrap=True)
     if hold:
         table.add_column("SLOs\nhold", justify="right", no_wrap=True)
-    elif any(on for _, on in rows):
+    elif any(best_per for _, best_per in rows):
         table.add_column("best\nper", no_wrap=True)
-    for p, on in rows:
+    for p, best_per in rows:
         figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
         replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
         fleet = _SETTING.sub("\n ", f"{replicas} x {p.engine}")
         cells = (fleet, str(p.gpus), *map(_shown, figures), f"{100 * p.attainment:.1f} %")
-        last = _likely(p) if hold else on
+        last = _likely(p) if hold else best_per
         table.add_row(*(*cells, last)[: len(table.columns)])
     return table
 

@@ -30,11 +30,11 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
     Draws that are refused are left out, such as one of very little traffic; empty if requests wait for others.
     """
-    found: list[Workload] = []
+    workloads: list[Workload] = []
     for number in range(1, DRAWS + 1) if not waits_for_answers(planned) else ():
         with suppress(UserError):
-            found.append(at_rate(draw(number), mean_rate(planned)))
-    return found
+            workloads.append(at_rate(draw(number), mean_rate(planned)))
+    return workloads
 
 
 def reordered(planned: Workload) -> Callable[[int], Workload]:

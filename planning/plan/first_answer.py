@@ -63,20 +63,20 @@ def first_answer(
     ranked = at_roofline(question, engines)
     tried, rest = ranked[:_TRIED], ranked[_TRIED:]
     enough = _WORK // len(tried)
-    found = _fewest(question, [engine for engine, _ in tried], limits, enough)
-    if not found:
+    fewest = _fewest(question, [engine for engine, _ in tried], limits, enough)
+    if not fewest:
         return None
     whole = question.requests <= enough
     sized = replace(question, draws=tuple(draws()) if whole else ())
-    cheapest = min(_usd(engine, low, limits) for engine, low in found)
+    cheapest = min(_usd(engine, low, limits) for engine, low in fewest)
     may_win = cheapest / (1 - question.risk)
     known = [
         Between(engine, low, _most(sized, engine, low, limits, enough, may_win))
-        for engine, low in found
+        for engine, low in fewest
         if _usd(engine, low, limits) <= may_win
     ]
     at_least = {engine.name: replicas for engine, replicas in tried}
-    factors = [low / at_least[engine.name] for engine, low in found]
+    factors = [low / at_least[engine.name] for engine, low in fewest]
     guessed = [Between(e, *(max(round(n * factor), 1) for factor in (min(factors), max(factors)))) for e, n in rest]
     return _spanning(known, guessed, limits)
 
@@ -96,20 +96,20 @@ def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limi
 def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
     """Return the engines and their replicas at the roofline, the cheapest on each kind and number of GPUs first.
 
-    Engines on the same GPUs come in turns. Those too slow for a single user come last.
+    Engines on the same GPUs come in turns. Engines that are too slow for a single user come last.
     """
-    mean, rate = MeanRequest.of(list(question.workload.requests)), mean_rate(question.workload)
+    mean, rate = MeanRequest.from_requests(list(question.workload.requests)), mean_rate(question.workload)
     slowest_s = dict(question.objectives.bounds).get("tpot_ms", math.inf) / 1e3
 
     def replicas(engine: Engine) -> tuple[bool, float]:
         gpu = engine.gpu_spec
         if gpu is None:
             return False, 1.0
-        found = Roofline.of(engine, gpu, mean)
-        return found.token_s > slowest_s, rate * found.request_s
+        roofline = Roofline.from_engine(engine, gpu, mean)
+        return roofline.token_s > slowest_s, rate * roofline.request_s
 
     sized = [(engine, *replicas(engine)) for engine in engines]
-    sized.sort(key=lambda each: (each[1], max(each[2], 1.0) * each[0].usd_per_hour))
+    sized.sort(key=lambda entry: (entry[1], max(entry[2], 1.0) * entry[0].usd_per_hour))
     alike = Counter[tuple[str, int]]()  # engines on the same GPUs come in turns
     turns = []
     for engine, _, n in sized:
@@ -126,10 +126,10 @@ def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enoug
     """Return the fewest replicas of each engine that may win, at the lower end of the range."""
     trial = partial(try_share, enough=enough, busiest=False)
     with Workers(question, jobs=1) as workers:
-        found = search(
+        searched = search(
             workers, engines, limits.most, limits.spares, len(engines), trial=trial, alone=try_some_alone, near=1.0
         )
-    return [(entry.engine, entry.replicas) for entry in found if entry.replicas is not None]
+    return [(entry.engine, entry.replicas) for entry in searched if entry.replicas is not None]
 
 
 def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: int, may_win: float) -> int:
@@ -139,11 +139,11 @@ def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: 
     """
     asked = [on_draw(question, engine, draw) for draw in range(len(question.draws))] or [(question, engine)]
     most = low
-    for there, of in asked:
+    for drawn, drawn_engine in asked:
         search = Bisection(low=most - 1, most=limits.most, start=most)
         while not search.done:
             replicas = search.ask()
-            search = search.answered(replicas, try_share(there, of, replicas, enough).met)
+            search = search.answered(replicas, try_share(drawn, drawn_engine, replicas, enough).met)
         most = search.high or limits.most
     price = engine.usd_per_hour
     worth = int(may_win / price + 1e-9) - limits.spares if price and question.risk < 1 - LIKELY else low

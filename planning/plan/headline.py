@@ -18,15 +18,15 @@ _NAMED = 3  # engines of a first answer that are named
 _NEAR = 0.25  # share of the answer's price: a dearer fleet is not shown beside it
 
 
-def first_answer(found: FirstAnswer | None) -> str:
-    """Return the range in which the answer lies, in words; `found` is None if probably no fleet will do."""
-    if found is None:
+def first_answer(answer: FirstAnswer | None) -> str:
+    """Return the range in which the answer lies, in words; `answer` is None if probably no fleet will do."""
+    if answer is None:
         return "From quick estimates: probably none: every fleet that was tried breaks the SLOs"
-    (few, many), (least, most) = found.gpus, found.usd_per_hour
+    (few, many), (least, most) = answer.gpus, answer.usd_per_hour
     usd = " to ".join(dict.fromkeys(f"${usd:,.2f}" for usd in (least, most)))
-    *named, last = found.engines
+    *named, last = answer.engines
     if len(named) >= _NAMED:
-        named, last = named[: _NAMED - 1], f"{len(found.engines) - _NAMED + 1} others"
+        named, last = named[: _NAMED - 1], f"{len(answer.engines) - _NAMED + 1} others"
     engines = " or ".join([", ".join(named), last] if named else [last])
     return f"From quick estimates: {f'{few:,} to ' if few < many else ''}{gpus(many)}, {usd}/h, of {engines}"
 
@@ -36,12 +36,12 @@ def carriers(point: Fleet, spares: int = 0) -> str:
     return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
 
 
-def risk(found: Choices | None) -> str:
+def risk(by_risk: Choices | None) -> str:
     """Say `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them`."""
-    holds = None if found is None else found.recommended.holds
-    if found is None or holds is None:
+    holds = None if by_risk is None else by_risk.recommended.holds
+    if by_risk is None or holds is None:
         return "How probably the SLOs hold is unknown."
-    chosen, whole = found.recommended, found.whole_interval
+    chosen, whole = by_risk.recommended, by_risk.whole_interval
     slow = f"If steps are slow, {share(chosen.if_slow)} of the requests keep them"
     if whole is None:
         slow += ", and no number of GPUs holds the SLOs"
@@ -50,13 +50,13 @@ def risk(found: Choices | None) -> str:
     return f"The SLOs hold in {percent(holds)} of cases. {slow}."
 
 
-def choices(found: Choices) -> str:
+def choices(by_risk: Choices) -> str:
     """Return what less and more caution would take: `12 GPUs do if steps are as predicted`."""
-    likely, chosen, whole = found.as_predicted, found.recommended, found.whole_interval
-    told = f"{gpus(likely.gpus) if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
+    likely, chosen, whole = by_risk.as_predicted, by_risk.recommended, by_risk.whole_interval
+    text = f"{gpus(likely.gpus) if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
     if whole and whole.gpus > chosen.gpus:
-        told += f" {whole.gpus:,} do for the whole 90 % interval of step times."
-    return told
+        text += f" {whole.gpus:,} do for the whole 90 % interval of step times."
+    return text
 
 
 def near_ties(best: Point, others: Sequence[Point], spares: int) -> Iterator[str]:

@@ -32,7 +32,7 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     span_ms = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e6
     prompts, outputs = question.demand  # the prompt's last step gives the first token
     least = 1.0
-    for objective in question.objectives.each:
+    for objective in question.objectives.slos:
         must = len(requests) - objective.allowed(len(requests))
         first_ms, last_ms = _deadlines(objective, outputs[-1])
         if math.isfinite(first_ms):

@@ -73,7 +73,9 @@ class Objective:
         """
         if self.attainment:
             missed = 1.0 - observed
-            return missed / float(1 - self.share) if self.share < 1 else math.inf if missed else 0.0
+            if self.share < 1:
+                return missed / float(1 - self.share)
+            return math.inf if missed else 0.0
         return observed / self.bounds[0][1]
 
 
@@ -81,7 +83,7 @@ class Objective:
 class Objectives:
     """The objectives of a plan, and the bounds by metric that attainment counts (the loosest of each metric)."""
 
-    each: tuple[Objective, ...]
+    slos: tuple[Objective, ...]
     bounds: tuple[tuple[str, float], ...]
 
     def attainment(self, metrics: RunMetrics) -> float:

@@ -14,8 +14,7 @@ from planning.plan.frontier import Point, pareto, per_dollar, point
 from planning.plan.search import OnProgress, Searched, search, silent
 from planning.plan.sensitivity import Knee, headroom_band, knee, replicas_at
 from planning.plan.trial import Question, Trial, nearly_alone, try_fleet, try_more
-from planning.plan.worth import Held, most_worth
-from planning.plan.worth import held as held_by
+from planning.plan.worth import Probabilities, most_worth, probabilities_of
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
@@ -38,7 +37,7 @@ class Offer:
     engine: Engine
     point: Point
     trial: Trial
-    held: Held | None = None
+    probabilities: Probabilities | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Recommendation:
     """The offer of most worth and the evidence for it.
 
     Attributes:
-        held: how probably it meets all objectives
+        probabilities: how probably it meets all objectives
         fewer: one replica fewer, run to the end; None if there would be none left
         fast, slow: the fewest replicas at the ends of the cost model's 90 % interval, and
         likely: as predicted
@@ -56,14 +55,14 @@ class Recommendation:
     """
 
     offer: Offer
-    held: Held
+    probabilities: Probabilities
     fewer: Trial | None
     fast: int
     likely: int
     slow: int | None
     knee: Knee
     headroom: tuple[int, int | None] | None
-    choices: Mapping[int, tuple[FleetPoint, Held]]
+    choices: Mapping[int, tuple[FleetPoint, Probabilities]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def make_plan(
     """
     question = workers.common
     after = _KNEE + _HEADROOM + _ENDS + _NEAR + _CHOICES
-    found = search(
+    searched = search(
         workers,
         engines,
         limits.most,
@@ -114,30 +113,30 @@ def make_plan(
         RUNNERS_UP + 1,
         lambda left: progress(left + after),
     )
-    offers = _offers(found, limits)
+    offers = _offers(searched, limits)
     if offers:
         offers = _by_worth(workers, offers, limits)
-        reopened = _reopened(found, offers[0], limits)
-        if reopened != found:  # other draws made the answer dearer than engines given up for their price
+        reopened = _reopened(searched, offers[0], limits)
+        if reopened != searched:  # other draws made the answer dearer than engines given up for their price
             dearest = _may_win_below(offers[0])
-            found = search(
+            searched = search(
                 workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, resumed=reopened, dearest=dearest
             )
-            offers = _by_worth(workers, _offers(found, limits), limits)
-    trials = [(entry.engine, trial) for entry in found for trial in entry.trials]
+            offers = _by_worth(workers, _offers(searched, limits), limits)
+    trials = [(entry.engine, trial) for entry in searched for trial in entry.trials]
     recommendation = None
     if offers:
-        held = offers[0].held
-        assert held is not None
-        recommendation, more = _recommended(workers, offers, held, limits, trials, progress)
+        probabilities = offers[0].probabilities
+        assert probabilities is not None
+        recommendation, more = _recommended(workers, offers, probabilities, limits, trials, progress)
         more.append((offers[0].engine, offers[0].trial))
         trials += more
     dearer = [
         Dearer(engine=entry.engine.name, usd_per_hour_at_least=entry.usd_per_hour(entry.least, limits.spares))
-        for entry in found
+        for entry in searched
         if entry.pruned
     ]
-    failed = [entry for entry in found if entry.replicas is None and not entry.pruned]
+    failed = [entry for entry in searched if entry.replicas is None and not entry.pruned]
     near = workers.run([partial(nearly_alone, engine=entry.engine) for entry in failed])
     failures = [_failure(question, entry, nearly, limits.most) for entry, nearly in zip(failed, near, strict=True)]
     points = {
@@ -156,7 +155,7 @@ def make_plan(
         frontier=tuple(pareto(points.values())),
         by_price=tuple(pareto(points.values(), per_dollar)),
         points=tuple(points[key] for key in sorted(points)),
-        trials=sum(len(entry.trials) for entry in found),
+        trials=sum(len(entry.trials) for entry in searched),
     )
 
 
@@ -165,56 +164,57 @@ def _offer(entry: Searched, spares: int) -> Offer:
     return Offer(entry.engine, point(entry.engine, trial, spares), trial)
 
 
-def _offers(found: Sequence[Searched], limits: Limits) -> list[Offer]:
+def _offers(searched: Sequence[Searched], limits: Limits) -> list[Offer]:
     """Return the fewest replicas of each engine that will do, the cheapest first."""
     return sorted(
-        (_offer(entry, limits.spares) for entry in found if entry.replicas is not None),
+        (_offer(entry, limits.spares) for entry in searched if entry.replicas is not None),
         key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
     )
 
 
 def _may_win_below(best: Offer) -> float:
     """Return the price in dollars an hour at which a fleet that surely holds is worth as much as `best`."""
-    probability = best.held.probability if best.held else None
+    probability = best.probabilities.mean if best.probabilities else None
     return best.point.usd_per_hour * (SURE / probability if probability else 1.0)
 
 
-def _reopened(found: Sequence[Searched], best: Offer, limits: Limits) -> list[Searched]:
-    """Return `found` with the engines open again that were given up but may be worth more than `best`."""
+def _reopened(searched: Sequence[Searched], best: Offer, limits: Limits) -> list[Searched]:
+    """Return `searched` with the engines open again that were given up but may be worth more than `best`."""
     below = _may_win_below(best)
     return [
         replace(entry, pruned=False)
         if entry.pruned and entry.usd_per_hour(entry.least, limits.spares) < below
         else entry
-        for entry in found
+        for entry in searched
     ]
 
 
 def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> list[Offer]:
     """Return the offer of most worth, then the next cheapest, one for each engine, and how probably each holds."""
     sized = most_worth(workers, [(o.engine, o.trial.replicas) for o in offers], limits.most, limits.spares)
-    by_engine = {fleet.engine.name: (fleet.replicas, held) for fleet, held in sized}
+    by_engine = {fleet.engine.name: (fleet.replicas, probabilities) for fleet, probabilities in sized}
     best = sized[0][0].engine.name
     others = [offer for offer in offers if offer.engine.name != best]
     shown = [next(offer for offer in offers if offer.engine.name == best), *others[:RUNNERS_UP]]
     unknown = [offer for offer in shown if offer.engine.name not in by_engine]
-    more = held_by(workers, [(offer.engine, offer.trial.replicas) for offer in unknown])
-    by_engine |= {offer.engine.name: (offer.trial.replicas, found) for offer, found in zip(unknown, more, strict=True)}
+    more = probabilities_of(workers, [(offer.engine, offer.trial.replicas) for offer in unknown])
+    for offer, probabilities in zip(unknown, more, strict=True):
+        by_engine[offer.engine.name] = offer.trial.replicas, probabilities
     grown = [o for o in shown if by_engine[o.engine.name][0] != o.trial.replicas]
     tasks = [partial(try_fleet, engine=o.engine, replicas=by_engine[o.engine.name][0], to_the_end=True) for o in grown]
     again = dict(zip((o.engine.name for o in grown), workers.run(tasks), strict=True))
     made = []
     for offer in shown:
         trial = again.get(offer.engine.name, offer.trial)
-        found = by_engine[offer.engine.name][1]
-        made.append(Offer(offer.engine, point(offer.engine, trial, limits.spares), trial, found))
+        probabilities = by_engine[offer.engine.name][1]
+        made.append(Offer(offer.engine, point(offer.engine, trial, limits.spares), trial, probabilities))
     return [made[0], *sorted(made[1:], key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus))]
 
 
 def _recommended(
     workers: Workers[Question],
     offers: Sequence[Offer],
-    held: Held,
+    probabilities: Probabilities,
     limits: Limits,
     known: Sequence[tuple[Engine, Trial]],
     progress: OnProgress,
@@ -225,36 +225,37 @@ def _recommended(
     """
     best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
-    there = {(of.name, trial.replicas) for of, trial in known if trial.decisive.figures}
+    there = {(other.name, trial.replicas) for other, trial in known if trial.decisive.figures}
     around = [
         (number, try_more if number > replicas else partial(try_fleet, to_the_end=True))
         for number in (replicas - 1, replicas + max(replicas // 4, 1))
         if 1 <= number <= limits.most and (engine.name, number) not in there
     ]
     tasks: list[Task[Question, Any]] = [  # the longest first, and before any that may need its results
-        partial(headroom_band, engine=engine, replicas=replicas, holds=(held.planned, *held.draws)),
+        partial(headroom_band, engine=engine, replicas=replicas, holds=(probabilities.planned, *probabilities.draws)),
         *(partial(attempt, engine=engine, replicas=number) for number, attempt in around),
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
     ]
     progress(_KNEE + _HEADROOM + _ENDS + len(around) + _CHOICES)
-    headroom, *trials, found_knee, (fast, likely, slow) = workers.run(tasks)
+    headroom, *trials, growth, (fast, likely, slow) = workers.run(tasks)
     progress(_CHOICES)
     more = [(engine, trial) for trial in trials]
-    tried = [t for of, t in (*more, *known) if of is engine and t.replicas == replicas - 1 and t.decisive.figures]
-    choices = _choices(workers, engine, {replicas: held}, [n for n in (likely, slow) if n])
-    fewer = tried[0] if tried else None
-    return Recommendation(best, held, fewer, fast, likely, slow, found_knee, headroom, choices), more
+    own = (trial for other, trial in (*more, *known) if other is engine)
+    fewer = next((trial for trial in own if trial.replicas == replicas - 1 and trial.decisive.figures), None)
+    choices = _choices(workers, engine, {replicas: probabilities}, [n for n in (likely, slow) if n])
+    return Recommendation(best, probabilities, fewer, fast, likely, slow, growth, headroom, choices), more
 
 
 def _choices(
-    workers: Workers[Question], engine: Engine, known: Mapping[int, Held], others: Sequence[int]
-) -> dict[int, tuple[FleetPoint, Held]]:
+    workers: Workers[Question], engine: Engine, known: Mapping[int, Probabilities], others: Sequence[int]
+) -> dict[int, tuple[FleetPoint, Probabilities]]:
     """Return by replicas the point and the probability of the `known` fleets and of the `others`."""
     more = [number for number in dict.fromkeys(others) if number not in known]
-    found = {**known, **dict(zip(more, held_by(workers, [(engine, number) for number in more]), strict=True))}
-    points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in found])
-    return {number: (point, found[number]) for number, point in zip(found, points, strict=True)}
+    simulated = probabilities_of(workers, [(engine, number) for number in more])
+    by_replicas = {**known, **dict(zip(more, simulated, strict=True))}
+    points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in by_replicas])
+    return {number: (point, by_replicas[number]) for number, point in zip(by_replicas, points, strict=True)}
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:
@@ -265,7 +266,7 @@ def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tu
     assert entry.alone is not None
     alone = entry.alone.decisive.figures
     assert alone is not None
-    objective, observed = question.objectives.each[alone.worst], alone.observed[alone.worst]
+    objective, observed = question.objectives.slos[alone.worst], alone.observed[alone.worst]
     excess = objective.excess(observed)
     if entry.alone.met:
         reason = f"{most} replicas are too few; see --max-replicas"

@@ -12,7 +12,7 @@ from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
 from planning.plan.draws import drawn_again, reordered
 from planning.plan.first_answer import first_answer
-from planning.plan.headline import first_answer as told
+from planning.plan.headline import first_answer as first_answer_text
 from planning.plan.objectives import parse_objectives
 from planning.plan.plan import Limits, make_plan
 from planning.plan.planners import Planners
@@ -59,14 +59,14 @@ def plan(
     if say is not None and engines:
         say(searching)
         tell("a first answer", 0.0)
-        say(told(first_answer(question, engines, limits, draws)))
+        say(first_answer_text(first_answer(question, engines, limits, draws)))
     question = replace(question, draws=draws())
     curves = _CURVES if surroundings else 0
     with Planners(question, jobs, lambda simulated: pace.did(simulated / requests)) as workers:
-        found = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
+        answer = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
         return plan_document(
             workers if surroundings else None,
-            found,
+            answer,
             engines,
             request.as_json(),
             lambda stage, share: pace.expect(stage, _CURVES * (1 - share)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from planning.plan.trial import Found, Question
+from planning.plan.trial import Question, Trials
 from planning.workers import Answer, Task, Workers
 
 
@@ -15,13 +15,13 @@ class Planners(Workers[Question]):
     def run(self, tasks: Sequence[Task[Question, Answer]]) -> list[Answer]:
         """Run the tasks as `Workers` does."""
         known = dict(self.common.runs.known)
-        answers = super().run([partial(_told, task=task, known=known) for task in tasks])
-        for _, found in answers:
-            self.common.runs.add(found)
+        answers = super().run([partial(_with_new_trials, task=task, known=known) for task in tasks])
+        for _, trials in answers:
+            self.common.runs.add(trials)
         return [answer for answer, _ in answers]
 
 
-def _told(question: Question, task: Task[Question, Answer], known: Found) -> tuple[Answer, Found]:
+def _with_new_trials(question: Question, task: Task[Question, Answer], known: Trials) -> tuple[Answer, Trials]:
     """Return the answer of a task, and its results that were not `known`."""
     runs = question.runs
     runs.add(known)

@@ -28,10 +28,12 @@ class MeanRequest(NamedTuple):
     output: float
 
     @classmethod
-    def of(cls, requests: Sequence[WorkloadRequest]) -> MeanRequest:
-        prompt, output = (fmean(getattr(each, of) for each in requests) for of in ("prompt_len", "output_len"))
+    def from_requests(cls, requests: Sequence[WorkloadRequest]) -> MeanRequest:
+        """Return the mean of `requests`."""
         return cls(
-            prompt, fmean(sum(tokens for key, tokens in each.prompt if key == PRIVATE) for each in requests), output
+            fmean(request.prompt_len for request in requests),
+            fmean(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests),
+            fmean(request.output_len for request in requests),
         )
 
 
@@ -42,7 +44,7 @@ class Roofline(NamedTuple):
     request_s: float
 
     @classmethod
-    def of(cls, engine: Engine, gpu: GpuSpec, mean: MeanRequest) -> Roofline:
+    def from_engine(cls, engine: Engine, gpu: GpuSpec, mean: MeanRequest) -> Roofline:
         """Return the bounds of an engine whose GPUs are `gpu`."""
         context = mean.prompt + mean.output / 2
         batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.most_running), 1.0)

@@ -97,20 +97,20 @@ def search(
     are in the order of the engines. `progress` is called before every round. `trial` tries fleets, and `alone` whether
     any can do.
     """
-    found = list(resumed or ())
-    if not found:
+    searched = list(resumed or ())
+    if not searched:
         starts = workers.run([partial(_start, engine=engine, most=most) for engine in engines])
-        found = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
+        searched = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
     while True:
-        limit = max(dearest, _dearest(found, spares, keep, max(near, 1 / (1 - workers.common.risk))))
-        found = [_pruned(entry, spares, limit) for entry in found]
-        trials = [(at, _ask(entry, spares, limit, trial, alone)) for at, entry in enumerate(found) if entry.open]
-        progress(sum(entry.bisection.left for entry in found if entry.open))
+        limit = max(dearest, _dearest(searched, spares, keep, max(near, 1 / (1 - workers.common.risk))))
+        searched = [_pruned(entry, spares, limit) for entry in searched]
+        trials = [(at, _ask(entry, spares, limit, trial, alone)) for at, entry in enumerate(searched) if entry.open]
+        progress(sum(entry.bisection.left for entry in searched if entry.open))
         if not trials:
-            return found
+            return searched
         answers = workers.run([task for _, task in trials])
         for (at, _), answer in zip(trials, answers, strict=True):
-            found[at] = _with_trial(found[at], answer)
+            searched[at] = _with_trial(searched[at], answer)
 
 
 def _start(question: Question, engine: Engine, most: int) -> Bisection:
@@ -118,10 +118,10 @@ def _start(question: Question, engine: Engine, most: int) -> Bisection:
     return Bisection(low=min(least - 1, most), most=most, start=least)
 
 
-def _dearest(found: Sequence[Searched], spares: int, keep: int, near: float) -> float:
+def _dearest(searched: Sequence[Searched], spares: int, keep: int, near: float) -> float:
     """Return the price limit: that of the `keep` cheapest, or `near` times the cheapest; infinite if none is known."""
     known = sorted(
-        entry.usd_per_hour(entry.bisection.high, spares) for entry in found if entry.bisection.high is not None
+        entry.usd_per_hour(entry.bisection.high, spares) for entry in searched if entry.bisection.high is not None
     )
     return min([*known[keep - 1 : keep], *(near * usd for usd in known[:1])], default=math.inf)
 

@@ -1,6 +1,6 @@
 """The robustness of an answer: at the ends of the cost model's interval, in probability, and at higher rates.
 
-Each is found by one worker, by bisection or at the point where whole runs say that an objective should break.
+One worker computes each measure, by bisection or at the point where whole runs say that an objective should break.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ def holding(
     what slower ones keep. On another `draw` of the traffic, whose steps are assumed to be as certain, the answer is 1
     or 0 if the error of step times is unknown.
     """
-    traffic, of = (question, engine) if draw is None else on_draw(question, engine, draw)
+    traffic, drawn_engine = (question, engine) if draw is None else on_draw(question, engine, draw)
     cost = cost_at(question, engine, replicas, LIKELY)
     if cost.at(SURE) is cost:
-        return None if draw is None else float(at_share(traffic, of, replicas, LIKELY).met)
+        return None if draw is None else float(at_share(traffic, drawn_engine, replicas, LIKELY).met)
 
-    def at(percent: int) -> Trial:
+    def trial_at(percent: int) -> Trial:
         if draw is None:
             return at_share(question, engine, replicas, percent / 100, to_the_end=True)
-        return simulated(traffic, of, cost_at(question, engine, replicas, percent / 100, of), replicas, to_the_end=True)
+        cost = cost_at(question, engine, replicas, percent / 100, drawn_engine)
+        return simulated(traffic, drawn_engine, cost, replicas, to_the_end=True)
 
     if wanted > least:
         if not at_share(question, engine, replicas, wanted).met:
@@ -80,10 +81,10 @@ def holding(
     low, high = round(100 * least), round(100 * most) + 1
     likely, planned = round(100 * LIKELY), round(100 * (1 - question.risk))
     first = (likely, planned) if draw is None else (high - 1, planned)
-    return _last_to_hold(low, high, at, first, lambda percent: NormalDist().inv_cdf(percent / 100)).last / 100
+    return _last_to_hold(low, high, trial_at, first, lambda percent: NormalDist().inv_cdf(percent / 100)).last / 100
 
 
-class _Held(NamedTuple):
+class _LastToHold(NamedTuple):
     """The last number to meet all objectives, its run, and the run of the least number that breaks one."""
 
     last: int
@@ -94,11 +95,11 @@ class _Held(NamedTuple):
 def _last_to_hold(
     low: int,
     high: int,
-    at: Callable[[int], Trial],
+    trial_at: Callable[[int], Trial],
     first: Sequence[int],
     place: Callable[[int], float],
     near: float = 0.0,
-) -> _Held:
+) -> _LastToHold:
     """Return about the last number from `low` to before `high` that meets all objectives; `low` does.
 
     It was simulated, or is `low`; the true last is no more than one greater, or a share `near` of it. The largest
@@ -106,23 +107,23 @@ def _last_to_hold(
     tried first, and then the ones to which whole runs point.
     """
     excess: dict[int, float] = {}  # logarithms, by number
-    held, left = _Held(low), list(first)
+    answer, left = _LastToHold(low), list(first)
     while high - low > 1:
-        guided = held.broken is None or high in excess  # otherwise it broke by not keeping up
+        guided = answer.broken is None or high in excess  # otherwise it broke by not keeping up
         number = left.pop(0) if left else _next_within(low, high, excess if guided else {}, place, near)
         if number is None:
             break
         if number >= high:
             continue
-        trial = at(number)
+        trial = trial_at(number)
         beyond = trial.figures.excess if trial.figures is not None else math.nan
         if 0 < beyond < math.inf and (beyond <= 1) == trial.met:
             excess[number] = math.log(beyond)
         if not trial.met:
-            high, held = number, held._replace(broken=trial)
+            high, answer = number, answer._replace(broken=trial)
         elif number >= low:
-            low, held = number, held._replace(last=number, run=trial)
-    return held
+            low, answer = number, answer._replace(last=number, run=trial)
+    return answer
 
 
 def _next_within(
@@ -163,10 +164,10 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
     The same requests arrive faster, and steps are as slow as the risk has it.
     """
 
-    def at(percent: int) -> Trial:
+    def trial_at(percent: int) -> Trial:
         return _faster(question, engine, replicas, max(1 - question.risk, LIKELY), percent)
 
-    last, run, broken = _last_to_hold(0, most_percent + 1, at, (0, _FIRST_PERCENT), _growth, near=_NEAR)
+    last, run, broken = _last_to_hold(0, most_percent + 1, trial_at, (0, _FIRST_PERCENT), _growth, near=_NEAR)
     if last == most_percent:
         return Knee(last, None)
     nearest = broken or run
@@ -208,5 +209,5 @@ def _broken(question: Question, trial: Trial) -> str:
     """Return the objective furthest beyond its bound, or nearest to it; keeping up, if only that failed."""
     figures = trial.figures
     assert figures is not None
-    worst = question.objectives.each[figures.worst].text
+    worst = question.objectives.slos[figures.worst].text
     return worst if trial.met or figures.excess > 1 else KEEPING_UP

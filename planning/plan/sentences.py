@@ -28,10 +28,10 @@ def _none(plan: Plan) -> str:
     if not plan.failures:
         return "Infeasible: there is no candidate."
     first = plan.failures[0]
-    told = f"{first.engine}: {first.reason}"
+    closest = f"{first.engine}: {first.reason}"
     if first.borderline:
-        return f"Infeasible: no fleet surely meets the SLOs. Within the uncertainty of step times is {told}."
-    return f"Infeasible: no fleet meets the SLOs. The closest is {told}."
+        return f"Infeasible: no fleet surely meets the SLOs. Within the uncertainty of step times is {closest}."
+    return f"Infeasible: no fleet meets the SLOs. The closest is {closest}."
 
 
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
@@ -44,7 +44,7 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     objectives = plan.question.objectives
     broken = [
         f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
-        for objective, value in zip(objectives.each, figures.observed, strict=True)
+        for objective, value in zip(objectives.slos, figures.observed, strict=True)
         if _breaks(objective, value)
     ]
     if not figures.steady.keeps_up:

@@ -35,7 +35,7 @@ _SURE = 4.0  # standard deviations by which more of a sample break an objective 
 Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; a new cost has timed no step yet
 
 
-Found = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share of cases in which steps take no longer
+Trials = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share of cases in which steps take no longer
 
 
 @dataclass
@@ -43,11 +43,11 @@ class Runs:
     """The results of simulations, so that none is made twice; `about` is what all of them have in common."""
 
     about: tuple[Any, ...] = ()
-    known: Found = field(default_factory=dict)
+    known: Trials = field(default_factory=dict)
 
-    def add(self, found: Found) -> None:
+    def add(self, trials: Trials) -> None:
         """Add the results of others; a run that went to its end replaces one that was stopped."""
-        for key, trial in found.items():
+        for key, trial in trials.items():
             if trial.figures is not None or key not in self.known:
                 self.known[key] = trial
 
@@ -142,7 +142,7 @@ class _Watch:
     """A sink that keeps the requests, and stops the run when it has seen enough of them to know the result."""
 
     def __init__(self, question: Question, to_the_end: bool) -> None:
-        self._objectives = () if to_the_end else question.objectives.each
+        self._objectives = () if to_the_end else question.objectives.slos
         self._allowed = [objective.allowed(question.requests) for objective in self._objectives]
         self._misses = [0] * len(self._objectives)
         self._tables: list[pa.Table] = []
@@ -204,12 +204,12 @@ def try_alone(question: Question, engine: Engine) -> Trial:
     One replica serves one request after another. It never forgets a prefix, as many replicas might not. If requests
     share none, a sample of them is enough if it breaks no objective, or so many break one that all would.
     """
-    some, of = _alone(question, engine, sampled=True)
-    trial = try_fleet(some, of, 1, to_the_end=True)
+    some, alone = _alone(question, engine, sampled=True)
+    trial = try_fleet(some, alone, 1, to_the_end=True)
     figures = trial.decisive.figures
     if trial.met or some.requests == question.requests:
         return trial
-    if figures is not None and not figures.unfinished and not try_fleet(_forgiving(some), of, 1).met:
+    if figures is not None and not figures.unfinished and not try_fleet(_forgiving(some), alone, 1).met:
         return trial
     return try_fleet(*_alone(question, engine), 1, to_the_end=True)
 
@@ -234,13 +234,15 @@ def at_share(question: Question, engine: Engine, replicas: int, share: float, to
     return known[key]
 
 
-def cost_at(question: Question, engine: Engine, replicas: int, share: float, of: Engine | None = None) -> JudgedCost:
+def cost_at(
+    question: Question, engine: Engine, replicas: int, share: float, drawn_engine: Engine | None = None
+) -> JudgedCost:
     """Return the cost model for steps like those of `replicas` replicas, at that `share` of the cases.
 
-    The steps decide how certain the model is. It times steps of the engine `of`, if that is another, and has timed no
-    step yet.
+    The steps decide how certain the model is. It times steps of `drawn_engine`, if that is another engine, and has
+    timed no step yet.
     """
-    cost = question.pricing(of or engine)
+    cost = question.pricing(drawn_engine or engine)
     if share == LIKELY:
         return cost
     likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
@@ -267,8 +269,8 @@ def _forgiving(some: Question) -> Question:
         spread = math.sqrt(objective.share * (1 - objective.share) / some.requests)
         return max(objective.share - Fraction(_SURE * spread), Fraction(0))
 
-    each = tuple(replace(objective, share=share(objective)) for objective in some.objectives.each)
-    return replace(some, objectives=replace(some.objectives, each=each))
+    slos = tuple(replace(objective, share=share(objective)) for objective in some.objectives.slos)
+    return replace(some, objectives=replace(some.objectives, slos=slos))
 
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
@@ -289,7 +291,7 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
         return Trial(replicas, False, None, stopped.objective)
     requests = watch.requests
     metrics = RunMetrics(requests)
-    objectives = question.objectives.each
+    objectives = question.objectives.slos
     verdicts = [objective.misses(metrics) for objective in objectives]
     met = all(o.allowed(counted) >= misses for o, (misses, counted) in zip(objectives, verdicts, strict=True))
     figures = _figures(metrics, steady(requests), question.objectives, cost)
@@ -299,8 +301,8 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
 def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: JudgedCost) -> Figures:
     mark, reason = cost.provenance()
     interval = cost.interval if isinstance(cost, ObservedOperations) else None
-    observed = tuple(objective.observed(metrics) for objective in objectives.each)
-    excess = [objective.excess(value) for objective, value in zip(objectives.each, observed, strict=True)]
+    observed = tuple(objective.observed(metrics) for objective in objectives.slos)
+    excess = [objective.excess(value) for objective, value in zip(objectives.slos, observed, strict=True)]
     return Figures(
         attainment=objectives.attainment(metrics),
         steady=steady,

@@ -40,7 +40,7 @@ class Fleet:
     holds: float | None = None
 
 
-class Held(NamedTuple):
+class Probabilities(NamedTuple):
     """The probability that a fleet meets all objectives: on the planned traffic, and on other draws of it.
 
     None if the error of step times is unknown.
@@ -50,12 +50,12 @@ class Held(NamedTuple):
     draws: tuple[float, ...] = ()
 
     @property
-    def probability(self) -> float | None:
+    def mean(self) -> float | None:
         """The mean over all draws, which are equally likely."""
         return None if self.planned is None else (self.planned + sum(self.draws)) / (1 + len(self.draws))
 
 
-def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> list[Held]:
+def probabilities_of(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> list[Probabilities]:
     """Return how probably each fleet holds; on another draw at most as probably as on the planned traffic."""
     draws = range(len(workers.common.draws))
     planned = workers.run([partial(holding, engine=engine, replicas=n) for engine, n in fleets])
@@ -64,51 +64,55 @@ def held(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> li
         for (engine, n), most in zip(fleets, planned, strict=True)
         for draw in draws
     ]
-    found = workers.run(tasks)
-    each = [found[at : at + len(draws)] for at in range(0, len(found), max(len(draws), 1))] or [[]] * len(planned)
-    return [Held(p, tuple(d for d in more if d is not None)) for p, more in zip(planned, each, strict=True)]
+    answers = workers.run(tasks)
+    on_draws = [answers[at * len(draws) : (at + 1) * len(draws)] for at in range(len(planned))]
+    return [
+        Probabilities(p, tuple(d for d in drawn if d is not None)) for p, drawn in zip(planned, on_draws, strict=True)
+    ]
 
 
 def most_worth(
     workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int
-) -> list[tuple[Fleet, Held]]:
+) -> list[tuple[Fleet, Probabilities]]:
     """Return the fleet of most worth first, then the other engines near it, each sized as if it were alone.
 
     The worth of an engine is that of as many replicas as hold with the risk taken on all draws of the traffic, so that
     no answer costs more than another that holds at least as probably. `fewest` has the cheapest engine first; engines
     that cannot be worth more than the best so far, even if they surely hold, are left out.
     """
-    sized: list[tuple[Fleet, Held]] = []
+    sized: list[tuple[Fleet, Probabilities]] = []
     beaten = 0.0  # the greatest worth of a fleet that holds with the risk taken
     for engine, replicas in fewest:
         usd = (replicas + spares) * engine.usd_per_hour
         if sized and usd and SURE / usd <= beaten:
             continue
-        fleet, found = _sized(workers, engine, replicas, most, spares)
-        sized.append((fleet, found))
-        if found.probability is None or not fleet.usd_per_hour:
+        fleet, probabilities = _sized(workers, engine, replicas, most, spares)
+        sized.append((fleet, probabilities))
+        if probabilities.mean is None or not fleet.usd_per_hour:
             break  # only the price tells engines apart
-        if found.probability >= 1 - workers.common.risk - _ROUNDING:
-            beaten = max(beaten, found.probability / fleet.usd_per_hour)
-    known = np.array([np.nan if found.probability is None else found.probability for _, found in sized])
+        if probabilities.mean >= 1 - workers.common.risk - _ROUNDING:
+            beaten = max(beaten, probabilities.mean / fleet.usd_per_hour)
+    known = np.array([np.nan if probabilities.mean is None else probabilities.mean for _, probabilities in sized])
     prices = np.array([fleet.usd_per_hour for fleet, _ in sized])
     best = 0
     if not np.isnan(known).any() and prices.all():
         best = choose(known + _ROUNDING, known / prices, workers.common.risk) or 0
-    return [sized[best], *(each for at, each in enumerate(sized) if at != best)]
+    return [sized[best], *sized[:best], *sized[best + 1 :]]
 
 
-def _sized(workers: Workers[Question], engine: Engine, fewest: int, most: int, spares: int) -> tuple[Fleet, Held]:
+def _sized(
+    workers: Workers[Question], engine: Engine, fewest: int, most: int, spares: int
+) -> tuple[Fleet, Probabilities]:
     """Return the replicas of one engine that are worth most and hold with the risk taken on other draws, too."""
     best = _most_worth(workers, [(engine, fewest)], most, spares)
     if not workers.common.draws:
-        return best, Held(best.holds)
+        return best, Probabilities(best.holds)
     stride, last = max(best.replicas // 8, 1), min(2 * best.replicas + 1, most)
     for replicas in (*range(best.replicas, last, stride), last):
-        (found,) = held(workers, [(engine, replicas)])
-        if found.probability is None or found.probability >= 1 - workers.common.risk - _ROUNDING:
+        (probabilities,) = probabilities_of(workers, [(engine, replicas)])
+        if probabilities.mean is None or probabilities.mean >= 1 - workers.common.risk - _ROUNDING:
             break
-    return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour, found.planned), found
+    return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour, probabilities.planned), probabilities
 
 
 def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
@@ -126,13 +130,13 @@ def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]]
     (sure,) = workers.run([partial(holding, engine=cheapest.engine, replicas=cheapest.replicas, least=least)])
     if sure is None or not cheapest.usd_per_hour:
         return replace(cheapest, holds=sure)
-    found, tasks = [cheapest], []
+    fleets, tasks = [cheapest], []
     for engine, replicas in fewest:
         for other in (fleet(engine, replicas + more) for more in _MORE if replicas + more <= most):
             wanted = math.floor(100 * sure * other.usd_per_hour / cheapest.usd_per_hour + 1e-9) + 1
             if wanted <= 100 * SURE and (other.engine, other.replicas) != (cheapest.engine, cheapest.replicas):
-                found.append(other)
+                fleets.append(other)
                 tasks.append(partial(holding, engine=engine, replicas=other.replicas, least=least, wanted=wanted / 100))
-    held = [sure, *workers.run(tasks)]
-    best = choose(np.array(held), np.array(held) / [f.usd_per_hour for f in found], workers.common.risk) or 0
-    return replace(found[best], holds=held[best])
+    holds = np.array([sure, *workers.run(tasks)])
+    best = choose(holds, holds / [f.usd_per_hour for f in fleets], workers.common.risk) or 0
+    return replace(fleets[best], holds=float(holds[best]))

@@ -32,7 +32,7 @@ _FILE = "runs.parquet"
 
 
 class SweepDataset:
-    """The directory `path`, held by one sweep at a time.
+    """The directory `path`, which one sweep at a time writes.
 
     `about` describes what all rows share; a dataset made with another `about` is refused. Its `inputs`, digests of
     files, may grow but must not change. Without `resume` there must be no dataset yet. Raises UserError.
@@ -87,11 +87,11 @@ class SweepDataset:
 
     def errors(self) -> dict[str, str | None]:
         """Return the error of every run that is in, by its id; None for a run that did not fail."""
-        found: dict[str, str | None] = {}
+        errors: dict[str, str | None] = {}
         for file in sorted((self.path / "runs").rglob(_FILE)):
             table = _read(file, ["run_id", "error"])
-            found |= zip(table["run_id"].to_pylist(), table["error"].to_pylist(), strict=True)
-        return found | {row["run_id"]: row.get("error") for row in self._entries()}
+            errors |= zip(table["run_id"].to_pylist(), table["error"].to_pylist(), strict=True)
+        return errors | {row["run_id"]: row.get("error") for row in self._entries()}
 
     def add(self, row: Mapping[str, Any], requests: bytes | None = None) -> None:
         """Add a finished run: its values by column, and its requests as a Parquet file."""

@@ -29,7 +29,7 @@ def in_processes(
         yield from map(measure, points)
         return
     tasks = [partial(_measured, point=point) for point in points]
-    with Workers(measure, jobs) as workers, closing(workers.each(tasks, limit_s)) as outcomes:
+    with Workers(measure, jobs) as workers, closing(workers.as_completed(tasks, limit_s)) as outcomes:
         for at, outcome in outcomes:
             if isinstance(outcome, WorkerDied):
                 yield failed(points[at], DIED)

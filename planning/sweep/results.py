@@ -90,8 +90,8 @@ class SweepResults(Answer):
 
     def values(self, parameter: str) -> list[Any]:
         """Return the values of a parameter, in order; null last."""
-        found = self.runs[parameter].unique()
-        return found.take(pc.array_sort_indices(found)).to_pylist()
+        values = self.runs[parameter].unique()
+        return values.take(pc.array_sort_indices(values)).to_pylist()
 
 
 def axis_title(column: str) -> str:

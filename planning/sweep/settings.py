@@ -43,7 +43,7 @@ class SobolRange(Request):
             raise ValueError("low and high must be whole numbers")
         return self
 
-    def at(self, share: float) -> float | int:
+    def value_at(self, share: float) -> float | int:
         """Return the value `share` of the way from `low` to `high`, 0 <= share < 1."""
         high = self.high + 1 if self.integer else self.high
         if self.scale == "log":
@@ -73,7 +73,7 @@ class Sobol(Request):
 
         shares = Sequence(len(self.ranges), scramble=True, seed=self.seed).random(self.points)
         for row in shares.tolist():
-            yield {path: span.at(share) for (path, span), share in zip(self.ranges.items(), row, strict=True)}
+            yield {path: span.value_at(share) for (path, span), share in zip(self.ranges.items(), row, strict=True)}
 
 
 class SweepSettings(Request):

@@ -43,7 +43,7 @@ class Sweep:
     partition: Sequence[str]
 
     @classmethod
-    def of(cls, settings: SweepSettings) -> Sweep:
+    def from_settings(cls, settings: SweepSettings) -> Sweep:
         """Return the sweep of `settings`. Raises UserError when it cannot be made."""
         runs = points(settings)
         schema = run_schema(runs, settings.bands)

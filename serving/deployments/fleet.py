@@ -197,11 +197,20 @@ class FleetConfig(_Settings):
         min_length=1,
         description="an autoscaler, or a list with one for each pool; null: the fleet keeps its size",
     )
+    processes: tuple[str, ...] = Field(
+        (),
+        description="processes of your own on the virtual clock: path/to/file.py:function or package.module:function",
+    )
 
     @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _a_name_alone(cls, router: Any) -> Any:
         return {"name": router} if isinstance(router, str) else router
+
+    @field_validator("processes")
+    @classmethod
+    def _are_found_from_anywhere(cls, processes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(located, processes))
 
     @field_validator("autoscaler", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ import zmq
 import zmq.asyncio
 
 from apiserver.engine_client import EngineClient
-from apiserver.messages import About, Told, encode
+from apiserver.messages import About, Reply, encode
 
 
 def test_an_answer_that_nobody_waits_for_any_more_does_not_end_the_listening(tmp_path: Path) -> None:
@@ -17,9 +17,9 @@ def test_an_answer_that_nobody_waits_for_any_more_does_not_end_the_listening(tmp
         client = EngineClient(f"ipc://{tmp_path / 'engine'}", "api")
         tasks = client.start()
         peer, _ = await engine.recv_multipart()
-        client._told[1] = gone = asyncio.get_running_loop().create_future()
+        client._replies[1] = gone = asyncio.get_running_loop().create_future()
         gone.cancel()  # its scraper hung up; the task that asked has not run since
-        await engine.send_multipart([peer, encode(Told(1, b""))])
+        await engine.send_multipart([peer, encode(Reply(1, b""))])
         await engine.send_multipart([peer, encode(About("m", 100, [], "", 50, True, 16))])
         await asyncio.wait_for(client.served.wait(), 10)
         for task in tasks:

@@ -133,7 +133,7 @@ def test_events_name_blocks_as_vllm_does_and_a_known_prefix_is_not_stored_again(
     before = len(gateway.replayed(SOUND))
     text = json.loads(gateway.ask(SOUND, prompt, 20)[1])["choices"][0]["text"]
     stored = [event for _, events in gateway.replayed(SOUND, before) for event in events]
-    hash = BlockHash("sha256", "5").of
+    hash = BlockHash("sha256", "5").hash_block
     first = hash(None, prompt[:16])
     second = hash(first, prompt[16:32])
     assert stored[0] == {

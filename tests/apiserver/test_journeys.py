@@ -9,7 +9,7 @@ def test_a_journey_that_nobody_can_ask_for_any_more_grows_no_longer() -> None:
         journeys.begin(id, f"name-{id}", 5, 0)
     journeys.begin(100, "name-99", 5, 0)  # a client may give a name twice
     assert len(journeys._under_way) == len(journeys._by_name) == 64
-    assert journeys.of("name-35") is None and journeys.of("name-36") is not None
+    assert journeys.find("name-35") is None and journeys.find("name-36") is not None
     journeys.end({"request_id": 99, "status": "finished", "replica": 0})
-    found = journeys.of("name-99")
+    found = journeys.find("name-99")
     assert found is not None and found["status"] == "under way"

@@ -124,9 +124,10 @@ def test_events_as_arrays_begin_with_their_names() -> None:
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
 def test_a_hash_names_the_seed_and_everything_before(algorithm: Any) -> None:
     tokens = [0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1]
-    of = BlockHash(algorithm, "1").of
-    assert len({of(None, tokens), of(None, tokens[:7]), of(of(None, tokens), tokens), of(b"\1" * 32, tokens)}) == 4
-    assert BlockHash(algorithm, "2").of(None, tokens) != of(None, tokens)
+    hash_block = BlockHash(algorithm, "1").hash_block
+    one = hash_block(None, tokens)
+    assert len({one, hash_block(None, tokens[:7]), hash_block(one, tokens), hash_block(b"\1" * 32, tokens)}) == 4
+    assert BlockHash(algorithm, "2").hash_block(None, tokens) != one
 
 
 def test_a_cleared_cache_is_an_event_without_fields() -> None:

@@ -183,7 +183,7 @@ def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(re
     stored = [event for _, _, events in told for event in events]
     assert {event["type"] for event in stored} == {"BlockStored"}
     assert [token for event in stored for token in event["token_ids"]] == known[:64]  # the last token was not computed
-    hash, parents = BlockHash("sha256", "3").of, [None]
+    hash, parents = BlockHash("sha256", "3").hash_block, [None]
     for first in range(0, 64, 16):
         parents.append(hash(parents[-1], known[first : first + 16]))
     names = [int.from_bytes(name[-8:], "big") for name in parents if name is not None]

@@ -82,17 +82,17 @@ def test_the_answer_holds_over_all_draws_and_says_how_probably_on_each() -> None
         with Workers(each, 1) as workers:
             plans.append(make_plan(workers, [engine()], [], Limits(most=64)))
     alone, best = (plan.recommendation for plan in plans)
-    assert alone is not None and best is not None and best.held.planned is not None
+    assert alone is not None and best is not None and best.probabilities.planned is not None
     fewest, number = alone.offer.trial.replicas, best.offer.trial.replicas
-    assert fewest < number and alone.held.draws == ()
+    assert fewest < number and alone.probabilities.draws == ()
     each = [holding(harder, engine(), number, draw=draw) for draw in (None, 0, 1)]
-    assert [best.held.planned, *best.held.draws] == each
-    assert best.held.probability == pytest.approx(sum(filter(None, each)) / 3) and best.held.probability >= 0.9
+    assert [best.probabilities.planned, *best.probabilities.draws] == each
+    assert best.probabilities.mean == pytest.approx(sum(filter(None, each)) / 3) and best.probabilities.mean >= 0.9
     document = plan_document(None, plans[1], [], {})
     assert f"on other draws of the traffic the SLOs hold in {percent(each[1] or 0)} and" in "\n".join(
         map(str, document.report())
     )
-    assert document.recommendation is not None and document.recommendation.draws == best.held.draws
+    assert document.recommendation is not None and document.recommendation.draws == best.probabilities.draws
 
 
 def holds(query: Question, of: Engine) -> bool:

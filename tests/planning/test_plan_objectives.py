@@ -25,15 +25,15 @@ def metrics() -> RunMetrics:
 
 def test_objectives_are_read_as_written() -> None:
     found = parse_objectives(["ttft_ms  p99 <= 500", "tpot p95<=50", "ttft_ms p50<=200", "attainment >= 0.98"])
-    assert [o.text for o in found.each] == [
+    assert [o.text for o in found.slos] == [
         "ttft_ms p99 <= 500",
         "tpot p95<=50",
         "ttft_ms p50<=200",
         "attainment >= 0.98",
     ]
-    assert [o.share for o in found.each] == [Fraction(99, 100), Fraction(95, 100), Fraction(1, 2), Fraction(98, 100)]
+    assert [o.share for o in found.slos] == [Fraction(99, 100), Fraction(95, 100), Fraction(1, 2), Fraction(98, 100)]
     assert found.bounds == (("tpot_ms", 50.0), ("ttft_ms", 500.0))  # of two bounds the loosest
-    assert found.each[3].bounds == found.bounds
+    assert found.slos[3].bounds == found.bounds
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_so_many_misses_are_what_a_nearest_rank_percentile_allows(requests: int,
 @pytest.mark.parametrize("metric", ["ttft_ms", "tpot_ms", "e2e_ms"])
 @pytest.mark.parametrize("percent", [50, 90, 99])
 def test_an_objective_holds_just_when_its_percentile_is_within_the_bound(metrics, metric, percent):
-    seen = parse_objectives([f"{metric} p{percent}<=1"]).each[0].observed(metrics)
+    seen = parse_objectives([f"{metric} p{percent}<=1"]).slos[0].observed(metrics)
     for bound in (seen * 0.999, seen, seen * 1.001):
         objective = Objective("", ((metric, bound),), Fraction(percent, 100))
         misses, counted = objective.misses(metrics)
@@ -85,10 +85,10 @@ def test_an_objective_holds_just_when_its_percentile_is_within_the_bound(metrics
 
 def test_a_request_that_is_turned_away_breaks_every_bound(metrics: RunMetrics) -> None:
     assert (~metrics.finished).sum() == 1
-    assert parse_objectives(["ttft_ms p100<=1e9"]).each[0].observed(metrics) == math.inf
+    assert parse_objectives(["ttft_ms p100<=1e9"]).slos[0].observed(metrics) == math.inf
     found = parse_objectives(["ttft_ms<=1e9", "attainment>=0.5"])
     assert found.attainment(metrics) == 1 - 1 / len(metrics.finished)
-    assert found.each[0].misses(metrics) == (1, len(metrics.finished))
+    assert found.slos[0].misses(metrics) == (1, len(metrics.finished))
 
 
 def test_attainment_is_that_of_the_run_metrics() -> None:

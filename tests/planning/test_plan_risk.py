@@ -50,7 +50,7 @@ def test_a_fleet_holds_as_far_as_it_was_found_to() -> None:
 
 def test_more_appetite_for_risk_never_takes_more_replicas_nor_serves_less_for_a_dollar() -> None:
     found = [planned(replace(QUERY, risk=risk)).recommendation for risk in (0.01, 0.1, 0.5)]
-    held = [best.held.planned for best in found if best is not None and best.held.planned is not None]
+    held = [best.probabilities.planned for best in found if best is not None and best.probabilities.planned is not None]
     per_gpu = [best.offer.point.tok_s_gpu for best in found if best is not None]
     assert len(held) == len(found) == 3
     assert all(holds >= 1 - risk for holds, risk in zip(held, (0.01, 0.1, 0.5), strict=True))
@@ -62,11 +62,11 @@ def test_the_answer_is_a_choice_with_its_risk() -> None:
     document = plan_document(None, planned(UNSURE), [], {})
     best = document.recommendation
     assert best is not None and best.choices is not None and document.risk == 0.1
-    likely, chosen, whole = best.choices.each
+    likely, chosen, whole = best.choices.existing
     assert likely.replicas == fewest(replace(UNSURE, risk=0.5), ONE, 32) < chosen.replicas <= whole.replicas
     assert likely.holds is not None and chosen.holds is not None
     assert 0.5 <= likely.holds < 0.9 <= chosen.holds == best.holds
-    for choice in best.choices.each:
+    for choice in best.choices.existing:
         slow = simulated(UNSURE, ONE, BySpeed(WIDE)(ONE).at(0.95), choice.replicas, to_the_end=True)
         assert slow.figures is not None and choice.if_slow == pytest.approx(slow.figures.attainment)
     assert likely.if_slow < 0.9 <= whole.if_slow
@@ -150,7 +150,7 @@ def test_without_a_known_band_the_cheapest_is_taken_and_no_probability_is_told()
     found = planned(replace(QUERY, risk=0.1, pricing=BySpeed(interval=None)))
     best = found.recommendation
     document = plan_document(None, found, [], {})
-    assert best is not None and best.held.probability is None and document.risk_told is None
+    assert best is not None and best.probabilities.mean is None and document.risk_told is None
     assert best.offer.trial.replicas == fewest(QUERY, ONE, 32)
     assert "% of cases" not in document.answer
 
@@ -197,8 +197,8 @@ def test_a_plan_over_two_engines_is_never_dearer_and_riskier_than_over_one(seed:
     together, *alone = (planned(query, engines).recommendation for engines in ([one, other], [one], [other]))
     assert together is not None
     for best in alone:
-        if best is not None and best.held.probability is not None and together.held.probability is not None:
+        if best is not None and best.probabilities.mean is not None and together.probabilities.mean is not None:
             dearer = together.offer.point.usd_per_hour > best.offer.point.usd_per_hour
-            assert not (dearer and together.held.probability <= best.held.probability)
+            assert not (dearer and together.probabilities.mean <= best.probabilities.mean)
     document = plan_document(None, planned(query, [one, other]), [], {})
     assert all(offer.holds is not None for offer in document.runners_up)

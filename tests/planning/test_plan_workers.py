@@ -77,8 +77,8 @@ def test_a_trial_that_was_stopped_says_what_broke() -> None:
     query = question("ttft_ms p99<=400", "tpot_ms p95<=45", workload=traffic(9000, 60.0, tokens=40))
     of = Engine("slow", 1.0, Deployment(scheduler=SCHEDULER.model_copy(update={"max_num_seqs": 8})))
     stopped = try_fleet(query, of, 1)
-    assert stopped.figures is None and stopped.broken in query.objectives.each
-    only = replace(query, objectives=replace(query.objectives, each=(stopped.broken,)))
+    assert stopped.figures is None and stopped.broken in query.objectives.slos
+    only = replace(query, objectives=replace(query.objectives, slos=(stopped.broken,)))
     assert not try_fleet(only, of, 1, to_the_end=True).met
 
 
@@ -99,14 +99,14 @@ def test_a_trial_of_few_requests_stops_early_too(monkeypatch: pytest.MonkeyPatch
 
 def test_a_task_that_takes_too_long_is_ended_and_no_other() -> None:
     with Workers(60, jobs=1) as workers:
-        found = dict(workers.each([operator.neg, time.sleep, operator.neg], limit_s=4))
+        found = dict(workers.as_completed([operator.neg, time.sleep, operator.neg], limit_s=4))
     assert (found[0], found[2]) == (-60, -60) and isinstance(found[1], Overdue)
 
 
 def test_a_worker_that_dies_costs_its_task_and_no_other() -> None:
     """Tasks of the standard library: a worker that imports no more than that starts quickly."""
     with Workers(3, jobs=2) as workers:
-        found = dict(workers.each([operator.neg, os._exit, operator.neg]))
+        found = dict(workers.as_completed([operator.neg, os._exit, operator.neg]))
         assert (found[0], found[2]) == (-3, -3) and isinstance(found[1], WorkerDied)
         with pytest.raises(UserError, match="a worker process died"):
             workers.run([operator.neg, os._exit])

@@ -42,7 +42,7 @@ def settings(scheduler: Any) -> tuple[Any, ...]:
 
 def sweep(deployment: dict[str, Any], **more: Any) -> Sweep:
     base = {"deployment": deployment, "gpu": "H100", "workload": TRAFFIC}
-    return Sweep.of(parse(SweepSettings, {"base": base, **more}, where="sweep"))
+    return Sweep.from_settings(parse(SweepSettings, {"base": base, **more}, where="sweep"))
 
 
 def test_simulate(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_both_at_once_are_refused() -> None:
     grid = {BLOCKS: [600, 800], MEMORY: [0.5, 0.9]}
     settings = {"base": {"deployment": BOTH, "gpu": "H100", "workload": TRAFFIC}, "grid": grid}
     with pytest.raises(UserError, match="num_blocks: 600: cannot be combined with gpu_memory_utilization"):
-        Sweep.of(parse(SweepSettings, settings, where="sweep"))
+        Sweep.from_settings(parse(SweepSettings, settings, where="sweep"))
     with pytest.raises(UserError, match="num_blocks: 600: cannot be combined with gpu_memory_utilization"):
         with_settings(Deployment(), {"num_blocks": 600, "gpu_memory_utilization": 0.5})
 

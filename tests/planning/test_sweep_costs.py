@@ -74,5 +74,5 @@ def test_bands_hold_the_run_and_are_columns_only_when_asked_for(tmp_path: Path) 
     assert {name: row[name] for name in without} == without
     for bands in (True, False):
         file = sweep_file(tmp_path / "s.yaml", ON_H100, seeds=1, bands=bands)
-        columns = set(Sweep.of(load_sweep(file)).schema.names)
+        columns = set(Sweep.from_settings(load_sweep(file)).schema.names)
         assert (set(row) <= columns) == bands and set(without) <= columns

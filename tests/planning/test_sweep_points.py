@@ -138,19 +138,19 @@ def test_files_are_read_with_their_mistakes(folder: Path, tmp_path: Path) -> Non
 def test_a_range_keeps_within_its_ends(low: int, width: int, scale: Any, share: float) -> None:
     for integer in (False, True):
         span = SobolRange(low=low, high=low + width, scale=scale, integer=integer)
-        value = span.at(share)
+        value = span.value_at(share)
         assert low <= value <= low + width + 1e-9
         assert isinstance(value, int) == integer
-        assert span.at(0.0) == low
+        assert span.value_at(0.0) == low
 
 
 def test_whole_numbers_are_equally_likely_ends_included() -> None:
     span = SobolRange(low=1, high=4, integer=True)
-    assert [span.at(k / 8) for k in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [span.value_at(k / 8) for k in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_a_log_range_is_even_in_the_logarithm() -> None:
-    assert SobolRange(low=1, high=10_000, scale="log").at(0.5) == pytest.approx(100)
+    assert SobolRange(low=1, high=10_000, scale="log").value_at(0.5) == pytest.approx(100)
 
 
 @examples(0.1)

@@ -48,7 +48,7 @@ def here(measure: Callable[[Point], RunResult], points: Sequence[Point]) -> Gene
 
 
 def swept(file: Path, out: Path, executor: Executor | None = None, **options: Any) -> Swept:
-    return Sweep.of(load_sweep(file)).run(out, executor or here, **options)
+    return Sweep.from_settings(load_sweep(file)).run(out, executor or here, **options)
 
 
 def rows(out: Path) -> pd.DataFrame:
@@ -202,7 +202,9 @@ def test_a_sweep_of_which_no_run_can_be_made_is_one_line_and_leaves_nothing(fold
 def test_a_run_that_takes_too_long_is_ended(folder: Path, tmp_path: Path) -> None:
     settings = load_sweep(sweep_file(tmp_path / "s.yaml", base(folder), grid={RATE: [10, 20]}, run_limit_s=0.001))
     executor = find_executor("process", 1, settings.run_limit_s)
-    assert Sweep.of(settings).run(tmp_path / "out", executor) == Swept(made=2, kept=0, failed=2, first_error=OVERDUE)
+    assert Sweep.from_settings(settings).run(tmp_path / "out", executor) == Swept(
+        made=2, kept=0, failed=2, first_error=OVERDUE
+    )
 
 
 def test_a_dataset_is_written_by_one_sweep_at_a_time(folder: Path, tmp_path: Path) -> None:

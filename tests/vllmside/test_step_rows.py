@@ -37,10 +37,10 @@ def test_a_worker_that_only_listens_knows_every_block_table(overlapped: bool, wi
     again, flying = 0, []
     while scheduler.requests:
         plan = scheduler.schedule()
-        told = rows.of(plan)
+        made = rows.make_rows(plan)
         if plan.tokens:
             flying.append(plan)
-            for row in told:
+            for row in made:
                 id = row.request.id
                 assert row.admitted is (id not in heard) or row.again
                 if row.admitted:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tokentwin.commands.saved_answer import Told, answering
+from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed
 
 
@@ -27,7 +27,7 @@ def claims(
     engine: bool,
     front_door: str | None,
     write: Path | None,
-    told: Told,
+    output: AnswerOutput,
 ) -> None:
     """Check what everyone says about inference.
 
@@ -59,4 +59,4 @@ def claims(
         answer = answer.model_copy(update={"machine": ran_on, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"})
     if write is not None:
         write_whole(write, lambda file: file.write_text(page(answer), encoding="utf-8"), overwrite=True)
-    told.finish(answer)
+    output.finish(answer)

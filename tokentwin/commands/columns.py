@@ -21,15 +21,15 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
     from serving.errors import UserError
     from traces.column_dictionary import columns_at, columns_text, recording_columns
 
-    found = recording_columns() if path is None else columns_at(path)
+    datasets = recording_columns() if path is None else columns_at(path)
     if dataset is not None:
-        if dataset not in found:
-            raise UserError("dataset", dataset, f"does not exist; choose {', '.join(found)}")
-        found = {dataset: found[dataset]}
+        if dataset not in datasets:
+            raise UserError("dataset", dataset, f"does not exist; choose {', '.join(datasets)}")
+        datasets = {dataset: datasets[dataset]}
     if style == "json":
-        click.echo(columns_text(found), nl=False)
+        click.echo(columns_text(datasets), nl=False)
         return
-    for name, entries in found.items():
+    for name, entries in datasets.items():
         rows = ((entry["name"], entry["unit"], entry["definition"]) for entry in entries)
         print_table(("column", "unit", "definition"), rows, name, box=None, header_style="bold")
         click.echo()

@@ -9,7 +9,7 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
-from tokentwin.commands.saved_answer import Told, answering
+from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import Finite, options_of, requested
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def compare(
     repeats: int,
     minutes: float | None,
     out: Path | None,
-    told: Told,
+    output: AnswerOutput,
     **given: Any,
 ) -> None:
     """Compare B with A, request by request.
@@ -92,7 +92,7 @@ def compare(
                 "recordings can only be compared with recordings; leave the options of a simulation out",
             )
         of_two = requested(CompareRecordingsRequest, {"a": sides[0], "b": sides[1], **judged})
-        _finish(comparer.compare_recordings(of_two).called(*sides), told)
+        _finish(comparer.compare_recordings(of_two).called(*sides), output)
         return
     if given["traffic"] is None:
         raise UserError("trace", None, "is missing; give the trace that both sides serve")
@@ -101,8 +101,9 @@ def compare(
     if engine and out is None:
         raise UserError("out", None, "is missing; give the directory where --engine records its runs")
     if not engine and (out is not None or repeats > 1 or minutes):
-        field = "out" if out else "minutes" if minutes else "repeats"
-        raise UserError(field, str(out or minutes or repeats), "needs --engine; leave it out")
+        given_first = {"out": out, "minutes": minutes, "repeats": repeats}
+        field, value = next((name, value) for name, value in given_first.items() if value)
+        raise UserError(field, str(value), "needs --engine; leave it out")
     if sides and deployment:
         raise UserError(
             "deployment", deployment, "cannot be combined with A and B, which are deployments already; leave it out"
@@ -124,13 +125,13 @@ def compare(
                 out,
                 repeats=repeats,
                 minutes=minutes,
-                overwrite=told.force,
+                overwrite=output.force,
                 say=lambda line: click.echo(line, err=True),
                 tell=tell,
             )
         else:
             document = comparer.compare(request, tell)
-    _finish(document.called(*names), told)
+    _finish(document.called(*names), output)
 
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -143,9 +144,9 @@ def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]
     return {**run, "settings": own, "deployment": stated_deployment(file) if file else None}
 
 
-def _finish(document: ComparisonDocument, told: Told) -> None:
+def _finish(document: ComparisonDocument, output: AnswerOutput) -> None:
     """Save and print the comparison, and exit with its status."""
-    told.finish(document)
+    output.finish(document)
     if any(row.outcome == "reversed" for row in document.ranking or ()):
         raise SystemExit(REVERSED)
     if not (document.simulated or document).difference:

@@ -29,9 +29,9 @@ def conformance(
     if live is not None:
         from sim.live_conformance import conform_live, find_vllm, lines
 
-        found = conform_live(find_vllm(live, python), scenarios, seed, policy)
-        click.echo("\n".join(lines(found)))
-        raise SystemExit(0 if found.identical else 1)
+        outcome = conform_live(find_vllm(live, python), scenarios, seed, policy)
+        click.echo("\n".join(lines(outcome)))
+        raise SystemExit(0 if outcome.identical else 1)
     from sim.conformance import conform
 
     different = 0

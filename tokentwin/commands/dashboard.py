@@ -42,7 +42,11 @@ def dashboard(runs_dir: Path | None, port: int, host: str, password: str, served
         click.echo("Whoever reaches this port can use the dashboard: there is no password. Give --password.", err=True)
     from dashboard.server import serve
 
-    shown = "localhost" if ip_address(address).is_unspecified else f"[{address}]" if ":" in address else host
+    shown = host
+    if ip_address(address).is_unspecified:
+        shown = "localhost"
+    elif ":" in address:
+        shown = f"[{address}]"
     click.echo(f"The dashboard is at http://{shown}:{port}")
     serve(runs_dir or Path("runs"), host, port, password, served_as)
 

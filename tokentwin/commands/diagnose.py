@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from planning.diagnose.request import DiagnoseRequest
-from tokentwin.commands.saved_answer import Told, answering
+from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import options_of, requested
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
@@ -21,7 +21,7 @@ options = options_of(DiagnoseRequest)
 @click.option("--metric", type=click.Choice(_LATENCIES), help="Latency to explain at its p99.")
 @click.option("--slo", help="Bounds in ms above which a latency counts as high, e.g. 'ttft:200 tpot:50'.")
 @answering
-def diagnose(slo: str | None, metric: str | None, told: Told, **given: Any) -> None:
+def diagnose(slo: str | None, metric: str | None, output: AnswerOutput, **given: Any) -> None:
     """Diagnose RUN, a recording of the real engine or the simulator: symptoms, evidence, and how to test them.
 
     With a cost model (-c or --gpu) the run is simulated again, each time with one constraint lifted. This shows which
@@ -38,4 +38,4 @@ def diagnose(slo: str | None, metric: str | None, told: Told, **given: Any) -> N
     request = requested(DiagnoseRequest, given)
     with telling() as tell:
         answer = recorded_run.diagnose(request, tell)
-    told.finish(answer)
+    output.finish(answer)

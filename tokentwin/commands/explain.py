@@ -71,13 +71,13 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
         cost = predicted_cost(gpu, deployment, learnt)
     else:
         cost = predicted_cost(gpu, deployment, launches=learnt.launches)
-    found, life = explained(cost, sizes), token_life(cost.model, cost.deployment, sizes)
+    explanation, life = explained(cost, sizes), token_life(cost.model, cost.deployment, sizes)
     if style == "json":
         more = {"token_life": [stage._asdict() for stage in life], "defaults": defaults}
-        click.echo(json.dumps(_as_dict(found) | more))
+        click.echo(json.dumps(_as_dict(explanation) | more))
     else:
         decodes = f"{rows} rows{_with(drafts)} at {context:,}"
-        _print(found, f"{deployment.model} on {gpu}, {decodes} and {prompts} x {chunk} prompt tokens")
+        _print(explanation, f"{deployment.model} on {gpu}, {decodes} and {prompts} x {chunk} prompt tokens")
         _print_life(life)
         if defaults:
             click.echo(defaults)
@@ -87,20 +87,26 @@ def _print_life(life: list[Stage]) -> None:
     from rich.box import SIMPLE_HEAD
 
     rows = (
-        (at.name, " x ".join(f"{n:,}" for n in at.shape), at.dtype, str(at.times), _amount(at.bytes / 1e6))
-        for at in life
+        (
+            stage.name,
+            " x ".join(f"{n:,}" for n in stage.shape),
+            stage.dtype,
+            str(stage.times),
+            _amount(stage.bytes / 1e6),
+        )
+        for stage in life
     )
     headings = ("stage", "shape", "type", "times", "MB")
     print_table(headings, rows, "the life of its tokens, on one device", right=("times", "MB"), box=SIMPLE_HEAD)
 
 
-def _as_dict(found: Explanation) -> dict[str, Any]:
-    operations = [{**vars(o), "coverage": o.coverage.name.lower()} for o in found.operations]
-    stages = [stage._asdict() for stage in found.stages]
-    return {**vars(found), "operations": operations, "stages": stages, "coverage": found.coverage.name.lower()}
+def _as_dict(explanation: Explanation) -> dict[str, Any]:
+    operations = [{**vars(o), "coverage": o.coverage.name.lower()} for o in explanation.operations]
+    stages, coverage = [stage._asdict() for stage in explanation.stages], explanation.coverage.name.lower()
+    return {**vars(explanation), "operations": operations, "stages": stages, "coverage": coverage}
 
 
-def _print(found: Explanation, title: str) -> None:
+def _print(explanation: Explanation, title: str) -> None:
     from rich.box import SIMPLE_HEAD
 
     from calibration.kernels.times import Coverage
@@ -116,38 +122,40 @@ def _print(found: Explanation, title: str) -> None:
             o.bound,
             f"{100 * o.sigma:.0f} %{'*' if o.coverage is Coverage.EXTRAPOLATED else ''}",
         )
-        for o in found.operations
+        for o in explanation.operations
     ]
-    operations.append(("sum", "", "", "", _amount(sum(found.kernels_ns.values()) / 1e3), "", "", ""))
+    operations.append(("sum", "", "", "", _amount(sum(explanation.kernels_ns.values()) / 1e3), "", "", ""))
     numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
     headings = ("operation", *numbers[:-1], "bound by", "±")
     print_table(headings, operations, title, right=numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    if any(o.coverage is Coverage.EXTRAPOLATED for o in found.operations):
+    if any(o.coverage is Coverage.EXTRAPOLATED for o in explanation.operations):
         print("* beyond measured shapes")
-    _print_parts(found)
-    if found.stages:
+    _print_parts(explanation)
+    if explanation.stages:
         of_stages = ("stage", "layers", "µs")
-        print_table(of_stages, _stages(found), "on each pipeline stage", right=of_stages)
-    hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
-    print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
-    if found.launches:
-        print(f"{found.launches} kernels launched in {found.launch_ns / 1e3:,.1f} µs each ({found.launch_source})")
-    print(f"{found.coverage.name.lower()}: because of {found.why}")
+        print_table(of_stages, _stages(explanation), "on each pipeline stage", right=of_stages)
+    hidden = "once a way through the pipeline" if explanation.stages else "which async scheduling hides"
+    print(f"and {explanation.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
+    if explanation.launches:
+        launch = f"{explanation.launch_ns / 1e3:,.1f} µs each ({explanation.launch_source})"
+        print(f"{explanation.launches} kernels launched in {launch}")
+    print(f"{explanation.coverage.name.lower()}: because of {explanation.why}")
 
 
-def _print_parts(found: Explanation) -> None:
+def _print_parts(explanation: Explanation) -> None:
     """Print each part as the sum of its kernels above, and as engines run it, longest first."""
-    names = sorted({**found.parts_ns, **found.kernels_ns}, key=lambda name: -found.parts_ns.get(name, 0.0))
+    parts_ns, kernels_ns = explanation.parts_ns, explanation.kernels_ns
+    names = sorted({**parts_ns, **kernels_ns}, key=lambda name: -parts_ns.get(name, 0.0))
     parts = [
         (
             name,
-            _us(found.kernels_ns.get(name)),
-            _us(ns := found.parts_ns.get(name, 0.0)),
-            f"{100 * ns / found.step_ns:.1f} %",
+            _us(kernels_ns.get(name)),
+            _us(ns := parts_ns.get(name, 0.0)),
+            f"{100 * ns / explanation.step_ns:.1f} %",
         )
         for name in names
     ]
-    parts.append(("step", _us(sum(found.kernels_ns.values())), _us(found.step_ns), ""))
+    parts.append(("step", _us(sum(kernels_ns.values())), _us(explanation.step_ns), ""))
     headings = ("part", "kernels alone µs", "in the step µs", "share")
     print_table(headings, parts, "the same kernels in an engine's step, as measured steps teach it", right=headings[1:])
 
@@ -156,15 +164,16 @@ def _us(ns: float | None) -> str:
     return "" if ns is None else f"{ns / 1e3:,.1f}"
 
 
-def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:
+def _stages(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
     """Yield the stages, with alike neighbours together; the transfers come last."""
     first = 0
-    for stage, alike in groupby(found.stages):
+    for stage, alike in groupby(explanation.stages):
         last = first + len(list(alike)) - 1
         number = str(first) if first == last else f"{first} to {last}"
         yield number, str(stage.layers), f"{stage.ns / 1e3:,.1f}"
         first = last + 1
-    yield "transfers", "", f"{(found.step_ns - sum(stage.ns for stage in found.stages)) / 1e3:,.1f}"
+    transfers_ns = explanation.step_ns - sum(stage.ns for stage in explanation.stages)
+    yield "transfers", "", f"{transfers_ns / 1e3:,.1f}"
 
 
 def _with(drafts: int) -> str:

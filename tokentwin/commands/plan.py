@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planning.plan.request import PlanRequest
-from tokentwin.commands.saved_answer import Told, answering
+from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed, options_of, requested
 
 INFEASIBLE = 4  # exit status
@@ -30,7 +30,7 @@ options = options_of(PlanRequest)
     help="Number of simulations that run at once; by default one for each CPU.",
 )
 @answering
-def plan(jobs: int | None, told: Told, **given: Any) -> None:
+def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     """Find the cheapest fleet that meets every SLO on TRAFFIC.
 
     TRAFFIC is a trace, a recording, or a YAML specification as `tokentwin trace synth` takes it. All fleets get the
@@ -62,10 +62,10 @@ def plan(jobs: int | None, told: Told, **given: Any) -> None:
         document = planner.plan(
             request,
             jobs=jobs,
-            surroundings=told.whole,
+            surroundings=output.whole,
             say=lambda line: click.echo(f"tokentwin: {line}", err=True),
             tell=tell,
         )
-    told.finish(document)
+    output.finish(document)
     if not document.feasible:
         sys.exit(INFEASIBLE)

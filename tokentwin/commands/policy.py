@@ -33,25 +33,25 @@ def check(name: str, limit_s: float, style: str) -> None:
     """
     from sim.policy_check import check_policy
 
-    found = check_policy(name, limit_s)
+    result = check_policy(name, limit_s)
     if style == "json":
-        click.echo(json.dumps({**asdict(found), "holds": found.holds}))
+        click.echo(json.dumps({**asdict(result), "holds": result.holds}))
     else:
-        _print(found)
-    if not found.holds:
+        _print(result)
+    if not result.holds:
         raise SystemExit(1)
 
 
-def _print(found: PolicyCheck) -> None:
+def _print(result: PolicyCheck) -> None:
     from sim.policy_check import LOOPS, RULES
 
     click.echo(f"{'':14}" + "".join(f"{loop:12}" for loop in LOOPS))
-    for finding in found.findings:
+    for finding in result.findings:
         marks = ("BROKEN" if finding.broken[loop] else "holds" for loop in LOOPS)
         click.echo(f"{finding.rule:14}" + "".join(f"{mark:12}" for mark in marks) + RULES[finding.rule])
-    for finding in found.findings:
+    for finding in result.findings:
         for loop, what in finding.broken.items():
             if what:
                 click.echo(f"{finding.rule}, {loop} loop: {what}")
-    click.echo(f"{'starvation':14}{found.starves or 'nobody is passed by nearly all that come later'}")
-    click.echo(f"{'steady decode':14}{found.grows or 'O(1): a step costs the same at a batch of 8 and of 128'}")
+    click.echo(f"{'starvation':14}{result.starves or 'nobody is passed by nearly all that come later'}")
+    click.echo(f"{'steady decode':14}{result.grows or 'O(1): a step costs the same at a batch of 8 and of 128'}")

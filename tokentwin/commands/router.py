@@ -33,18 +33,18 @@ def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> N
     """
     from sim.router_check import RULES, check_router
 
-    found = check_router(name, dict(map(_setting, settings)), limit_s)
+    result = check_router(name, dict(map(_setting, settings)), limit_s)
     if style == "json":
-        click.echo(json.dumps({**asdict(found), "holds": found.holds}))
+        click.echo(json.dumps({**asdict(result), "holds": result.holds}))
     else:
-        for rule, what in found.broken.items():
+        for rule, what in result.broken.items():
             click.echo(f"{rule:14}{'BROKEN' if what else 'holds':12}{RULES[rule]}")
-        for rule, what in found.broken.items():
+        for rule, what in result.broken.items():
             if what:
                 click.echo(f"{rule}: {what}")
-        click.echo(f"{'spread':14}{found.spread}")
-        click.echo(f"{'large fleets':14}{found.grows or 'a choice costs the same among 8 replicas and 128'}")
-    if not found.holds:
+        click.echo(f"{'spread':14}{result.spread}")
+        click.echo(f"{'large fleets':14}{result.grows or 'a choice costs the same among 8 replicas and 128'}")
+    if not result.holds:
         raise SystemExit(1)
 
 

@@ -33,7 +33,7 @@ def _command_line() -> str:
     return shlex.join(words)
 
 
-class Told(NamedTuple):
+class AnswerOutput(NamedTuple):
     """The output of an answer: its `style` (`table` or `json`), and the file to save it to, which `force` replaces."""
 
     style: str
@@ -58,7 +58,7 @@ class Told(NamedTuple):
 
 
 def answering(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --save, --force and --format, which the command gets as `told`.
+    """Add --save, --force and --format, which the command gets as `output`.
 
     A file that cannot be saved is refused at once.
     """
@@ -70,6 +70,6 @@ def answering(command: Callable[..., None]) -> Callable[..., None]:
     def answered(*args: Any, style: str, save: Path | None, force: bool, **given: Any) -> None:
         if save is not None:
             check_free(save, force)
-        command(*args, told=Told(style, save, force), **given)
+        command(*args, output=AnswerOutput(style, save, force), **given)
 
     return answered

@@ -34,17 +34,17 @@ def sweep(
 
     if retry_failed and not resume:
         raise UserError("retry-failed", None, "needs --resume, which continues the sweep in --out; give both")
-    found = Sweep.of(load_sweep(file))
+    prepared = Sweep.from_settings(load_sweep(file))
     if dry_run:
-        click.echo(f"{len(found.points)} runs")
+        click.echo(f"{len(prepared.points)} runs")
         return
-    for line in found.defaults[:_LINES]:
+    for line in prepared.defaults[:_LINES]:
         click.echo(line)
-    if len(found.defaults) > _LINES:
-        click.echo(f"... and {len(found.defaults) - _LINES} more; the column config has the settings of every run")
+    if len(prepared.defaults) > _LINES:
+        click.echo(f"... and {len(prepared.defaults) - _LINES} more; the column config has the settings of every run")
     with telling() as tell:
-        made_by = find_executor(executor, jobs, found.settings.run_limit_s)
-        done = found.run(out, made_by, resume=resume, retry_failed=retry_failed, tell=tell)
+        made_by = find_executor(executor, jobs, prepared.settings.run_limit_s)
+        done = prepared.run(out, made_by, resume=resume, retry_failed=retry_failed, tell=tell)
     click.echo(f"{done.made} runs made, {done.kept} kept, {done.failed} failed; {out / 'runs'}")
     if done.failed:
         click.echo(f"{done.failed} failed, the first: {done.first_error}", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planning.measure.request import ValidateRequest
-from tokentwin.commands.saved_answer import Told
+from tokentwin.commands.saved_answer import AnswerOutput
 from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
@@ -61,7 +61,7 @@ def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None
     from planning.measure import validator
 
     report = validator.validate(requested(ValidateRequest, given), overwrite=force, say=partial(click.echo, err=True))
-    Told(style).finish(report)
+    AnswerOutput(style).finish(report)
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
     if max_error is not None and report.worst_error_pct() > max_error:

@@ -44,8 +44,8 @@ def decisions(
     if wrong:
         raise next(iter(wrong.values()))
     with telling() as tell:
-        found, left_out = configurations(chosen, Path(data), tell)
-    asked = groups(found)
+        measured, left_out = configurations(chosen, Path(data), tell)
+    asked = groups(measured)
     try:
         result = decided(asked)
     except ValueError:
@@ -53,11 +53,11 @@ def decisions(
         raise UserError("data", data, remedy) from None
     if page:
         write_text("write", Path(page), markdown(result, left_out))
-    told = as_dict(result, left_out)
+    results = as_dict(result, left_out)
     if out:
-        write_results(Path(out) / "decisions.json", told)
+        write_results(Path(out) / "decisions.json", results)
     if style == "json":
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(results))
     else:
         some = next(iter(result.rules.values()))
         print_table(RULE_HEADER, rule_rows(result), f"{some.questions:,} questions about {some.groups} groups")

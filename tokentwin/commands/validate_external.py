@@ -155,8 +155,8 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
     if page:
         write_text("write", Path(page), with_section(_written(page), left_out_section(tables)))
     if style == "json":
-        found = {level: [dict(zip(HEADER, row, strict=True)) for row in rows] for level, rows in tables.items()}
-        click.echo(json.dumps(found))
+        by_level = {level: [dict(zip(HEADER, row, strict=True)) for row in rows] for level, rows in tables.items()}
+        click.echo(json.dumps(by_level))
         return
     for level, rows in tables.items():
         print_table(HEADER, rows, f"left out by {level}")
@@ -218,12 +218,12 @@ def _predictor() -> Predictor:
     return blind
 
 
-def write_results(path: Path, told: dict[str, Any]) -> None:
+def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write results for the dashboard, with the time and the version that made them."""
     from tokentwin import __version__
 
     about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-    write_text("out", path, json.dumps({**about, **told}) + "\n")
+    write_text("out", path, json.dumps({**about, **results}) + "\n")
 
 
 def write_text(option: str, path: Path, text: str) -> None:

@@ -61,13 +61,13 @@ def front_door(
     deployment = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
     door = FrontDoor.load(front_door)
-    rows = hold_against_clients([Path(client) for client in clients], scenario, door, [Path(each) for each in servers])
-    told = {"rows": [row.as_dict() for row in rows]}
+    rows = hold_against_clients(list(map(Path, clients)), scenario, door, list(map(Path, servers)))
+    results = {"rows": [row.as_dict() for row in rows]}
     if out:
         names = {"clients": [Path(client).name for client in clients], "front_door": door.source}
-        write_results(Path(out) / "clients.json", {**names, **told})
+        write_results(Path(out) / "clients.json", {**names, **results})
     if style == "json":
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(results))
     else:
         _print(rows)
     if max_error is not None and max(abs(row.error_pct) for row in rows) > max_error:
@@ -84,6 +84,6 @@ def _print(rows: list[Any]) -> None:
         name = row.metric if row.statistic == "value" else f"{row.metric} {row.statistic}"
         floor = "" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
         numbers = (f"{value:,.4g}" for value in (row.real, row.engine_alone, row.simulated))
-        told = [f"{row.in_weather_error_pct:+.1f} %"] if known else []
-        shown.append((name, *numbers, f"{row.error_pct:+.1f} %", floor, *told))
+        weather = [f"{row.in_weather_error_pct:+.1f} %"] if known else []
+        shown.append((name, *numbers, f"{row.error_pct:+.1f} %", floor, *weather))
     print_table(header, shown, "rung 6: what clients saw")
