@@ -24,12 +24,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import file_util
 
-from dashboard.plotly_bundle import lighter
-
 _COOKIE = "tokentwin"
 _HEALTH = "/_stcore/health"
-_PLOTLY = re.compile(r"/static/js/PlotlyChart\.[\w-]+\.js$")
-_FOREVER = "public, immutable, max-age=31536000"  # the name of the file contains its hash, as in Streamlit
 _ASKS = {"www-authenticate": 'Basic realm="tokentwin", charset="UTF-8"'}
 
 
@@ -45,7 +41,6 @@ class Door:
         self._password = password
         self._token = secrets.token_urlsafe()  # cookie in place of the password: WebSockets send no password
         self._headers = _security_headers()
-        self._plotly: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -60,8 +55,6 @@ class Door:
             response = PlainTextResponse("a password is needed\n", 401, _ASKS)
         else:
             gave = known and "authorization" in asked.headers
-            if scope["type"] == "http" and _PLOTLY.search(scope["path"]):
-                response = self._lighter(scope["path"])
         if response is None:
             await self._app(scope, receive, self._with_headers(send, gave))
         elif scope["type"] == "websocket":
@@ -103,15 +96,6 @@ class Door:
             await send(message)
 
         return sent
-
-    def _lighter(self, path: str) -> Response | None:
-        """Return the plotly module without the traces that no page draws; None if Streamlit has no such file."""
-        if path not in self._plotly:
-            file = Path(file_util.get_static_dir()) / path[path.index("/static/js/") + 1 :]
-            if not file.is_file():
-                return None
-            self._plotly[path] = lighter(file.read_text(encoding="utf-8"))
-        return Response(self._plotly[path], media_type="text/javascript", headers={"cache-control": _FOREVER})
 
 
 def _security_headers() -> dict[str, str]:

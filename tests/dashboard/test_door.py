@@ -1,6 +1,5 @@
-"""Who is let in to the dashboard, under which name; and that its lighter Plotly has all that pages draw."""
+"""Who is let in to the dashboard, and under which name."""
 
-import ast
 import asyncio
 import base64
 import re
@@ -8,15 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from plotly import graph_objects
 
 pytest.importorskip("streamlit")
 
-from streamlit import file_util
 
 import dashboard.server
 from dashboard.door import Door
-from dashboard.plotly_bundle import TRACES, lighter
 from tokentwin.commands.dashboard import dashboard as command
 
 PAGES = Path(dashboard.__file__).parent
@@ -89,24 +85,6 @@ def test_no_page_of_another_site_can_hold_ours():
     policy = headers[b"content-security-policy"].decode()
     assert "frame-ancestors 'none'" in policy
     assert not {"'unsafe-inline'", "'unsafe-eval'", "*"} & set(re.search(r"script-src ([^;]+)", policy)[1].split())
-
-
-def test_the_lighter_plotly_has_every_trace_that_pages_draw():
-    (bundle,) = Path(file_util.get_static_dir()).glob("static/js/PlotlyChart.*.js")
-    whole = bundle.read_text()
-    light = lighter(whole)
-    assert len(light) < len(whole) / 2
-    assert all(f'"lib/{trace}.js"' in light for trace in TRACES)
-    assert light.startswith("import") and light.endswith(whole[-5000:])
-    trees = (ast.walk(ast.parse(path.read_text())) for path in PAGES.rglob("*.py"))
-    nodes = [node for tree in trees for node in tree if isinstance(node, ast.Attribute)]
-    added = {node.attr.removeprefix("add_") for node in nodes if node.attr.startswith("add_")}
-    made = {node.attr.lower() for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "go"}
-    traces = {name for name in added if hasattr(graph_objects.Figure, f"add_{name}")} | made - {"figure"}
-    shapes = {"annotation", "shape", "hline", "vline", "hrect", "vrect", "trace", "traces"}
-    assert traces - shapes - {"scatter"} <= TRACES
-    for other in ("", "export default 1", whole[: len(whole) // 2]):
-        assert lighter(other) == other
 
 
 @pytest.mark.parametrize(
