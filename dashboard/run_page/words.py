@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibration.provenance import Provenance, noted
-from calibration.steps.coverage import shown_share
 from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
-from dashboard.shown import lasting, shown, timed
 from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
 from serving.canary import CALM_DRIFT
+from serving.figures import shown_band, shown_change, shown_number, shown_share, shown_times
 from serving.metrics import STATISTICS, metric
 from traces.recording import Recording
 from traces.recording_notes import notes_of
@@ -46,11 +45,11 @@ def lift_rows(found: DiagnosisDocument) -> list[dict[str, Any]]:
     if found.sheds:
         shares = (found.recorded_finished, found.simulated_finished, *(t.finished for t in others))
         for row, share in zip(rows, shares, strict=True):
-            row["requests that finish"] = None if share is None else shown_share(share)
+            row["requests that finish"] = shown_share(share, 1)
     for name, before in found.simulated_p99.items():
         column = f"{metric(name).label} p99{' of those' if found.sheds else ''}"
-        changed = (f"{_p99(t.p99.get(name), found.sheds)} ({_change(t.bought.get(name))})" for t in others)
-        for row, cell in zip(rows, (lasting(found.recorded_p99.get(name)), lasting(before), *changed), strict=True):
+        cells = (*map(found.p99, (found.recorded_p99.get(name), before)), *(found.changed_p99(t, name) for t in others))
+        for row, cell in zip(rows, cells, strict=True):
             row[column] = cell
     return rows
 
@@ -62,7 +61,7 @@ def provenance(found: DiagnosisDocument) -> Provenance:
     if found.twin_error is None:
         return Provenance(mark, reason)
     of = "share of lost requests" if found.sheds else "p99"
-    return Provenance(mark, f"{reason}; the simulated {of} is {100 * found.twin_error:+.1f} % off the recorded")
+    return Provenance(mark, f"{reason}; the simulated {of} is {shown_change(100 * found.twin_error)} off the recorded")
 
 
 def disturbance(recording: Recording) -> str:
@@ -76,15 +75,6 @@ def disturbance(recording: Recording) -> str:
     )
 
 
-def _p99(value: float | None, sheds: bool) -> str:
-    """Return a p99; `never` for an infinite one, a dash if there is no value."""
-    return lasting(value) if value is not None or sheds else "never"
-
-
-def _change(share: float | None) -> str:
-    return "–" if share is None else f"{round(-100 * share):+d} %"
-
-
 Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
@@ -95,8 +85,8 @@ def backlog(found: Saturation) -> str:
     """Return a clause about whether requests pile up."""
     slope, half = found.trend.slope, found.trend.half
     return (
-        f"the backlog changes by {slope:+.3g} requests/s (95 %: {slope - half:+.3g} to {slope + half:+.3g}) "
-        f"while {found.arrival_rate:.3g} requests/s arrive"
+        f"the backlog changes by {shown_number(slope)} requests/s (95 %: {shown_band(slope - half, slope + half)}) "
+        f"while {shown_number(found.arrival_rate)} requests/s arrive"
     )
 
 
@@ -112,11 +102,11 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
     for name, stat in _LATENCIES:
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
-        label, (text, *ends) = timed(f"{metric(name).label} {stat}", value, *band)
-        found.append(Fact(label, text, "–".join(ends) or None, metric(name).help))
+        (text, *ends), unit = shown_times(value, *band)
+        found.append(Fact(f"{metric(name).label} {stat} ({unit})", text, "–".join(ends) or None, metric(name).help))
     for name, label in _RATES:
-        ends = [shown(end) for end in bands.get(name, {}).get("value", ())]
-        found.append(Fact(label, shown(scalars[name]), "–".join(ends) or None, metric(name).help))
+        band = bands.get(name, {}).get("value", ())
+        found.append(Fact(label, shown_number(scalars[name]), shown_band(*band) if band else None, metric(name).help))
     return found
 
 
@@ -126,7 +116,7 @@ def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
     for name, found in metrics.distributions().items():
         if found.count:
             about, numbers = metric(name), found.as_dict()
-            cells = {statistic: shown(about.read(numbers[statistic])) for statistic in _STATISTICS}
+            cells = {statistic: about.shown(numbers[statistic]) for statistic in _STATISTICS}
             rows.append({"metric": about.read_as, **cells, "values": found.count})
     return rows
 
@@ -142,8 +132,8 @@ def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, s
         rows.append(
             {
                 "metric": about.read_as + (" at its peak" if name.endswith("_peak") else ""),
-                "value": shown(about.read(value)),
-                "90 % band": "–".join(shown(about.read(end)) for end in band) if band else "",
+                "value": about.shown(value),
+                "90 % band": shown_band(*map(about.read, band)) if band else "",
                 "definition": about.definition,
             }
         )

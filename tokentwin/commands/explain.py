@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
+from serving.figures import shown_number, shown_share
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
 
@@ -87,7 +88,7 @@ def _print_life(life: list[Stage]) -> None:
     from rich.box import SIMPLE_HEAD
 
     rows = (
-        (at.name, " x ".join(f"{n:,}" for n in at.shape), at.dtype, str(at.times), _amount(at.bytes / 1e6))
+        (at.name, " x ".join(f"{n:,}" for n in at.shape), at.dtype, str(at.times), shown_number(at.bytes / 1e6))
         for at in life
     )
     headings = ("stage", "shape", "type", "times", "MB")
@@ -109,16 +110,16 @@ def _print(found: Explanation, title: str) -> None:
         (
             o.name,
             str(o.count),
-            _amount(o.flops / 1e9),
-            _amount(o.bytes / 1e6),
-            _amount(o.ns / 1e3),
-            f"{100 * o.utilisation:.0f} %",
+            shown_number(o.flops / 1e9),
+            shown_number(o.bytes / 1e6),
+            shown_number(o.ns / 1e3),
+            shown_share(o.utilisation),
             o.bound,
-            f"{100 * o.sigma:.0f} %{'*' if o.coverage is Coverage.EXTRAPOLATED else ''}",
+            shown_share(o.sigma) + "*" * (o.coverage is Coverage.EXTRAPOLATED),
         )
         for o in found.operations
     ]
-    operations.append(("sum", "", "", "", _amount(sum(found.kernels_ns.values()) / 1e3), "", "", ""))
+    operations.append(("sum", "", "", "", shown_number(sum(found.kernels_ns.values()) / 1e3), "", "", ""))
     numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
     headings = ("operation", *numbers[:-1], "bound by", "±")
     print_table(headings, operations, title, right=numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -129,9 +130,9 @@ def _print(found: Explanation, title: str) -> None:
         of_stages = ("stage", "layers", "µs")
         print_table(of_stages, _stages(found), "on each pipeline stage", right=of_stages)
     hidden = "once a way through the pipeline" if found.stages else "which async scheduling hides"
-    print(f"and {found.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
+    print(f"and {_us(found.host_ns)} µs on the CPU before it, {hidden}")
     if found.launches:
-        print(f"{found.launches} kernels launched in {found.launch_ns / 1e3:,.1f} µs each ({found.launch_source})")
+        print(f"{found.launches} kernels launched in {_us(found.launch_ns)} µs each ({found.launch_source})")
     print(f"{found.coverage.name.lower()}: because of {found.why}")
 
 
@@ -143,7 +144,7 @@ def _print_parts(found: Explanation) -> None:
             name,
             _us(found.kernels_ns.get(name)),
             _us(ns := found.parts_ns.get(name, 0.0)),
-            f"{100 * ns / found.step_ns:.1f} %",
+            shown_share(ns / found.step_ns, 1),
         )
         for name in names
     ]
@@ -153,7 +154,7 @@ def _print_parts(found: Explanation) -> None:
 
 
 def _us(ns: float | None) -> str:
-    return "" if ns is None else f"{ns / 1e3:,.1f}"
+    return "" if ns is None else shown_number(ns / 1e3)
 
 
 def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:
@@ -162,14 +163,10 @@ def _stages(found: Explanation) -> Iterator[tuple[str, str, str]]:
     for stage, alike in groupby(found.stages):
         last = first + len(list(alike)) - 1
         number = str(first) if first == last else f"{first} to {last}"
-        yield number, str(stage.layers), f"{stage.ns / 1e3:,.1f}"
+        yield number, str(stage.layers), _us(stage.ns)
         first = last + 1
-    yield "transfers", "", f"{(found.step_ns - sum(stage.ns for stage in found.stages)) / 1e3:,.1f}"
+    yield "transfers", "", _us(found.step_ns - sum(stage.ns for stage in found.stages))
 
 
 def _with(drafts: int) -> str:
     return f" with {drafts} draft tokens each" if drafts else ""
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
