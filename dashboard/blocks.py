@@ -16,9 +16,10 @@ import streamlit as st
 
 from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Provenance
 from dashboard.sheet import Fact
-from dashboard.shown import NOTHING, literal, sentence, verbatim
+from dashboard.shown import literal, sentence, verbatim
 from dashboard.url import go_to
 from serving.errors import UserError
+from serving.figures import NOTHING
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}

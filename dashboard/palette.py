@@ -15,7 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from calibration.provenance import EXTRAPOLATED
-from dashboard.shown import shown
+from serving.figures import shown_number
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"
@@ -112,7 +112,7 @@ def log_axis(low: float, high: float, most: int = _MANY) -> dict[str, Any]:
         seen = [tick for tick in ticks if low / 1.2 <= tick <= 1.2 * high]
         if len(seen) <= most:
             break
-    return {"type": "log", "tickvals": ticks, "ticktext": [shown(tick) for tick in ticks]}
+    return {"type": "log", "tickvals": ticks, "ticktext": list(map(shown_number, ticks))}
 
 
 def line(

@@ -2,45 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import datetime
-from typing import Any
 
 from serving.metrics import METRICS
-
-NOTHING = "–"
-
-
-def shown(value: Any) -> str:
-    """Return a number with three digits, thousands set apart; text unchanged."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return NOTHING
-    if not isinstance(value, int | float):
-        return str(value)
-    if math.isinf(value):
-        return "never" if value > 0 else NOTHING
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
-def timed(label: str, *times_ms: float | None) -> tuple[str, list[str]]:
-    """Return `label` with its unit, and times in that unit: seconds if the first reaches 10,000 ms."""
-    first = times_ms[0]
-    in_s = first is not None and 10_000 <= first < math.inf
-    scaled = [time and time / 1000 if in_s else time for time in times_ms]
-    return f"{label} ({'s' if in_s else 'ms'})", list(map(shown, scaled))
-
-
-def lasting(time_ms: float | None) -> str:
-    """Return a time with its unit: seconds from 10,000 ms on."""
-    if time_ms is None or not math.isfinite(time_ms):
-        return shown(time_ms)
-    return f"{shown(time_ms / 1000)} s" if time_ms >= 10_000 else f"{shown(time_ms)} ms"
-
-
-def percent(share: float | None) -> float | None:
-    """Return a share in percent; None stays None."""
-    return None if share is None else 100 * share
 
 
 def when(iso: str) -> str:

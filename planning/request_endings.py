@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from serving.figures import shown_share
 from traces.run_metrics import RunMetrics
 
 ENOUGH = 0.99  # share of the requests that must finish for their latencies to speak for all
@@ -38,7 +39,7 @@ class RequestEndings:
         """The share of requests that did not finish, if it is more than 1 %."""
         if self._finished >= ENOUGH * self._count:
             return None
-        share = f"{100 * (1 - self._finished / self._count):.3g} % did not finish"
+        share = f"{shown_share(1 - self._finished / self._count, 1)} did not finish"
         return share if self._finished else "no request finished"
 
     @property

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -12,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planning.request_endings import RequestEndings
+from serving.figures import shown_band
 from serving.metrics import Metric, metric
 from traces.run_metrics import RunMetrics
 
@@ -35,11 +34,11 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100
         about = metric(name)
         unit = about.read_unit
         label = name if not unit or name.endswith(f"_{unit}") else f"{name}, {unit}"
-        rows.append((label, "", {stat: _shown(about.read(numbers[stat])) for stat in _STATS}))
+        rows.append((label, "", {stat: about.shown(numbers[stat]) for stat in _STATS}))
         ends = (bands or {}).get(name, {})
         if any(high for _, high in ends.values()):
             for end, which in enumerate(("from", "to")):
-                rows.append((f"  {which}", "dim", {stat: _shown(about.read(pair[end])) for stat, pair in ends.items()}))
+                rows.append((f"  {which}", "dim", {stat: about.shown(pair[end]) for stat, pair in ends.items()}))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("metric", overflow="fold")
     stats = _fitting([cells for _, _, cells in rows], width)
@@ -54,7 +53,7 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None, width: int = 100
         if value is not None:
             about = metric(name.removesuffix("_peak"))
             shown = [_range(about, (bands or {}).get(name, {}).get("value"))] if bands else []
-            summary.add_row(name, about.read_unit, _shown(about.read(value)), *shown)
+            summary.add_row(name, about.read_unit, about.shown(value), *shown)
     yield summary
     if bands:
         yield Text("from, to: ends of the 90 % band, which follows from the error of step times", style="dim")
@@ -76,10 +75,4 @@ def _fitting(rows: list[dict[str, str]], width: int) -> list[str]:
 
 
 def _range(about: Metric, band: tuple[float, float] | None) -> str:
-    return "" if band is None else "–".join(_shown(about.read(end)) for end in band)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return "-" if math.isnan(value) else f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    return "" if band is None else shown_band(*map(about.read, band))

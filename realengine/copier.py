@@ -12,6 +12,7 @@ import torch
 
 from realengine.kv_cache import KvCache
 from serving.errors import UserError
+from serving.figures import shown_gib
 
 
 class Copy(Protocol):
@@ -127,9 +128,8 @@ class HostMemory:
             self._blocks = torch.empty((slots, *kv.block_shape), dtype=kv.dtype, pin_memory=self.copier.pinned)
         except RuntimeError:
             self.copier.close()
-            gigabytes = slots * kv.block_bytes / 1e9
-            remedy = "is more than the host has; lower it"
-            raise UserError("kv_tiers.tiers.0.capacity_gib", f"{gigabytes:,.1f} GB a rank", remedy) from None
+            rank, remedy = f"{shown_gib(slots * kv.block_bytes)} a rank", "is more than the host has; lower it"
+            raise UserError("kv_tiers.tiers.0.capacity_gib", rank, remedy) from None
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
         """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""

@@ -9,6 +9,7 @@ import torch
 
 from serving.deployments.config import Deployment
 from serving.errors import UserError
+from serving.figures import shown_gib
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def memory_for(what: str, deployment: Deployment, num_blocks: int, block_bytes: 
         if not _is_out_of_memory(error):
             raise
         if what == "kv":
-            remedy = f"needs {num_blocks * block_bytes / 1e9:,.1f} GB of KV cache; lower it"
+            remedy = f"needs {shown_gib(num_blocks * block_bytes)} of KV cache; lower it"
             raise UserError("scheduler.num_blocks", num_blocks, remedy) from None
         if what == "weights":
             remedy = "does not fit into memory; set quantization to fp8 or int4, or raise tensor_parallel_size"

@@ -38,6 +38,7 @@ from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.deployments.kv_groups import layers_of_a_group
 from serving.deployments.weight_types import GROUP_SIZE, weight_width
 from serving.errors import UserError
+from serving.figures import shown_gib
 
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
 
@@ -75,7 +76,7 @@ class ModelRunner:
         self._graphs = StepGraphs(self.device, mixed)
         need, free = self._weight_bytes(files), self.device.memory().free
         if need > free:  # the CPU would not refuse, but the process be killed half way
-            remedy = f"has {need / 1e9:,.1f} GB of weights, but only {free / 1e9:,.1f} GB of memory are free"
+            remedy = f"has {shown_gib(need)} of weights, but only {shown_gib(free)} of memory are free"
             raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
             where = self.device.torch_device

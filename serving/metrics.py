@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serving.errors import UserError
+from serving.figures import shown_number
 
 Direction = Literal["lower", "higher"]
 Tool = Literal["vllm", "aiperf", "guidellm", "prometheus"]
@@ -64,6 +65,10 @@ class Metric:
     def read(self, value: Any) -> Any:
         """Return a value in `read_unit`; a value that is no number as it is."""
         return 100 * value if self.unit == "fraction" and value is not None else value
+
+    def shown(self, value: Any) -> str:
+        """Return a value in `read_unit` as people read it; a text as it is."""
+        return value if isinstance(value, str) else shown_number(self.read(value))
 
     @property
     def read_as(self) -> str:

@@ -11,6 +11,7 @@ import click
 from planning.request_endings import status_word
 from planning.run_report import Bands, run_report
 from serving.errors import one_line
+from serving.figures import shown_share
 
 if TYPE_CHECKING:
     from traces.recording import Recording
@@ -49,5 +50,5 @@ def print_reasons(recording: Recording) -> None:
 def print_tiers(metrics: RunMetrics) -> None:
     """Print the share of prompt tokens that each KV tier loaded, if there are tiers."""
     if metrics.scalars()["tier_hit_rate"] is not None:
-        shares = [f"{rate:.1%} {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        shares = [f"{shown_share(rate, 1)} {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         click.echo(f"prompt tokens loaded from KV tiers: {', '.join(shares) or 'none'}")

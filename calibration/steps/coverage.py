@@ -22,6 +22,7 @@ from calibration.steps.interval import REACH, StepInterval, widened
 from calibration.steps.launches import PUBLISHED
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.parts import never_slower
+from serving.figures import shown_share
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 
@@ -160,7 +161,7 @@ class Beyond(NamedTuple):
         return cls(float(out.mean()) if out.size else 0.0, float(took_ns[out].sum() / max(took_ns.sum(), 1.0)))
 
     def __str__(self) -> str:
-        return f"{shown_share(self.steps)} of the steps and {shown_share(self.time)} of their time"
+        return f"{shown_share(self.steps, 1)} of the steps and {shown_share(self.time, 1)} of their time"
 
 
 def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
@@ -170,11 +171,6 @@ def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
         out.append(step_coverage(cost, recorded_sizes(steps)).coverage >= Coverage.EXTRAPOLATED)
         took_ns.append(pc.subtract(steps["end_ns"], steps["start_ns"]).cast("float64").to_numpy())
     return Beyond.of(np.concatenate(out), np.concatenate(took_ns)) if out else None
-
-
-def shown_share(share: float) -> str:
-    """Return a share in percent; a small share is not shown as zero."""
-    return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
 
 
 def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:

@@ -12,6 +12,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from serving.figures import shown_band
+
 Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1, lt=1e3)]]
 
 REACH = 1.645  # standard deviations of a normal's 90 % interval
@@ -40,7 +42,7 @@ class StepInterval(NamedTuple):
 
     def __str__(self) -> str:
         """Return both intervals in words, in percent."""
-        decode, prompts = (f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %" for low, high in self)
+        decode, prompts = (f"{shown_band(100 * (low - 1), 100 * (high - 1))} %" for low, high in self)
         text = f"9 of 10 runs within {decode} of the predicted time"
         return text if self.decode == self.prompts else f"{text} of decode rows and {prompts} of that of prompts"
 

@@ -24,6 +24,7 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.step_cost import StepCost
 from serving.cost_model import CostModel
+from serving.figures import shown_share
 from serving.own_cost import OwnCost
 from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
 
@@ -158,7 +159,7 @@ class ObservedOperations(_Observed):
         coverage = found.coverage
         counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
         share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
-        return mark_of(coverage, counts), f"{100 * share:.1f} % of the steps extrapolated: {reason}"
+        return mark_of(coverage, counts), f"{shown_share(share, 1)} of the steps extrapolated: {reason}"
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         last = sizes.decode_context + sizes.decode_rows * (steps - 1)
@@ -260,7 +261,9 @@ class ObservedPrices(_Observed):
             if self._outside[i, j]
         }
         most = min(counts, key=lambda name: (counts[name], name))
-        outside = f"{100 * share:.1f} % of the steps lie outside what calibration {known.id} measured, most by {most}"
+        outside = (
+            f"{shown_share(share, 1)} of the steps lie outside what calibration {known.id} measured, most by {most}"
+        )
         return Coverage.EXTRAPOLATED, told + outside
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from calibration.steps.features import Floats, MeasuredSteps, sums_around
 from calibration.steps.interval import REACH
+from serving.figures import shown_percent, shown_share
 
 _STRETCH = 10  # steps whose errors are drawn together
 _NEIGHBOURS = 5  # steps on each side that say how much time others take
@@ -75,8 +76,8 @@ class Weather:
         others = 1 - steps.own_ns.sum() / steps.step_ns.sum()
         low, high = np.percentile(steps.speed, (5, 95))
         return (
-            f"others took {100 * others:.0f} % of the engine's time ({100 * (1 - 1 / self.taken):.0f} % while it was "
-            f"calibrated), and the machine's speed varied by {100 * (high / low - 1):.0f} %"
+            f"others took {shown_share(others)} of the engine's time ({shown_share(1 - 1 / self.taken)} while it was "
+            f"calibrated), and the machine's speed varied by {shown_percent(100 * (high / low - 1), 0)}"
         )
 
 

@@ -42,6 +42,7 @@ from calibration.validation.report import (
 )
 from calibration.validation.same_weather import InWeather, in_weather_of, known_weather
 from serving.errors import UserError
+from serving.figures import shown_change, shown_percent
 from serving.whole_file import whole_file
 from sim.simulate import simulate_to
 from traces.recording import Recording
@@ -225,11 +226,11 @@ def _told(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
         if error_pct is None:
             parts.append(f"{name} not known")
         elif floor_pct is None:
-            parts.append(f"{name} {error_pct:+.1f} %")
+            parts.append(f"{name} {shown_change(error_pct)}")
         elif abs(error_pct) > floor_pct:
-            parts.append(f"{name} {error_pct:+.1f} % (noise {floor_pct:.1f} %)")
+            parts.append(f"{name} {shown_change(error_pct)} (noise {shown_percent(floor_pct)})")
         else:
-            within.append((name, f"{floor_pct:.1f} %"))
+            within.append((name, shown_percent(floor_pct)))
     if within:
         names, noise = (" and ".join(filter(None, (", ".join(of[:-1]), of[-1]))) for of in zip(*within, strict=True))
         parts.append(f"{names} within the noise of this machine ({noise})")

@@ -21,6 +21,7 @@ from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.same_weather import known_weather
 from serving.canary import CALM_DRIFT, canary_rows
 from serving.deployments.config import Deployment, parse
+from serving.figures import shown_band, shown_percent, shown_share
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 
@@ -63,10 +64,8 @@ def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
     if not compared:
         return 0.0, ""
     drift, times = max(compared)
-    return (
-        drift,
-        f"the canary step took {min(times) / 1e6:.1f} to {max(times) / 1e6:.1f} ms ({100 * drift:.0f} % apart)",
-    )
+    took = shown_band(min(times) / 1e6, max(times) / 1e6)
+    return drift, f"the canary step took {took} ms ({shown_percent(100 * drift, 0)} apart)"
 
 
 def _canaries(sides: Sequence[Side]) -> Iterator[tuple[str, int]]:
@@ -99,4 +98,7 @@ def _held_up(sides: Sequence[Side]) -> tuple[float, str]:
             total += len(steps)
     if not total:
         return 0.0, ""
-    return slow / total, f"{100 * slow / total:.1f} % of the real steps took over {_SLOW:g} times as long as predicted"
+    return (
+        slow / total,
+        f"{shown_share(slow / total, 1)} of the real steps took over {_SLOW:g} times as long as predicted",
+    )

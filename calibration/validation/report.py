@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from serving.deployments.config import parse
 from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
+from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
 from serving.json_file import parse_json
 from traces.document_table import table_of
 
@@ -266,10 +267,12 @@ def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
         yield Text(f"\nrung 3, the run{f' of {each} requests' if each else ''}", style="italic")
         yield _run(run.rows)
         if run.covered is not None:
-            same = "" if run.weather_covered is None else f"; {100 * run.weather_covered:.0f} % in the same weather"
-            yield Text(f"\nrung 5, bands: {100 * run.covered:.0f} % of the real numbers lie in their 90 % band{same}")
+            same = "" if run.weather_covered is None else f"; {shown_share(run.weather_covered)} in the same weather"
+            yield Text(f"\nrung 5, bands: {shown_share(run.covered)} of the real numbers lie in their 90 % band{same}")
     if report.extrapolated_share:
-        yield Text(f"extrapolated: {100 * report.extrapolated_share:.1f} % of the simulated steps were not measured")
+        yield Text(
+            f"extrapolated: {shown_share(report.extrapolated_share, 1)} of the simulated steps were not measured"
+        )
     if report.disturbed:
         yield Text.assemble(("DISTURBED", "bold yellow"), f": {report.disturbance}; take these errors with care")
     elif report.disturbance:
@@ -290,15 +293,15 @@ def _decisions(replay: Replay) -> Iterator[str]:
 
 def _balance(experts: ExpertBalance) -> Iterator[str]:
     yield (
-        f"experts: a step reads {_shown(experts.hit)} of a layer's {experts.experts}; "
-        f"{_shown(experts.hit_even)} if its tokens chose evenly"
+        f"experts: a step reads {shown_number(experts.hit)} of a layer's {experts.experts}; "
+        f"{shown_number(experts.hit_even)} if its tokens chose evenly"
     )
     if experts.busiest is not None:
-        yield f"  busiest expert over the mean, over all steps: {_shown(experts.busiest)}"
+        yield f"  busiest expert over the mean, over all steps: {shown_number(experts.busiest)}"
     for load in experts.devices:
         yield (
-            f"  busiest of {load.devices} devices over the mean: {_shown(load.imbalance)}; "
-            f"{_shown(load.imbalance_random)} by chance"
+            f"  busiest of {load.devices} devices over the mean: {shown_number(load.imbalance)}; "
+            f"{shown_number(load.imbalance_random)} by chance"
         )
 
 
@@ -307,8 +310,8 @@ def _steps(regimes: dict[str, Regime], title: str) -> Table:
 
     table = Table("regime", "steps", "median error", "p95 error", "bias", title=title, title_justify="left")
     for name, r in regimes.items():
-        errors = (_number(r.median_error_pct, ".1f"), _number(r.p95_error_pct, ".1f"), _number(r.bias_pct, "+.1f"))
-        table.add_row(name, str(r.steps), *(f"{error} %" for error in errors))
+        errors = (shown_percent(r.median_error_pct), shown_percent(r.p95_error_pct), shown_change(r.bias_pct))
+        table.add_row(name, str(r.steps), *errors)
     return table
 
 
@@ -321,31 +324,21 @@ def _run(rows: tuple[RunRow, ...]) -> Table:
     table.add_column("metric", no_wrap=True)
     table.add_column("stat", no_wrap=True)
     weather = any(row.weather_error_pct is not None for row in rows)
-    for heading in ["real", "blind %", "noise", "same %", "noise"] if weather else ["real", "error %", "noise"]:
+    for heading in ["real", "blind", "noise", "same", "noise"] if weather else ["real", "error", "noise"]:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("90 % band", justify="right")
     for row in rows:
-        band = "-" if row.low is None or row.high is None else f"{_shown(row.low)}–{_shown(row.high)}"
-        same = (_number(row.weather_error_pct, "+.1f"), _number(row.weather_floor_pct, ".1f")) if weather else ()
+        same = (shown_change(row.weather_error_pct), shown_percent(row.weather_floor_pct)) if weather else ()
         table.add_row(
             row.metric,
             row.stat,
-            _shown(row.real),
-            _number(row.error_pct, "+.1f"),
-            _number(row.floor_pct, ".1f"),
+            shown_number(row.real, 4),
+            shown_change(row.error_pct),
+            shown_percent(row.floor_pct),
             *same,
-            Text(band, style="yellow" if row.covered is False else ""),
+            Text(shown_band(row.low, row.high, 4), style="yellow" if row.covered is False else ""),
         )
     if weather:
         table.caption = "blind: as predicted. same: in the same weather, told only how slow the machine was."
         table.caption_justify = "left"
     return table
-
-
-def _number(value: float | None, style: str) -> str:
-    return "-" if value is None else format(value, style)
-
-
-def _shown(value: float | None) -> str:
-    """Return the number with at most two digits after the point, and none from 1,000 on."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}"

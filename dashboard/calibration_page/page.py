@@ -22,6 +22,7 @@ from dashboard.sheet import Fact
 from dashboard.url import choose, choose_many, in_url, pick, usual_first
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
+from serving.figures import shown_share
 
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
@@ -117,7 +118,7 @@ def _of_gpu(name: str, coverage: Coverage) -> Provenance:
 def _of_map(known: charts.Known) -> Provenance:
     beyond = float((known.coverage >= Coverage.EXTRAPOLATED).mean())
     if beyond:
-        return Provenance(EXTRAPOLATED, f"{100 * beyond:.0f} % of the map, in grey, lies beyond what was measured")
+        return Provenance(EXTRAPOLATED, f"{shown_share(beyond)} of the map, in grey, lies beyond what was measured")
     return Provenance(INTERPOLATED, "all of the map lies between measured kernels")
 
 
@@ -155,7 +156,7 @@ def _held_out(errors: dict[str, float] | None) -> None:
     help = "The error at shapes, or sizes, that the fit did not see."
     names = ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90")
     labels = {name: name.replace("_", " ").replace("median", "p50") for name in names}
-    facts(Fact(label, f"± {100 * errors[name]:.1f} %", None, help) for name, label in labels.items())
+    facts(Fact(label, f"± {shown_share(errors[name], 1)}", None, help) for name, label in labels.items())
 
 
 def _provenance(about: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
 from serving.errors import UserError
+from serving.figures import shown_band, shown_change, shown_percent
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
@@ -52,7 +53,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     low, high = calibration.interval
     st.caption(
         f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
-        f"9 of 10 runs lie within {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} % of the predicted time"
+        f"9 of 10 runs lie within {shown_band(100 * (low - 1), 100 * (high - 1))} % of the predicted time"
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
@@ -60,8 +61,8 @@ def _own(calibration: Calibration, directory: Path) -> None:
     blocks.facts(
         Fact(
             f"{name}, median error",
-            f"{errors.median_error_pct:.1f} %",
-            f"p95 {errors.p95_error_pct:.1f} %, bias {errors.bias_pct:+.1f} %, {errors.steps:,} steps",
+            shown_percent(errors.median_error_pct),
+            f"p95 {shown_percent(errors.p95_error_pct)}, bias {shown_change(errors.bias_pct)}, {errors.steps:,} steps",
         )
         for name, errors in calibration.residuals.items()
     )

@@ -10,12 +10,13 @@ from calibration.provenance import EXTRAPOLATED, UNKNOWN
 from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
 from planning.plan.document import EngineCurve, RatePoint
 from planning.plan.frontier import Point
+from serving.figures import shown_number
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440
 _APART = 0.06, 0.04  # least distance of two numbers, as shares of the axes, on a telephone
 _PLOT_PX, _NAME_PX = 350, 16  # height between the axes, and height of a name, about
-_UNITS = {"tok_s_gpu": "{:,.4g} tokens/s per GPU", "usd_per_mtok_out": "${:,.4g} per million output tokens"}
+_UNITS = {"tok_s_gpu": "{} tokens/s per GPU", "usd_per_mtok_out": "${} per million output tokens"}
 
 
 def frontier(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
@@ -62,9 +63,10 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             textposition="top center",
             textfont={"size": 10, "color": NEUTRAL},
             customdata=[
-                f"<b>{curve.engine}</b>, {p.requests_per_s:,.3g} requests/s a replica, "
-                f"{p.concurrency:,.3g} at a time"
-                f"<br>{p.tok_s_user or 0:,.3g} tokens/s of the median user<br>{_UNITS[y].format(getattr(p, y))}"
+                f"<b>{curve.engine}</b>, {shown_number(p.requests_per_s)} requests/s a replica, "
+                f"{shown_number(p.concurrency)} at a time"
+                f"<br>{shown_number(p.tok_s_user or 0)} tokens/s of the median user"
+                f"<br>{_UNITS[y].format(shown_number(getattr(p, y)))}"
                 f"<br>{p.mark or UNKNOWN}"
                 for p in points
             ],
@@ -83,7 +85,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         colour = next((colours[curve.gpu] for curve in drawn if curve.engine == recommended.engine), NEUTRAL)
         label = (
             f"<b>{recommended.replicas} \u00d7 {recommended.engine}</b>, {recommended.gpus} GPUs at the planned traffic"
-            f"<br>{recommended.tok_s_user:,.3g} tokens/s of the median user"
+            f"<br>{shown_number(recommended.tok_s_user)} tokens/s of the median user"
             f"<br>{_UNITS[y].format(getattr(recommended, y))}"
         )
         place = [recommended.tok_s_user], [getattr(recommended, y)]

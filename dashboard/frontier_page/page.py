@@ -26,10 +26,11 @@ from dashboard.plan_page.words import (
     ranked,
 )
 from dashboard.planned import Planned, Ways, plans, strip
-from dashboard.shown import literal, shown
+from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
 from planning.plan.headline import carriers
+from serving.figures import shown_number, shown_share, shown_usd
 
 
 @in_url
@@ -86,12 +87,12 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(carriers(point, planned.answer.spares))}** {verdict}", width="content")
-        price = "" if point.usd_per_mtok_out is None else f", \\${point.usd_per_mtok_out:,.2f} per Mtok of output"
+        price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok of output"
         text.caption(
-            f"{point.gpus} GPUs, \\${point.usd_per_hour:,.2f}/h{price}; "
-            f"{100 * point.attainment:.1f} % of the requests meet the SLOs; "
-            f"{shown(point.tok_s_user)} tokens/s per user, {shown(point.tok_s_gpu)} per GPU; step times {rated.mark}: "
-            f"{literal(rated.reason)}"
+            f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
+            f"{shown_share(point.attainment, 1)} of the requests meet the SLOs; "
+            f"{shown_number(point.tok_s_user)} tokens/s per user, {shown_number(point.tok_s_gpu)} per GPU; "
+            f"step times {rated.mark}: {literal(rated.reason)}"
         )
         run_of(runs, planned, point, ways, button)
         if candidate := planned.answer.candidates.get(point.engine):

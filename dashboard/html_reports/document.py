@@ -20,10 +20,11 @@ from plotly.offline import get_plotlyjs
 
 from calibration.provenance import Provenance
 from dashboard.sheet import Fact
-from dashboard.shown import NOTHING, prose, sentence
+from dashboard.shown import prose, sentence
+from serving.figures import NOTHING, shown_number
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
-_NUMBER = re.compile(r"[-+]?[\d.,]+( %| points| to [-+]?[\d.,]+)?")
+_NUMBER = re.compile(r"[<>]? ?[-+]?[\d.,]+( %| points|(–| to )[-+]?[\d.,]+)?")
 
 _STYLE, _DRAW = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
 _LINE = 24  # length of a name that stays on a line, in characters
@@ -158,7 +159,7 @@ def _cell(value: Any, form: str) -> str:
         return str(value)
     if "%" in form:
         return form % value
-    return f"{value:,.0f}" if abs(value) >= 1000 or isinstance(value, int) else f"{value:.4g}"
+    return shown_number(value, 4)
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from planning.plan.frontier import Point
 from planning.plan.headline import carriers
 from planning.plan.objectives import parse_objectives
 from serving.errors import UserError
+from serving.figures import shown_usd
 from serving.metrics import metric
 
 HEIGHT = 300
@@ -99,7 +100,7 @@ def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
     colours = [SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered]
     hover = "%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>"
     costs = [(p.usd_per_hour, p.gpus) for p in ordered]
-    text = {"text": [f"${usd:,.2f}" for usd in x], "textposition": "outside", "cliponaxis": False}
+    text = {"text": [shown_usd(usd) for usd in x], "textposition": "outside", "cliponaxis": False}
     bars(figure, x, y, "", colours, hover, orientation="h", customdata=costs, **text)
     most = max(p.usd_per_mtok_out or 0 for p in ordered)
     figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most or 1])

@@ -41,6 +41,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
+from serving.figures import shown_number
 from serving.scheduler import POLICIES
 from sim.router import ROUTERS
 
@@ -353,7 +354,7 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The part with the most tokens.")
     own, whole_s = _own_rate(str(path), window, limit)
     stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
-    st.caption(f"The plan uses {stretch}, at {own:,.3g} requests/s. Its bursts stay at any rate.")
+    st.caption(f"The plan uses {stretch}, at {shown_number(own)} requests/s. Its bursts stay at any rate.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
     return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None, "limit": limit}
 

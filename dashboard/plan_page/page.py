@@ -39,13 +39,14 @@ from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, percent
-from planning.plan.headline import risk, share
+from planning.plan.headline import risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
 from planning.progress import in_words
 from planning.traffic import Offered
 from serving.errors import UserError
+from serving.figures import counted, shown_share, shown_usd
 
 _GLANCE = 20_000  # requests read for the lengths
 _FEW = 2000  # requests read for an estimate
@@ -102,9 +103,9 @@ def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     estimates_table(*_estimates(job.id, request))
     candidates = request.combinations
     why = (
-        f"These inputs have no answer yet. To try {candidates:,} candidate{'' if candidates == 1 else 's'} on "
-        f"{requests:,} requests takes about {in_words(expected_s(requests, candidates))} on this server if nothing "
-        "else runs there. A first answer comes much earlier."
+        f"These inputs have no answer yet. To try {counted(candidates, 'candidate')} on "
+        f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} on this server if "
+        "nothing else runs there. A first answer comes much earlier."
     )
     if offer(job, why, "Find the fleet", "find", watched=COARSE):
         _said(job.document(COARSE))
@@ -161,8 +162,8 @@ def _choices(answer: PlanDocument) -> None:
             st.markdown(f"**{choice.gpus:,} GPUs** {name}" + (" :blue-badge[recommended]" if taken else ""))
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
             st.caption(
-                f"\\${choice.usd_per_hour:,.2f}/h. The SLOs hold in {holds} of cases. If steps are slow, "
-                f"{share(choice.if_slow)} of the requests keep them."
+                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, "
+                f"{shown_share(choice.if_slow, 1)} of the requests keep them."
             )
 
 

@@ -15,6 +15,7 @@ from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from planning.plan.headline import carriers
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
+from serving.figures import counted, shown_band, shown_number, shown_share, shown_usd
 
 EXAMPLE = "example"  # the bundled plan, in a link
 LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last
@@ -32,19 +33,18 @@ ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
     """Return `4 × TP4 H100 = 16 GPUs`, spares included."""
-    gpus = f"{point.gpus} GPU{'' if point.gpus == 1 else 's'}"
-    return f"{carriers(point, spares)} = {gpus}"
+    return f"{carriers(point, spares)} = {counted(point.gpus, 'GPU')}"
 
 
 def headline(best: Recommendation) -> dict[str, str]:
     """Return the main figures of the recommended fleet by name."""
     return {
         "GPUs": f"{best.gpus:,}",
-        "$ per hour": f"${best.usd_per_hour:,.2f}",
-        "attainment": f"{100 * best.attainment:.1f} %",
-        "tok/s per user": "–" if best.tok_s_user is None else f"{best.tok_s_user:,.0f}",
+        "$ per hour": shown_usd(best.usd_per_hour),
+        "attainment": shown_share(best.attainment, 1),
+        "tok/s per user": shown_number(best.tok_s_user),
         "headroom": best.headroom,
-        "$ per Mtok output": "–" if best.usd_per_mtok_out is None else f"${best.usd_per_mtok_out:,.2f}",
+        "$ per Mtok output": shown_usd(best.usd_per_mtok_out),
     }
 
 
@@ -57,16 +57,16 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
     users = (mine.tok_s_user_if_slow, mine.tok_s_user_if_fast)
 
     def dollars(usd: float, digits: int) -> str:
-        ends = [f"${usd * end / best.gpus:,.{digits}f}" for end in gpus if end is not None]
+        ends = [shown_usd(usd * end / best.gpus, digits) for end in gpus if end is not None]
         return "–".join(ends) if len(ends) == 2 else f"{ends[0]} or more"
 
     bands = {
         "GPUs": best.plausible,
         "$ per hour": dollars(best.usd_per_hour, 0 if best.usd_per_hour >= 100 else 2),
-        "attainment": f"{100 * mine.if_slow:.1f}–{100 * mine.if_fast:.1f} %",
+        "attainment": " to ".join(shown_share(end, 1) for end in (mine.if_slow, mine.if_fast)),
     }
     if all(users):
-        bands["tok/s per user"] = "–".join(f"{user:,.0f}" for user in users if user)
+        bands["tok/s per user"] = shown_band(*users)
     if best.usd_per_mtok_out is not None:
         bands["$ per Mtok output"] = dollars(best.usd_per_mtok_out, 2)
     return bands | ({"headroom": best.headroom_range} if best.headroom_range else {})
@@ -78,7 +78,7 @@ def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
     if best is None or best.choices is None:
         return {}
     likely, chosen, whole = best.choices.as_predicted, best.choices.recommended, best.choices.whole_interval
-    named = [("if steps are as predicted", likely), (f"for {100 * (1 - answer.risk):.0f} % of cases", chosen)]
+    named = [("if steps are as predicted", likely), (f"for {shown_share(1 - answer.risk)} of cases", chosen)]
     named += [("for the whole 90 % interval", whole)] if whole else []
     return {name: (choice, choice is chosen) for name, choice in sorted(named, key=lambda pair: pair[1].replicas)}
 
@@ -154,14 +154,16 @@ def model_name(model: str) -> str:
     except (OSError, ValueError, UserError):
         return "a model that is no longer here"
     size = spec.parameters / 1e9
-    return f"{config['architectures'][0]}, {f'{size:.3g} B' if size >= 1 else f'{1000 * size:.3g} M'}"
+    return (
+        f"{config['architectures'][0]}, {shown_number(size) + ' B' if size >= 1 else shown_number(1000 * size) + ' M'}"
+    )
 
 
 def traffic_name(traffic: Any, answer: PlanDocument) -> str:
     """Return the name and the rate of `traffic`: a specification, several of them, or the path of a trace."""
     spec = traffic if isinstance(traffic, Mapping) else {}
     rate = spec.get("arrivals", {}).get("rate") or answer.requests_per_s
-    said = f" at {rate:,.3g} requests/s" if rate else ""
+    said = f" at {shown_number(rate)} requests/s" if rate else ""
     name = trace_name(Path(traffic)) if isinstance(traffic, str) else spec.get("name", "a mix")
     return f"{name}{said}"
 
@@ -173,11 +175,9 @@ def traffic_sentence(answer: PlanDocument) -> str:
 
 def lengths_sentence(requests: int, seconds: float, prompt: float | None, output: float | None) -> str:
     """Return a text about the number of requests, their time in seconds, and their mean prompt and output tokens."""
-    rate = f", {(requests - 1) / seconds:,.3g} a second" if seconds else ""
-    lengths = (
-        "" if not prompt or not output else f" Prompts have {prompt:,.0f} tokens on average, outputs {output:,.0f}."
-    )
-    return f"{requests:,} requests in {seconds:,.0f} s{rate}.{lengths}"
+    rate = f", {shown_number((requests - 1) / seconds)} a second" if seconds else ""
+    lengths = f" Prompts have {prompt:,.0f} tokens on average, outputs {output:,.0f}." if prompt and output else ""
+    return f"{counted(requests, 'request')} in {shown_number(seconds)} s{rate}.{lengths}"
 
 
 def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from dashboard.palette import (
     whiskers,
 )
 from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
+from serving.figures import shown_band, shown_number
 from serving.metrics import METRICS, label_of
 
 HEIGHT = 320
@@ -108,10 +109,10 @@ def _of_change(row: Row | Ranked) -> str:
 
 
 def _hover(row: Row) -> str:
-    values = f"A {row.a:,.4g}, B {row.b:,.4g} {unit_of(row)}"
+    values = f"A {shown_number(row.a, 4)}, B {shown_number(row.b, 4)} {unit_of(row)}"
     if row.low is None:
         return f"{values}<br>no interval"
-    return f"{values}<br>B - A: {row.low:,.4g} to {row.high:,.4g} {unit_of(row)}"
+    return f"{values}<br>B - A: {shown_band(row.low, row.high, 4)} {unit_of(row)}"
 
 
 def winners(tallies: Sequence[Tally], colours: Sides) -> go.Figure:

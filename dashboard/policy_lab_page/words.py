@@ -7,10 +7,10 @@ from typing import Any
 
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.policy_lab_page.charts import label
-from dashboard.shown import shown
 from dashboard.trust_page.words import CANARY
 from planning.compare.comparison import ranking as rank
 from planning.compare.document import Compared, ComparisonDocument, Ranked, Row, Side, furthest_off, unit_of
+from serving.figures import counted, shown_change, shown_number, shown_share
 
 OUTCOMES = {
     "holds": "held",
@@ -27,8 +27,8 @@ def basis(answer: ComparisonDocument) -> str:
     units, runs = answer.units, answer.runs
     of, arrivals = ("run", "other") if units.of == "runs" else ("block", "consecutive")
     return (
-        f"Each side has {_counted(answer.requests, 'request')} in {_counted(runs, 'run')}. The 95 % intervals come "
-        f"from resampling {_counted(units.count, of)} of {arrivals} arrivals, and hold for all rows together."
+        f"Each side has {counted(answer.requests, 'request')} in {counted(runs, 'run')}. The 95 % intervals come "
+        f"from resampling {counted(units.count, of)} of {arrivals} arrivals, and hold for all rows together."
         f"{_lost(answer)}"
     )
 
@@ -64,8 +64,8 @@ def errors(answer: ComparisonDocument) -> str:
     if worst is None:
         return ""
     return (
-        f"The largest error of the simulation is {label(worst)} of {worst.side}: {shown(worst.simulated)} "
-        f"{unit_of(worst)} simulated, {shown(worst.real)} real ({worst.error:+.1f} %)."
+        f"The largest error of the simulation is {label(worst)} of {worst.side}: {shown_number(worst.simulated)} "
+        f"{unit_of(worst)} simulated, {shown_number(worst.real)} real ({shown_change(worst.error)})."
     )
 
 
@@ -137,7 +137,7 @@ def _agreement(first: ComparisonDocument, other: ComparisonDocument) -> str:
     shown_first = len(outcomes) - outcomes.count("missed")
     *_, one, two = engines((first, other))
     return (
-        f"Of {_counted(shown_first, 'difference')} on {one}, {outcomes.count('holds')} hold on {two}, "
+        f"Of {counted(shown_first, 'difference')} on {one}, {outcomes.count('holds')} hold on {two}, "
         f"{outcomes.count('open')} may be chance there, and {outcomes.count('reversed')} are reversed. "
         f"{outcomes.count('missed')} more show on {two} alone."
     )
@@ -154,9 +154,9 @@ def _change(row: Row | None) -> str:
     if row is None or row.percent is None or not row.a:
         return ""
     if row.low is None or row.high is None:
-        return f"{row.percent:+.0f} %"
+        return shown_change(row.percent, 0)
     low, high = (100 * end / abs(row.a) for end in (row.low, row.high))
-    return f"{row.percent:+.0f} % ({low:+.0f} to {high:+.0f})"
+    return f"{shown_change(row.percent, 0)} ({shown_change(low, 0, '')} to {shown_change(high, 0, '')})"
 
 
 def error_rows(answer: ComparisonDocument) -> list[dict[str, Any]]:
@@ -174,16 +174,12 @@ def error_rows(answer: ComparisonDocument) -> list[dict[str, Any]]:
     ]
 
 
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def _lost(answer: ComparisonDocument) -> str:
     """Return the share of requests that finish, if some do not."""
     row = next((row for row in answer.rows if row.metric == "finished"), None)
     if row is None or row.a is None or row.b is None:
         return ""
-    return f" On A {100 * row.a:.1f} % of the requests finish, on B {100 * row.b:.1f} %."
+    return f" On A {shown_share(row.a, 1)} of the requests finish, on B {shown_share(row.b, 1)}."
 
 
 _MOST = 2  # settings in a name; the page shows the deployments with all of them
@@ -214,5 +210,7 @@ def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[st
             yield "a fleet" if value else "no fleet"
         elif name == "router":
             yield str(value)
+        elif name == "replicas" and isinstance(value, int):
+            yield counted(value, "replica")
         elif isinstance(value, int | float | str):
-            yield f"{value} replica{'' if value == 1 else 's'}" if name == "replicas" else f"{name} {value}"
+            yield f"{name} {value}"

@@ -16,7 +16,7 @@ from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, p
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.step_series import STATES, StepSeries
 from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
-from dashboard.shown import shown
+from serving.figures import shown_number, shown_share
 from serving.metrics import metric
 from traces.numeric_columns import known
 from traces.run_metrics import RunMetrics
@@ -140,8 +140,9 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
     figure, rows = go.Figure(), list(PHASES)
     for phase, begin, end in zip(PHASES, stamps, stamps[1:], strict=False):
         if begin is not None and end is not None:
-            length, share = shown((end - begin) / scale), 100 * (end - begin) / max(last - arrival, 1)
-            text, hover = f"{length} {unit} · {share:.0f} %", f"<b>{phase}</b>: {length} {unit} ({share:.1f} % of E2E)"
+            length, share = shown_number((end - begin) / scale), (end - begin) / max(last - arrival, 1)
+            text = f"{length} {unit} · {shown_share(share)}"
+            hover = f"<b>{phase}</b>: {length} {unit} ({shown_share(share, 1)} of E2E)"
             x, shade = [(end - begin) / scale], phase_colours(colour)[phase]
             lies = {"orientation": "h", "base": [(begin - arrival) / scale], "text": text, "textposition": "auto"}
             bars(figure, x, [phase], phase, shade, f"{hover}<extra></extra>", **lies)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from calibration.steps.coverage import shown_share
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, finish, pale
-from dashboard.shown import lasting
 from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
+from serving.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 
 _SLIVER = 0.01  # percent: a bar of no length would have no text
@@ -30,7 +29,7 @@ def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
     for label, colour, of in _traces(ordered, name):
         shares = [100 * _bought(c, name) for c in of]
         text = {"text": [_left(c, name) for c in of], "textposition": "none" if colour == ALARM else "auto"}
-        gains = [f"{share:+.1f} %" if math.isfinite(share) else "none" for share in shares]
+        gains = [shown_change(share) if math.isfinite(share) else "none" for share in shares]
         hover = f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>"
         x, y = [max(share, -100.0) or _SLIVER for share in shares], [c.called for c in of]
         bars(figure, x, y, label, colour, hover, orientation="h", customdata=gains, **text)
@@ -68,11 +67,11 @@ def _left(counterfactual: Counterfactual, name: str) -> str:
     if abs(share) < _LEAST:
         return "nothing"
     if name == FINISHED:
-        return f"{shown_share(counterfactual.finished or 0.0)} finish"
+        return f"{shown_share(counterfactual.finished or 0.0, 1)} finish"
     if not math.isfinite(share):
         return "over 1 % never finish"
     p99 = counterfactual.p99.get(name)
-    return f"{-100 * share:+.0f} %" + (f", {lasting(p99)} left" if p99 is not None else "")
+    return shown_change(-100 * share, 0) + (f", {shown_time(p99)} left" if p99 is not None else "")
 
 
 def _judged(name: str) -> str:
@@ -81,7 +80,7 @@ def _judged(name: str) -> str:
 
 def _axis(name: str, before: float | None) -> str:
     if name == FINISHED:
-        was = f"; {shown_share(before)} finished in the run" if before is not None else ""
+        was = f"; {shown_share(before, 1)} finished in the run" if before is not None else ""
         return f"share of the lost requests that would finish (%){was}"
-    was = f"; simulated as it was: {lasting(before)}" if before is not None else ""
+    was = f"; simulated as it was: {shown_time(before)}" if before is not None else ""
     return f"share of {metric(name).label} p99 that goes away (%){was}"

@@ -18,6 +18,7 @@ from dashboard.run_page.words import backlog, bands_of, headline_figures
 from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
 from planning.request_endings import RequestEndings
+from serving.figures import shown_share
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.recording_notes import notes_of
@@ -76,5 +77,5 @@ def _backlog(metrics: RunMetrics) -> str | None:
     saturation = metrics.saturation
     if saturation is None:
         return None
-    waiting = f"requests wait {100 * saturation.waiting_share:.0f} % of the time"
+    waiting = f"requests wait {shown_share(saturation.waiting_share)} of the time"
     return f"{capitalised(backlog(saturation))}; {waiting}.\n\n{metric('saturation').help}"

@@ -14,7 +14,7 @@ from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.sheet import Fact
-from dashboard.shown import percent, shown, timed
+from serving.figures import shown_number, shown_share, shown_times
 from serving.metrics import metric
 from traces.distribution import Distribution
 from traces.recording import Recording
@@ -64,13 +64,13 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("step p50", steps.p50, "step_ms"),
             ("step p99", steps.p99, "step_ms"),
             ("tokens/step", metrics.step_mean("batch_tokens", weigh=False), "batch_tokens"),
-            ("busy (%)", percent(s["busy"]), "busy"),
-            *((f"{metric(name).label} (%)", percent(s[name]), name) for name in ("mfu", "mbu") if s[name] is not None),
+            ("busy (%)", s["busy"], "busy"),
+            *((f"{metric(name).label} (%)", s[name], name) for name in ("mfu", "mbu") if s[name] is not None),
         ],
         "Memory": [
-            ("KV mean (%)", percent(s["kv_usage"]), "kv_usage"),
-            ("KV peak (%)", percent(s["kv_usage_peak"]), "kv_usage"),
-            ("prefix hits (%)", percent(s["prefix_hit_rate"]), "prefix_hit_rate"),
+            ("KV mean (%)", s["kv_usage"], "kv_usage"),
+            ("KV peak (%)", s["kv_usage_peak"], "kv_usage"),
+            ("prefix hits (%)", s["prefix_hit_rate"], "prefix_hit_rate"),
             ("preemptions", s["preemptions"], "preemptions"),
         ],
         "Request": [
@@ -84,7 +84,11 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
 
 def _fact(cell: Cell) -> Fact:
     text, value, name = cell
-    text, (said,) = timed(text, value) if name.endswith("_ms") else (text, [shown(value)])
+    if name.endswith("_ms"):
+        (said,), unit = shown_times(value)
+        text = f"{text} ({unit})"
+    else:
+        said = metric(name).shown(value)
     return Fact(text, said, None, metric(name).help)
 
 
@@ -94,14 +98,14 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
     token, memory = [f"The ITL is {gaps.note}."] if gaps.note else [], []
     if s["acceptance_length"] is not None:
         token.append(
-            f"A step that verifies a draft gives a request {shown(s['acceptance_length'])} tokens on average. "
-            f"{shown(percent(s['draft_acceptance_rate']))} % of the draft tokens are accepted. Tokens of one step have "
+            f"A step that verifies a draft gives a request {shown_number(s['acceptance_length'])} tokens on average. "
+            f"{shown_share(s['draft_acceptance_rate'])} of the draft tokens are accepted. Tokens of one step have "
             "gaps of 0 between them."
         )
     if (run["replicas"] or 1) > 1:
         memory.append("These are values of single replicas at their steps. The plot over time adds up all live ones.")
     if s["tier_hit_rate"] is not None:
-        rates = [f"{shown(percent(rate))} % from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
+        rates = [f"{shown_share(rate, 1)} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         memory.append(f"Prompt tokens that came from KV tiers: {', '.join(rates) or 'none'}.")
     return {"Token": token, "Memory": memory}
 
@@ -112,7 +116,7 @@ def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figur
     _, metrics = open_run(recording.path)
     gaps = token_gaps(recording)
     if len(gaps.values):
-        note = "" if gaps.share == 1 else f"of {100 * gaps.share:.0f} % of the requests"
+        note = "" if gaps.share == 1 else f"of {shown_share(gaps.share)} of the requests"
         spread, values = _Spread("itl_ms", Distribution.from_values(gaps.values), note), gaps.values
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")

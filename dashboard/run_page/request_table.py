@@ -15,9 +15,9 @@ from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
-from dashboard.shown import shown
 from dashboard.url import choose, keep, named
 from planning.request_endings import status_word
+from serving.figures import shown_time
 from serving.metrics import metric
 from traces.recording import Recording
 from traces.run_metrics import RunMetrics
@@ -109,7 +109,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         f"{request['prompt_tokens'] or 0:,} prompt tokens, {request['prefix_hit_tokens'] or 0:,} of them cached",
         f"{request['output_tokens'] or 0:,} output tokens",
         *(
-            f"{metric(name).label} {shown(metrics.values(name)[row])} ms"
+            f"{metric(name).label} {shown_time(metrics.values(name)[row])}"
             for name in ("ttft_ms", "tpot_ms", "e2e_ms")
             if np.isfinite(metrics.values(name)[row])
         ),
@@ -117,7 +117,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
     if request["preemptions"]:
         where = "" if intervals else " (the recording does not tell when)"
         times = "once" if request["preemptions"] == 1 else f"{request['preemptions']} times"
-        facts.append(f"preempted {times}, for {shown(preempted / 1e6)} ms{where}")
+        facts.append(f"preempted {times}, for {shown_time(preempted / 1e6)}{where}")
     with st.container():
         above = st.container()
         st.caption(" · ".join(facts))

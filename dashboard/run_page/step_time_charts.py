@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from dashboard.palette import NEUTRAL, empty, finish
 from dashboard.palette import bars as draw_bars
+from serving.figures import shown_share
 
 _MOST = 4  # parts with a colour of their own; the others share one
 _TOTAL, _OTHER = "all steps", "other"
@@ -35,7 +36,7 @@ def part_times(parts_ns: Mapping[str, Mapping[str, float]], colour: str, run_ns:
         _add(figure, part, [bars[row].get(part, 0.0) for row in rows], bars, _shade(colour, at, len(own)))
     rest = [part for part in ordered if part not in own]
     if rest:
-        about = ", ".join(f"{part} {100 * totals[part] / whole:.1f} %" for part in rest)
+        about = ", ".join(f"{part} {shown_share(totals[part] / whole, 1)}" for part in rest)
         _add(figure, _OTHER, [sum(bars[row].get(p, 0.0) for p in rest) for row in rows], bars, NEUTRAL, about)
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
     figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1])
@@ -54,7 +55,7 @@ def _add(
 ) -> None:
     shares = [ns / max(sum(parts.values()), 1e-9) for ns, parts in zip(values, bars.values(), strict=True)]
     note = f"<br>over all steps: {about}" if about else ""
-    text = [f"{100 * share:.0f} %" if share >= 0.08 else "" for share in shares]
+    text = [shown_share(share) if share >= 0.08 else "" for share in shares]
     inside = {"text": text, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
     hover = f"{name}: %{{x:,.4~g}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>"
     percents = [100 * share for share in shares]

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from calibration.provenance import Provenance, noted
-from calibration.steps.coverage import shown_share
 from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
-from dashboard.shown import lasting, shown, timed
 from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
 from serving.canary import CALM_DRIFT
+from serving.figures import shown_band, shown_change, shown_number, shown_share, shown_times
 from serving.metrics import STATISTICS, metric
 from traces.recording import Recording
 from traces.recording_notes import notes_of
@@ -46,11 +45,14 @@ def lift_rows(diagnosis: DiagnosisDocument) -> list[dict[str, Any]]:
     if diagnosis.sheds:
         shares = (diagnosis.recorded_finished, diagnosis.simulated_finished, *(t.finished for t in others))
         for row, share in zip(rows, shares, strict=True):
-            row["requests that finish"] = None if share is None else shown_share(share)
+            row["requests that finish"] = shown_share(share, 1)
     for name, before in diagnosis.simulated_p99.items():
         column = f"{metric(name).label} p99{' of those' if diagnosis.sheds else ''}"
-        changed = (f"{_p99(t.p99.get(name), diagnosis.sheds)} ({_change(t.bought.get(name))})" for t in others)
-        for row, cell in zip(rows, (lasting(diagnosis.recorded_p99.get(name)), lasting(before), *changed), strict=True):
+        cells = (
+            *map(diagnosis.p99, (diagnosis.recorded_p99.get(name), before)),
+            *(diagnosis.changed_p99(t, name) for t in others),
+        )
+        for row, cell in zip(rows, cells, strict=True):
             row[column] = cell
     return rows
 
@@ -62,7 +64,9 @@ def provenance(diagnosis: DiagnosisDocument) -> Provenance:
     if diagnosis.twin_error is None:
         return Provenance(mark, reason)
     of = "share of lost requests" if diagnosis.sheds else "p99"
-    return Provenance(mark, f"{reason}; the simulated {of} is {100 * diagnosis.twin_error:+.1f} % off the recorded")
+    return Provenance(
+        mark, f"{reason}; the simulated {of} is {shown_change(100 * diagnosis.twin_error)} off the recorded"
+    )
 
 
 def disturbance(recording: Recording) -> str:
@@ -76,15 +80,6 @@ def disturbance(recording: Recording) -> str:
     )
 
 
-def _p99(value: float | None, sheds: bool) -> str:
-    """Return a p99; `never` for an infinite one, a dash if there is no value."""
-    return lasting(value) if value is not None or sheds else "never"
-
-
-def _change(share: float | None) -> str:
-    return "–" if share is None else f"{round(-100 * share):+d} %"
-
-
 Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
@@ -95,8 +90,8 @@ def backlog(saturation: Saturation) -> str:
     """Return a clause about whether requests pile up."""
     slope, half = saturation.trend.slope, saturation.trend.half
     return (
-        f"the backlog changes by {slope:+.3g} requests/s (95 %: {slope - half:+.3g} to {slope + half:+.3g}) "
-        f"while {saturation.arrival_rate:.3g} requests/s arrive"
+        f"the backlog changes by {shown_number(slope)} requests/s (95 %: {shown_band(slope - half, slope + half)}) "
+        f"while {shown_number(saturation.arrival_rate)} requests/s arrive"
     )
 
 
@@ -112,11 +107,11 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
     for name, stat in _LATENCIES:
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
-        label, (text, *ends) = timed(f"{metric(name).label} {stat}", value, *band)
-        figures.append(Fact(label, text, "–".join(ends) or None, metric(name).help))
+        (text, *ends), unit = shown_times(value, *band)
+        figures.append(Fact(f"{metric(name).label} {stat} ({unit})", text, "–".join(ends) or None, metric(name).help))
     for name, label in _RATES:
-        ends = [shown(end) for end in bands.get(name, {}).get("value", ())]
-        figures.append(Fact(label, shown(scalars[name]), "–".join(ends) or None, metric(name).help))
+        band = bands.get(name, {}).get("value", ())
+        figures.append(Fact(label, shown_number(scalars[name]), shown_band(*band) if band else None, metric(name).help))
     return figures
 
 
@@ -126,7 +121,7 @@ def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
     for name, distribution in metrics.distributions().items():
         if distribution.count:
             about, numbers = metric(name), distribution.as_dict()
-            cells = {statistic: shown(about.read(numbers[statistic])) for statistic in _STATISTICS}
+            cells = {statistic: about.shown(numbers[statistic]) for statistic in _STATISTICS}
             rows.append({"metric": about.read_as, **cells, "values": distribution.count})
     return rows
 
@@ -142,8 +137,8 @@ def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, s
         rows.append(
             {
                 "metric": about.read_as + (" at its peak" if name.endswith("_peak") else ""),
-                "value": shown(about.read(value)),
-                "90 % band": "–".join(shown(about.read(end)) for end in band) if band else "",
+                "value": about.shown(value),
+                "90 % band": shown_band(*map(about.read, band)) if band else "",
                 "definition": about.definition,
             }
         )

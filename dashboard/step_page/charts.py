@@ -10,6 +10,7 @@ from calibration.steps.explanation import ExplainedOperation
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, dots, finish, line, pale, symbols
 from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
+from serving.figures import shown_share
 
 BOUND_COLOUR = {"compute": SIMULATED, "memory": pale(SIMULATED), "link": ALARM}
 
@@ -45,7 +46,7 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: st
             x, y = [o.flops / o.bytes for o in mine], [o.flops / o.ns / 1e3 for o in mine]
             size = [8 + 26 * (o.ns / longest) ** 0.5 for o in mine]
             look = {"opacity": 0.85, "symbol": symbols(o.coverage.name.lower() for o in mine)}
-            text = [f"{o.name}: {o.ns / 1e3:,.0f} µs, {100 * o.utilisation:.0f} % of its roofline" for o in mine]
+            text = [f"{o.name}: {o.ns / 1e3:,.0f} µs, {shown_share(o.utilisation)} of its roofline" for o in mine]
             dots(figure, x, y, f"bound by {bound}", colour, "%{text}<extra></extra>", size, look, text=text)
     figure.update_xaxes(type="log", dtick=1, title_text="FLOP per byte")
     figure.update_yaxes(type="log", dtick=1, title_text="TFLOP/s")

@@ -29,6 +29,7 @@ from dashboard.palette import (
     whiskers,
 )
 from dashboard.series import thin
+from serving.figures import shown_band, shown_number, shown_percent
 from serving.metrics import label_of
 from traces.distribution import ecdf
 from traces.numeric_columns import Floats
@@ -131,10 +132,10 @@ def _error_bars(figure: go.Figure, rows: Sequence[RunRow], **where: int) -> None
         (
             label_of(row.metric),
             row.stat,
-            _figure(row.real),
-            _figure(row.simulated),
-            "unknown" if row.floor_pct is None else f"{abs(row.floor_pct):.1f} %",
-            "" if row.low is None else f"<br>90 % band {_figure(row.low)} to {_figure(row.high)}",
+            shown_number(row.real, 4),
+            shown_number(row.simulated, 4),
+            "unknown" if row.floor_pct is None else shown_percent(abs(row.floor_pct)),
+            "" if row.low is None else f"<br>90 % band {shown_band(row.low, row.high, 4)}",
         )
         for row in rows
     ]
@@ -204,7 +205,3 @@ def _whiskers(rows: Sequence[RunRow]) -> dict[str, Any] | None:
         return None
     lows, highs = zip(*ends, strict=True)
     return whiskers([row.error_pct or 0.0 for row in rows], lows, highs, color=NEUTRAL, thickness=1.5, width=5)
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.4g}"

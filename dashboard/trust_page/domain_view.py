@@ -8,7 +8,6 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.steps.coverage import shown_share
 from dashboard import blocks
 from dashboard.blocks import mistake
 from dashboard.loading import BY_FILES
@@ -18,6 +17,7 @@ from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.url import choose, forget, moved
 from planning.repricing import Source
 from serving.errors import UserError
+from serving.figures import shown_share
 from traces.recording import Recording
 
 TITLE = "What was measured, and the steps of this run"
@@ -60,8 +60,8 @@ def show_maps(to: Sheet, domain: Domain, run: Mapping[str, Any], name: str, **wh
     """Show the maps of a run called `name`; `run` is its row of `runs`."""
     if domain.beyond.steps:
         to.text(
-            f"**{shown_share(domain.beyond.steps)}** of the {domain.counted_steps} of {name} lie outside what was "
-            f"measured, with {shown_share(domain.beyond.time)} of their time. Most do because of {domain.reason}."
+            f"**{shown_share(domain.beyond.steps, 1)}** of the {domain.counted_steps} of {name} lie outside what was "
+            f"measured, with {shown_share(domain.beyond.time, 1)} of their time. Most do because of {domain.reason}."
         )
     else:
         to.text(f"**All {domain.counted_steps}** of {name} lie inside what was measured.")

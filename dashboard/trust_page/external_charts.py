@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, legend_once, line
 from dashboard.trust_page.results import Column, Figure, Source
+from serving.figures import shown_number
 
 _RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
 _FAMILIES = (  # beginnings of figures' names, by their panel
@@ -87,7 +88,7 @@ def _dots(
         name = "outside the band"
     size, opacity = (6, 0.85) if len(mine) < 60 else (4.5, 0.5)
     labels = [
-        (row.run, row.figure, f"{row.measured:,.4g}", f"{getattr(row, column):,.4g}", f"{error:+.1f}")
+        (row.run, row.figure, shown_number(row.measured, 4), shown_number(getattr(row, column), 4), f"{error:+.1f}")
         for row, error in zip(mine, errors, strict=True)
     ]
     dots(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dashboard.plan_page.words import model_name
 from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
+from serving.figures import shown_percent, shown_share
 
 _NEAR = 2.0  # twice as many requests at a time, or half as many
 _COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them
@@ -76,8 +77,8 @@ def judged(question: Question, external: External) -> Verdict:
     nearest = min(kept, key=lambda run: _apart(run, question))
     rows = [row for run in kept for row in run.rows]
     covered, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
-    figures = {f"{label} error": f"{error:.0f} %" for label, error in _errors(rows).items()}
-    figures |= {"in their 90 % band": f"{100 * covered:.0f} %", "measured runs": f"{len(kept):,}"}
+    figures = {f"{label} error": shown_percent(error, 0) for label, error in _errors(rows).items()}
+    figures |= {"in their 90 % band": shown_share(covered), "measured runs": f"{len(kept):,}"}
     closest = f"The nearest is {_called(nearest)}."
     if not of_model:
         why = f"{len(on_gpu):,} measured runs are of {question.gpu}, none of {question.model}. {closest}"

@@ -15,6 +15,7 @@ from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.figures import shown_band
 from serving.json_file import parse_json
 from serving.metrics import axis_of
 
@@ -270,7 +271,7 @@ def decision_rows(decisions: Decisions) -> list[dict[str, Any]]:
         {
             "choice by": rule.rule,
             "utility (%)": 100 * rule.utility,
-            "90 % interval": f"{100 * rule.low:.0f} to {100 * rule.high:.0f}",
+            "90 % interval": shown_band(100 * rule.low, 100 * rule.high),
             "broken SLOs (%)": 100 * rule.broke,
         }
         for rule in decisions.rules

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
 from dashboard.trust_page.results import LATENCIES, Clients, Decisions, External, Source, covered, median_error_pct
+from serving.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import label_of
 
 LADDER = "Each check is called a rung. A higher one says more, and rests on those below."
@@ -55,7 +56,7 @@ def _steps(report: ValidationReport | None) -> Rung:
     if step is None or not step.regimes:
         return Rung(title)
     parts = [
-        f"{name} {_percent(r.median_error_pct)}, p95 {_percent(r.p95_error_pct)} ({r.steps:,} steps)"
+        f"{name} {shown_percent(r.median_error_pct)}, p95 {shown_percent(r.p95_error_pct)} ({r.steps:,} steps)"
         for name, r in step.regimes.items()
     ]
     headline = f"median error **{_worst(step.regimes)}** or less"
@@ -67,7 +68,9 @@ def _steps(report: ValidationReport | None) -> Rung:
 
 
 def _worst(regimes: Mapping[str, Regime]) -> str:
-    return _percent(max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None))
+    return shown_percent(
+        max((r.median_error_pct for r in regimes.values() if r.median_error_pct is not None), default=None)
+    )
 
 
 def _runs(report: ValidationReport | None) -> Rung:
@@ -118,7 +121,7 @@ def _medians(of: External | Source) -> dict[str, float]:
 
 
 def _together(errors: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} {error:.1f} %" for label, error in errors.items()) or "unknown"
+    return ", ".join(f"{label} {shown_percent(error)}" for label, error in errors.items()) or "unknown"
 
 
 def _bands(report: ValidationReport | None, external: External | None) -> Rung:
@@ -136,7 +139,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     if not shares:
         return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
     inside, count, _ = shares[0]
-    parts = ", ".join(f"{100 * inside / count:.0f} % {of}" for inside, count, of in shares)
+    parts = ", ".join(f"{shown_share(inside / count)} {of}" for inside, count, of in shares)
     why = f"They hold {parts}.{_noisy(rows)}"
     rung = Rung(title, f"**{inside} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, rung) if banded or same else rung
@@ -162,18 +165,18 @@ def _choices(decisions: Decisions | None) -> Rung:
     if decisions is None:
         return Rung(title, detail="There are no results of tokentwin validate decisions.")
     ours = decisions.ours
-    headline = f"**{100 * ours.utility:.0f} %** of the best there was, {100 * ours.broke:.0f} % broke their SLO"
-    others = ", ".join(f"{rule.rule} {100 * rule.utility:.0f} %" for rule in decisions.rules[1:])
+    headline = f"**{shown_share(ours.utility)}** of the best there was, {shown_share(ours.broke)} broke their SLO"
+    others = ", ".join(f"{rule.rule} {shown_share(rule.utility)}" for rule in decisions.rules[1:])
     why = (
         f"{ours.questions:,} times it chose one of several measured configurations by predictions alone. A choice that "
-        f"breaks its SLO counts 0. 90 % interval {100 * ours.low:.0f} to {100 * ours.high:.0f} %. "
+        f"breaks its SLO counts 0. 90 % interval {shown_band(100 * ours.low, 100 * ours.high)} %. "
         f"By other rules: {others}."
     )
     return Rung(title, headline, why, symbol="rule")
 
 
 def _errors(errors: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} {error:+.1f} %" for label, error in errors.items())
+    return ", ".join(f"{label} {shown_change(error)}" for label, error in errors.items())
 
 
 def _noisy(rows: Sequence[RunRow]) -> str:
@@ -181,7 +184,8 @@ def _noisy(rows: Sequence[RunRow]) -> str:
     apart = [abs(row.floor_pct) for row in rows if row.noisy and row.floor_pct is not None]
     if not apart:
         return ""
-    return f" {len(apart)} of {len(rows)} figures tell nothing: their real runs differ by up to {max(apart):.0f} %."
+    most = shown_percent(max(apart), 0)
+    return f" {len(apart)} of {len(rows)} figures tell nothing: their real runs differ by up to {most}."
 
 
 def _tells_nothing(title: str, noisy: str) -> Rung:
@@ -201,10 +205,6 @@ def _rows(report: ValidationReport | None) -> Sequence[RunRow]:
 
 def _row(row: RunRow) -> str:
     name = label_of(row.metric)
-    floor = "" if row.floor_pct is None else f" (floor {abs(row.floor_pct):.1f} %)"
+    floor = "" if row.floor_pct is None else f" (floor {shown_percent(abs(row.floor_pct))})"
     stat = "" if row.stat in ("", "value") else f" {row.stat}"
     return f"{name}{stat} {row.error_pct:+.1f} %{floor}"
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} %"

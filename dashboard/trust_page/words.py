@@ -9,6 +9,7 @@ from calibration.provenance import EXTRAPOLATED, UNKNOWN, VALIDATED, Provenance
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
+from serving.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import axis_of
 
 CANARY = "A canary step is a fixed step that is timed now and then and should always take as long. "
@@ -40,7 +41,7 @@ def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
             "simulated": row.simulated,
             "error (%)": row.error_pct,
             "floor (%)": row.floor_pct,
-            "90 % band": None if row.low is None or row.high is None else f"{row.low:,.4g} to {row.high:,.4g}",
+            "90 % band": None if row.low is None else shown_band(row.low, row.high, 4),
             "within the floor": row.within_floor,
         }
         | (
@@ -77,7 +78,7 @@ def engine_of(report: ValidationReport) -> str:
 def bias(report: ValidationReport) -> str:
     """Return the mean signed error of step times, by regime; empty if it is not known."""
     regimes = report.rungs.step.regimes if report.rungs.step else {}
-    biases = [f"{name} {r.bias_pct:+.1f} %" for name, r in regimes.items() if r.bias_pct is not None]
+    biases = [f"{name} {shown_change(r.bias_pct)}" for name, r in regimes.items() if r.bias_pct is not None]
     return f"Bias (mean signed error): {', '.join(biases)}." if biases else ""
 
 
@@ -92,9 +93,10 @@ def of_report(report: ValidationReport) -> Provenance:
         return Provenance(UNKNOWN, "the machine was disturbed while its real runs were recorded")
     share, compared = report.extrapolated_share, "compared with real runs of the same workload"
     if share is None:
-        unknown = "the report does not say how many steps lie outside what was measured"
-        return Provenance(VALIDATED, f"{compared}; {unknown}")
-    outside = f"{100 * share:.1f} % of the simulated steps lie outside what the calibration measured"
+        return Provenance(
+            VALIDATED, f"{compared}; the report does not say how many steps lie outside what was measured"
+        )
+    outside = f"{shown_share(share, 1)} of the simulated steps lie outside what the calibration measured"
     return Provenance(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Provenance(VALIDATED, f"{compared}; {outside}")
 
 
@@ -107,5 +109,7 @@ def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Prov
         return Provenance(UNKNOWN, "no step was kept to compare predictions with")
     worst = max((abs(median) for median in medians_pct if median is not None), default=0.0)
     if worst > _MOST_MEDIAN_PCT:
-        return Provenance(UNKNOWN, f"predictions miss the held-out steps of a regime by {worst:.0f} % (median)")
+        return Provenance(
+            UNKNOWN, f"predictions miss the held-out steps of a regime by {shown_percent(worst, 0)} (median)"
+        )
     return Provenance(VALIDATED, f"{count:,} steps were measured, {more}")

@@ -10,6 +10,7 @@ from typing import Any
 from calibration.choice import COMMON, RISK
 from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
 from lab.external.page import markdown_table
+from serving.figures import shown_share
 
 COMMAND = "tokentwin validate decisions --write lab/results/decisions.md"
 
@@ -68,7 +69,14 @@ RULE_HEADER = ("rule", "utility", "90 % interval", "broken", "nothing chosen", "
 def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
     """Return the table of all rules, under `RULE_HEADER`."""
     return [
-        (name, f"{s.utility:.2f}", f"{s.low:.2f} to {s.high:.2f}", _pct(s.broke), _pct(s.none), _pct(s.regret))
+        (
+            name,
+            f"{s.utility:.2f}",
+            f"{s.low:.2f} to {s.high:.2f}",
+            shown_share(s.broke),
+            shown_share(s.none),
+            shown_share(s.regret),
+        )
         for name, s in found.rules.items()
     ]
 
@@ -83,7 +91,7 @@ def markdown(found: Decisions, left_out: Counter[str]) -> str:
             markdown_table(RULE_HEADER, rule_rows(found)),
             _RULES,
             *_against_target(found),
-            f"Measured here: {_pct(found.common)} of the errors' mean square is common to a model on a GPU.",
+            f"Measured here: {shown_share(found.common)} of the errors' mean square is common to a model on a GPU.",
             f"Errors of TTFT and TPOT correlate by {found.between:.2f}.\n",
             "## Appetite for risk\n",
             "The same rule with other risks. *Promised* is the mean probability that the choice keeps the bounds, as",
@@ -105,15 +113,15 @@ def _against_target(found: Decisions) -> Iterator[str]:
     """Yield the first rule's target and result, and where it broke most bounds."""
     ours = next(iter(found.rules.values()))
     met = ours.utility >= _UTILITY and ours.broke <= _BROKEN
-    yield f"The target is a utility of {_UTILITY:.2f} with at most {_pct(_BROKEN)} broken. Ours has {ours.utility:.2f}"
-    yield f"with {_pct(ours.broke)} broken: {'met' if met else '**missed**'}."
+    yield f"The target is a utility of {_UTILITY:.2f} with at most {shown_share(_BROKEN)} broken. Ours has"
+    yield f"{ours.utility:.2f} with {shown_share(ours.broke)} broken: {'met' if met else '**missed**'}."
     if met:
         return
     worst = sorted(found.parts.items(), key=lambda part: -part[1].broke)[:3]
-    named = ", ".join(f"{model} on {gpu} ({_pct(score.broke)})" for (model, gpu), score in worst)
-    yield f"Where it keeps the bounds, caution gives away {_pct(ours.regret)} of the best: bands are as wide as rows"
-    yield "needed that [nothing taught](external.md#how-far-off-groups-are-that-taught-nothing). More risk gives away"
-    yield f"less and breaks more. It broke most for {named}.\n"
+    named = ", ".join(f"{model} on {gpu} ({shown_share(score.broke)})" for (model, gpu), score in worst)
+    yield f"Where it keeps the bounds, caution gives away {shown_share(ours.regret)} of the best: bands are as wide"
+    yield "as rows needed that [nothing taught](external.md#how-far-off-groups-are-that-taught-nothing). More risk"
+    yield f"gives away less and breaks more. It broke most for {named}.\n"
 
 
 _UTILITY, _BROKEN = 0.8, 0.08
@@ -127,26 +135,40 @@ _PART_HEADER = ("model", "GPU", "questions", "utility", "broken", "promised", "k
 
 def _appetite_row(pair: tuple[float, Score]) -> tuple[str, ...]:
     risk, s = pair
-    return _pct(risk), f"{s.utility:.2f}", _pct(s.broke), _pct(s.regret), _pct(s.promised), _pct(s.kept)
+    return (
+        shown_share(risk),
+        f"{s.utility:.2f}",
+        shown_share(s.broke),
+        shown_share(s.regret),
+        shown_share(s.promised),
+        shown_share(s.kept),
+    )
 
 
 def _closer_rows(found: Decisions) -> Iterator[tuple[str, ...]]:
     for share in SHARES:
         scores = [found.closer[share, risk] for risk in (RISK, BOLD)]
-        yield _pct(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", _pct(s.broke)))
+        yield shown_share(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", shown_share(s.broke)))
 
 
 def _target_takes(found: Decisions) -> str:
     met = [at for at, s in found.closer.items() if s.utility >= _UTILITY and s.broke <= _BROKEN]
     if not met:
-        return f"\nThe target would take less than {_pct(min(SHARES))} of the errors."
+        return f"\nThe target would take less than {shown_share(min(SHARES))} of the errors."
     share, risk = max(met)
-    return f"\nThe target is met with {_pct(share)} of the errors, at a risk of {_pct(risk)}."
+    return f"\nThe target is met with {shown_share(share)} of the errors, at a risk of {shown_share(risk)}."
 
 
 def _part_row(pair: tuple[tuple[str, str], Score]) -> tuple[str, ...]:
     part, s = pair
-    return *part, f"{s.questions}", f"{s.utility:.2f}", _pct(s.broke), _pct(s.promised), _pct(s.kept)
+    return (
+        *part,
+        f"{s.questions}",
+        f"{s.utility:.2f}",
+        shown_share(s.broke),
+        shown_share(s.promised),
+        shown_share(s.kept),
+    )
 
 
 def _left_out(left_out: Counter[str]) -> Iterator[str]:
@@ -157,7 +179,3 @@ def _left_out(left_out: Counter[str]) -> Iterator[str]:
 
 def _most_first(left_out: Counter[str]) -> Sequence[tuple[str, int]]:
     return sorted(((r, n) for r, n in left_out.items() if n), key=lambda entry: (-entry[1], entry[0]))
-
-
-def _pct(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"

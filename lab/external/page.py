@@ -19,12 +19,11 @@ from calibration.validation.external.report import (
     group_header,
     group_rows,
     mark_rows,
-    percent,
-    shown,
     target_row,
 )
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
+from serving.figures import shown_change, shown_number, shown_percent, shown_share
 
 COMMAND = "tokentwin validate external --write lab/results/external.md"
 
@@ -128,7 +127,7 @@ def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
 
 def _share(rows: Sequence[Row]) -> str:
     covered = sum(row.covered for row in rows)
-    return f"{covered} of {len(rows)} figures ({100 * covered / max(len(rows), 1):.0f} %)"
+    return f"{covered} of {len(rows)} figures ({shown_share(covered / max(len(rows), 1))})"
 
 
 def _section(result: CaseResult) -> Iterator[str]:
@@ -156,9 +155,9 @@ def _by_run(result: CaseResult) -> Iterator[str]:
     """Yield a table with a line for each run and a cell for each figure that any run has."""
     found: dict[str, dict[str, str]] = {}
     for row in result.rows:
-        told = (percent(row.error_pct(column)).removesuffix(" %") for column in ("blind", "anchored"))
-        blind, *anchored = filter(None, told)
-        cell = (shown(row.measured), blind if row.covered else f"**{blind}**", *anchored)
+        errors = (row.error_pct(column) for column in ("blind", "anchored"))
+        blind, *anchored = (shown_change(error, unit="") for error in errors if error is not None)
+        cell = (shown_number(row.measured), blind if row.covered else f"**{blind}**", *anchored)
         found.setdefault(row.run, {})[row.figure] = ", ".join(cell)
     figures = list(dict.fromkeys(row.figure for row in result.rows))
     yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in found.items()))
@@ -169,7 +168,9 @@ def _summed_up(result: CaseResult) -> Iterator[str]:
     yield markdown_table(group_header(result), group_rows(result))
     calm = [run.name for run in result.runs if not run.caution]
     medians = (result.median_error_pct(figure, calm) for figure in result.case.shown)
-    errors = ", ".join(f"{f} {m:.1f} %" for f, m in zip(result.case.shown, medians, strict=True) if m is not None)
+    errors = ", ".join(
+        f"{f} {shown_percent(m)}" for f, m in zip(result.case.shown, medians, strict=True) if m is not None
+    )
     yield f"\nThe {len(calm)} rows that nothing below speaks against: {errors}.\n"
     cautions = (re.sub(r"at concurrency \d+ \(.*\)", "at another concurrency", run.caution) for run in result.runs)
     doubts = Counter(why for caution in cautions for why in caution.split("; ") if why)

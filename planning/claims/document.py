@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from serving.document import Document, Number, Part, fact
+from serving.figures import shown_number, shown_percent, shown_time
 from traces.document_table import table_of
 
 Holds = Literal["yes", "no", "open"]
@@ -61,7 +62,7 @@ class TriedOnEngine(Figure):
     @property
     def measured(self) -> str:
         """The number, and how far runs of the same side are apart."""
-        return self.number if self.noise is None else f"{self.number}, noise {100 * self.noise:.0f} %"
+        return self.number if self.noise is None else f"{self.number}, noise {shown_percent(100 * self.noise, 0)}"
 
     @property
     def sentence(self) -> str:
@@ -138,7 +139,7 @@ class ClaimsDocument(Document):
                 if case.terms:
                     yield Text(f"    when {case.when}:")
                     for term in case.terms:
-                        yield Text(f"    {term.ms:10,.2f} ms  {term.name} ({term.mark}: {term.source})")
+                        yield Text(f"    {shown_time(term.ms):>10}  {term.name} ({term.mark}: {term.source})")
             if claim.engine is not None:
                 yield Text(
                     f"    {claim.engine.number:{width}}  {WORDS[claim.engine.holds]:14}  {claim.engine.sentence}"
@@ -152,6 +153,4 @@ class ClaimsDocument(Document):
 
 
 def _short(value: float | None) -> str:
-    if value is None:
-        return "without limit"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "without limit" if value is None else shown_number(value)

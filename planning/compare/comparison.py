@@ -14,9 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planning.compare.document import SHARES, Cdfs, Compared, Curve, Curves, Ranked, Row, Side, Tally, Tenant, Units
+from planning.compare.document import (
+    SHARES,
+    Cdfs,
+    Compared,
+    Curve,
+    Curves,
+    Ranked,
+    Row,
+    Side,
+    Tally,
+    Tenant,
+    Units,
+    change_of,
+)
 from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
+from serving.figures import shown_change
 from serving.metrics import metric
 from traces.distribution import PERCENTILES, ecdf
 
@@ -70,8 +84,8 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
         if widest.percent is None or not whole:
             return "no difference can be claimed: nothing finishes on a side, or too little to compare"
         low, high = 100 * widest.low / whole, 100 * widest.high / whole
-        largest = f"the largest, {_in_words(widest)}, lies between {low:+.1f} and {high:+.1f} {_in(widest)}"
-        return f"no difference can be claimed: {largest}"
+        between = f"{shown_change(low, unit='')} and {change_of(widest.metric, high)}"
+        return f"no difference can be claimed: the largest, {_in_words(widest)}, lies between {between}"
     side = winner(rows, bounded)
     counted = [row for row in rows if row.low is not None]
     by_side = {side: [row for row in claims if row.better == side] for side in "BA"}
@@ -239,11 +253,7 @@ def _tenants(pairs: PairedRuns) -> Iterator[Tenant]:
 def _in_words(row: Row) -> str:
     label = "share of requests that finish" if row.metric == "finished" else metric(row.metric).label
     named = label if row.stat in ("value", "share") else f"{label} {row.stat}"
-    return f"{named} {math.nan if row.percent is None else row.percent:+.1f} {_in(row)}"
-
-
-def _in(row: Row) -> str:
-    return "points" if row.metric in SHARES else "%"
+    return f"{named} {change_of(row.metric, row.percent)}"
 
 
 def ranking(simulated: Sequence[Row], real: Sequence[Row]) -> Iterator[Ranked]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from serving.document import Document, Number, Part, fact
+from serving.figures import counted, shown_band, shown_change, shown_number
 from serving.metrics import METRICS, axis_of, label_of
 from traces.document_table import table_of
 
@@ -289,29 +290,28 @@ _WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
 
 def compared_report(compared: Compared) -> Iterator[RenderableType]:
     """Yield the report of a comparison of two sides."""
-    rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "%"))
+    rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "change"))
     rows.add_column("95 % interval", justify="right", min_width=9)
     rows.add_column("better", no_wrap=True)
     for row in compared.rows:
-        interval = "-" if row.low is None or row.high is None else f"{_shown(row.low)} to {_shown(row.high)}"
         change = None if row.a is None or row.b is None else row.b - row.a
-        numbers = (_shown(row.a), _shown(row.b), _shown(change), _change(row.metric, row.percent))
-        rows.add_row(axis_of(row.metric), row.stat, *numbers, interval, row.better)
+        numbers = (*(shown_number(value, 4) for value in (row.a, row.b, change)), change_of(row.metric, row.percent))
+        rows.add_row(axis_of(row.metric), row.stat, *numbers, shown_band(row.low, row.high, 4), row.better)
     yield rows
     group = {"min_width": 6, "overflow": "fold"}
     tallies = _table({"metric": _WHOLE, "of": group}, ("B gains", "B loses", "same", "mean A", "mean B"))
     for tally in compared.tallies:
         members = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
         counts = (str(n) for n in (tally.gain, tally.lose, tally.same))
-        tallies.add_row(tally.metric, members, *counts, _shown(tally.mean_a), _shown(tally.mean_b))
+        tallies.add_row(tally.metric, members, *counts, shown_number(tally.mean_a, 4), shown_number(tally.mean_b, 4))
     yield Text()
     yield tallies
     units = compared.units
-    unit = _counted(units.count, units.of) + (" of arrivals" if units.of == "blocks" else "")
+    unit = counted(units.count, units.of.removesuffix("s")) + (" of arrivals" if units.of == "blocks" else "")
     lost = any(row.metric == "finished" for row in compared.rows)
     means = " Mean A and mean B cover the requests that finish on both sides." if lost else ""
     summary = (
-        f"\n{_counted(compared.requests, 'requests')}, resampled by {unit}; the intervals hold for all rows together. "
+        f"\n{counted(compared.requests, 'request')}, resampled by {unit}; the intervals hold for all rows together. "
         f"A request gains or loses if its latency changes by {100 * compared.threshold:g} % or more.{means}"
     )
     yield Text(summary, style="dim")
@@ -324,11 +324,11 @@ def compared_report(compared: Compared) -> Iterator[RenderableType]:
 def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
     """Yield simulated and real numbers of both sides, and the largest error."""
     weather = any(row.weather_error is not None for row in errors)
-    numbers = ("simulated", "real", "error %", *(("in its weather", "error %") if weather else ()))
+    numbers = ("simulated", "real", "error", *(("in its\nweather", "error") if weather else ()))
     table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, numbers)
     for row in errors:
-        shown = [_shown(row.simulated), _shown(row.real), _change(row.metric, row.error)]
-        shown += [_shown(row.weather_simulated), _change(row.metric, row.weather_error)] if weather else []
+        shown = [shown_number(row.simulated, 4), shown_number(row.real, 4), change_of(row.metric, row.error)]
+        shown += [shown_number(row.weather_simulated, 4), change_of(row.metric, row.weather_error)] if weather else []
         table.add_row(axis_of(row.metric), row.stat, row.side, *shown)
     yield Text(
         "\nsimulated against real; in its weather: told how slow the machine was, and nothing else of the real run"
@@ -337,7 +337,7 @@ def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
     worst = furthest_off(errors)
     if worst is not None:
         stat = "" if worst.stat == "value" else f" {worst.stat}"
-        largest = f": {label_of(worst.metric)}{stat} of {worst.side}, {worst.error:+.1f} %"
+        largest = f": {label_of(worst.metric)}{stat} of {worst.side}, {shown_change(worst.error)}"
         yield Text.assemble(("largest error", "bold"), largest)
 
 
@@ -348,7 +348,7 @@ def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
         return
     table = Table("metric", "stat", "simulated", "real", "outcome")
     for row in ranked:
-        changes = (_change(row.metric, change) for change in (row.simulated_percent, row.real_percent))
+        changes = (change_of(row.metric, change) for change in (row.simulated_percent, row.real_percent))
         table.add_row(row.metric, row.stat, *changes, row.outcome)
     yield table
     counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
@@ -367,16 +367,6 @@ def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Ta
     return table
 
 
-def _counted(count: int, things: str) -> str:
-    """Return the count with its noun; `things` is a plural in s."""
-    return f"{count} {things if count != 1 else things.removesuffix('s')}"
-
-
-def _shown(value: float | None) -> str:
-    """Format a number with four digits, and with all digits before the point."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _change(name: str, value: float | None) -> str:
-    """Format a change in percent of A, or in points for a share."""
-    return "-" if value is None else f"{value:+.1f}{' points' if name in SHARES else ''}"
+def change_of(metric: str, change: float | None) -> str:
+    """Return a change of a metric in percent of A, or in points if the metric is a share."""
+    return shown_change(change, unit=" points" if metric in SHARES else " %")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from calibration.steps.operation_cost import WAITING
-from planning.diagnose.document import Finding, shown_ms
+from planning.diagnose.document import Finding
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
+from serving.figures import shown_number, shown_share, shown_time
 from traces.distribution import Distribution
 from traces.recording_notes import notes_of
 
@@ -31,8 +32,8 @@ def _prompts(e: Evidence) -> Finding | None:
     if not e.has_steps or e.prompt_share < HALF:
         return None
     prefill, step = e.metrics.distribution("prefill_ms"), e.metrics.distribution("step_ms")
-    text = f"{100 * e.prompt_share:.0f} % of the steps' time goes into prompts; prefill p99 {shown_ms(prefill.p99)} ms"
-    return Finding(e.prompt_share, f"{text}, step p50 {shown_ms(step.p50)} ms")
+    text = f"{shown_share(e.prompt_share)} of the steps' time goes into prompts; prefill p99 {shown_time(prefill.p99)}"
+    return Finding(e.prompt_share, f"{text}, step p50 {shown_time(step.p50)}")
 
 
 def _cut_small(e: Evidence) -> Finding | None:
@@ -44,9 +45,8 @@ def _cut_small(e: Evidence) -> Finding | None:
     full = float(e.metrics.values("batch_tokens")[with_prompts].mean()) / budget
     if chunks < _CHUNKS or full > HALF:
         return None
-    text = (
-        f"prompts are cut into {chunks:.3g} chunks on average, in steps that hold {100 * full:.2g} % of what they may"
-    )
+    text = f"prompts are cut into {shown_number(chunks)} chunks on average, in steps that hold {shown_share(full)} of "
+    text += "what they may"
     return Finding(HALF * (1 - full), text)
 
 
@@ -54,7 +54,7 @@ def _rejected_drafts(e: Evidence) -> Finding | None:
     rate = e.metrics.scalars()["draft_acceptance_rate"]
     if rate is None or rate >= _REJECTED:
         return None
-    return Finding(1 - rate, f"{100 * rate:.2g} % of the drafted tokens are accepted")
+    return Finding(1 - rate, f"{shown_share(rate)} of the drafted tokens are accepted")
 
 
 def _high_itl(e: Evidence) -> Finding | None:
@@ -70,9 +70,9 @@ def _high_itl(e: Evidence) -> Finding | None:
         prompts, decodes = e.step("prefill_rows") > 0, e.step("decode_rows") > 0
         if (prompts & decodes).any() and (~prompts).any():
             with_, without = (float(e.step_ns[steps].mean()) / 1e6 for steps in (prompts & decodes, ~prompts))
-            mixed = f"; a step takes {shown_ms(with_)} ms with prompts in it, {shown_ms(without)} ms without"
+            mixed = f"; a step takes {shown_time(with_)} with prompts in it, {shown_time(without)} without"
     severity = max(0.5, 1 - bound / tpot.p99) if bound else 0.7 * (1 - spread.p50 / spread.p99)
-    text = f"{name} p99 {shown_ms(spread.p99)} ms, p50 {shown_ms(spread.p50)}{mixed}"
+    text = f"{name} p99 {shown_time(spread.p99)}, p50 {shown_time(spread.p50)}{mixed}"
     return Finding(severity, text, UNBOUNDED[1] if gaps.count and not bound else "")
 
 
@@ -81,7 +81,7 @@ def _slow_host(e: Evidence) -> Finding | None:
         return None
     can_overlap = not e.deployment.scheduler.async_scheduling
     overlap = "run it again with --async-scheduling: the time that it saves was CPU time between steps"
-    text = f"no step ran in {100 * e.host_share:.0f} % of the time in which there was work"
+    text = f"no step ran in {shown_share(e.host_share)} of the time in which there was work"
     return Finding(e.host_share, text, proof=overlap if can_overlap else "")
 
 
@@ -90,11 +90,11 @@ def _low_utilisation(e: Evidence) -> Finding | None:
     if busy is None or busy >= HALF:
         return None
     running = _requests(e.metrics.step_mean("running") or 0.0)
-    return Finding(0.3 * (1 - busy), f"steps take {100 * busy:.0f} % of the time, with {running} in them")
+    return Finding(0.3 * (1 - busy), f"steps take {shown_share(busy)} of the time, with {running} in them")
 
 
 def _requests(count: float) -> str:
-    text = f"{count:,.3g}"
+    text = shown_number(count)
     return f"{text} request{'s' * (text != '1')}"
 
 
@@ -105,20 +105,20 @@ def _small_batches(e: Evidence) -> Finding | None:
     busy, mfu, running = e.metrics.busy(), e.metrics.step_mean("mfu"), e.metrics.step_mean("running")
     if busy is None or mfu is None or running is None or busy < HALF or mfu >= _UNUSED or running >= _SMALL:
         return None
-    text = f"steps take {100 * busy:.1f} % of the time with {_requests(running)} in them: MFU {100 * mfu:.2g} %"
+    text = f"steps take {shown_share(busy, 1)} of the time with {_requests(running)} in them: MFU {shown_share(mfu, 1)}"
     mbu = e.metrics.step_mean("mbu") or 0.0
-    return Finding(HALF * busy * (1 - running / _SMALL), f"{text}, MBU {100 * mbu:.0f} %")
+    return Finding(HALF * busy * (1 - running / _SMALL), f"{text}, MBU {shown_share(mbu, 1)}")
 
 
 def _communication(e: Evidence) -> Finding | None:
     share = e.parts.get("collectives", 0.0)
-    text = f"{100 * share:.0f} % of the steps' time goes into collectives among {e.deployment.gpus} devices"
+    text = f"{shown_share(share)} of the steps' time goes into collectives among {e.deployment.gpus} devices"
     return Finding(share, text) if share >= _MUCH else None
 
 
 def _kv_reads(e: Evidence) -> Finding | None:
     share = sum(e.parts.get(part, 0.0) for part in KV_PARTS)
-    text = f"{100 * share:.0f} % of the steps' time goes into attention to cached KV"
+    text = f"{shown_share(share)} of the steps' time goes into attention to cached KV"
     return Finding(share, text) if share >= HALF else None
 
 
@@ -127,7 +127,7 @@ def _bubbles(e: Evidence) -> Finding | None:
     if bubble is None or bubble < SHARE:
         return None
     stages = e.deployment.pipeline_parallel_size
-    text = f"while a step is under way, {100 * bubble:.1f} % of the time of the {stages} stages is idle"
+    text = f"while a step is under way, {shown_share(bubble, 1)} of the time of the {stages} stages is idle"
     return Finding(bubble, text)
 
 
@@ -140,7 +140,7 @@ def _launches(e: Evidence) -> Finding | None:
     seen = notes_of(e.run).get("launching_share") or 0.0
     share, eager = max(explained, seen), " without CUDA graphs" if e.deployment.enforce_eager else ""
     more = "" if seen > explained else ", and gaps between them"
-    text = f"{100 * share:.0f} % of the steps' time goes into launching kernels{eager}{more}"
+    text = f"{shown_share(share)} of the steps' time goes into launching kernels{eager}{more}"
     return Finding(share, text) if share >= _MUCH else None
 
 
@@ -153,7 +153,7 @@ def _uneven_experts(e: Evidence) -> Finding | None:
     return Finding(
         waited,
         f"the busiest of {e.deployment.expert_parallel_size} devices gets {imbalance:.2f} times the "
-        f"mean of the tokens; the others wait for {100 * waited:.0f} % of the steps' time",
+        f"mean of the tokens; the others wait for {shown_share(waited)} of the steps' time",
     )
 
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from planning.diagnose.command import compare_command
 from serving.document import Document, Number, Part, fact
+from serving.figures import shown_change, shown_share, shown_time
 from serving.metrics import label_of, metric
 from traces.document_table import table_of
 
@@ -107,7 +108,7 @@ class Question(Part):
         """The answer in a few words."""
         if self.yes is None or self.gain is None:
             return f"Not known: {self.untried or 'nothing of it'} could{' not' * bool(self.untried)} be tried."
-        return f"{'Yes' if self.yes else 'No'}: {self.lift} would buy {100 * max(self.gain, 0.0):.0f} %."
+        return f"{'Yes' if self.yes else 'No'}: {self.lift} would buy {shown_share(max(self.gain, 0.0))}."
 
 
 class Trust(Part):
@@ -196,6 +197,15 @@ class DiagnosisDocument(Document):
         names = {tried.name for tried in self.tried}
         return (*self.tried, *(change for change in self.changes if change.name not in names))
 
+    def p99(self, time_ms: float | None) -> str:
+        """Return a p99 in words: over the requests that finish there may be none; over all it may be infinite."""
+        return shown_time(math.inf if time_ms is None and not self.sheds else time_ms)
+
+    def changed_p99(self, tried: Counterfactual, latency: str) -> str:
+        """Return the p99 that is left, with its change."""
+        bought = tried.bought.get(latency)
+        return f"{self.p99(tried.p99.get(latency))} ({shown_change(None if bought is None else -100 * bought, 0)})"
+
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables; simulated ones come first."""
@@ -241,29 +251,21 @@ class DiagnosisDocument(Document):
 
 
 def _counterfactuals(diagnosis: DiagnosisDocument) -> Iterator[RenderableType]:
-    from calibration.steps.coverage import shown_share
-
     def share(finished: float | None) -> list[str]:
-        if not diagnosis.sheds:
-            return []
-        return ["-" if finished is None else shown_share(finished)]
-
-    def p99(value: float | None) -> str:
-        """Format a p99: over the finished requests there may be none; over all requests it may be infinite."""
-        if value is not None:
-            return shown_ms(value)
-        return "-" if diagnosis.sheds else "never"
+        return [shown_share(finished, 1)] if diagnosis.sheds else []
 
     scope = "; latencies are of requests that finish" if diagnosis.sheds else ""
-    latencies = [f"{metric(name).label} p99, ms" for name in diagnosis.simulated_p99]
+    latencies = [f"{metric(name).label} p99" for name in diagnosis.simulated_p99]
     finish = ["finish"] if diagnosis.sheds else []
     title = f"effect of lifting one constraint, or of one change{scope}"
     table = Table("with", "kind", *finish, *latencies, title=title, title_justify="left")
     recorded = (diagnosis.recorded_p99.get(name) for name in diagnosis.simulated_p99)
-    table.add_row(RECORDING, "", *share(diagnosis.recorded_finished), *map(p99, recorded))
-    table.add_row(AS_IT_WAS, "", *share(diagnosis.simulated_finished), *map(p99, diagnosis.simulated_p99.values()))
+    table.add_row(RECORDING, "", *share(diagnosis.recorded_finished), *map(diagnosis.p99, recorded))
+    table.add_row(
+        AS_IT_WAS, "", *share(diagnosis.simulated_finished), *map(diagnosis.p99, diagnosis.simulated_p99.values())
+    )
     for tried in diagnosis.with_changes:
-        cells = (f"{p99(tried.p99.get(name))} ({_change(tried.bought.get(name))})" for name in diagnosis.simulated_p99)
+        cells = (diagnosis.changed_p99(tried, name) for name in diagnosis.simulated_p99)
         table.add_row(tried.called, tried.kind, *share(tried.finished), *cells)
     yield table
     yield Text("* an ideal that cannot be bought: it tells what that constraint is to blame for", style="dim")
@@ -272,12 +274,3 @@ def _counterfactuals(diagnosis: DiagnosisDocument) -> Iterator[RenderableType]:
             yield Text(f"{tried.name}: not tried, because {tried.skipped}", style="dim")
     if diagnosis.warning:
         yield Text(diagnosis.warning, style="yellow")
-
-
-def shown_ms(value: float) -> str:
-    """Format a number with four digits, and with all digits before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _change(bought: float | None) -> str:
-    return "-" if bought is None else f"{round(-100 * bought):+d} %"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from planning.diagnose.document import DiagnosisDocument
+from serving.figures import shown_change
 from serving.version import __version__
 from traces.recording import Recording
 from traces.recording_notes import notes_of
@@ -32,7 +33,7 @@ def another_run(recording: Recording, calibration: str, again: pa.Table, diagnos
     if error is None or abs(error) <= _FAR:
         return None
     what = "share of requests that come to nothing" if diagnosis.sheds else "p99"
-    return f"the simulated {what} is {100 * error:+.0f} % off the recorded one: these are causes in the twin"
+    return f"the simulated {what} is {shown_change(100 * error, 0)} off the recorded one: these are causes in the twin"
 
 
 def _simulated(recording: Recording, again: pa.Table, calibration: str) -> str | None:

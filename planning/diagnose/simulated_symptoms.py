@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from planning.diagnose.baseline import Baseline
 from planning.diagnose.constraint_lifts import REPLICA, twice_the_gpus
-from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom, shown_ms
+from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
 from planning.diagnose.fleet_lifts import one_more_replica
 from planning.priced_scenario import PricedScenario
+from serving.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from traces.client_view import as_clients_saw
 from traces.run_metrics import RunMetrics
@@ -38,8 +39,10 @@ def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Sym
     product = replace(scenario, workload=replace(scenario.workload, requests=free, concurrency=None))
     after = RunMetrics(as_clients_saw(product.requests())).distribution("ttft_ms").p50
     if after > _HIDDEN * before:
-        text = f"{scenario.workload.concurrency:,} users wait for their answers; if {rate:.3g} requests/s came by "
-        text += f"themselves, the median TTFT would be {shown_ms(after)} ms instead of {shown_ms(before)}"
+        text = (
+            f"{scenario.workload.concurrency:,} users wait for their answers; if {shown_number(rate)} requests/s came "
+        )
+        text += f"by themselves, the median TTFT would be {shown_time(after)} instead of {shown_time(before)}"
         yield Symptom.from_finding(GOOD_BENCHMARK, Finding(0.5 * (1 - before / after), text))
 
 
@@ -69,6 +72,6 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
         reasons.append(f"one more replica would buy {max(round(100 * replica.gain(name)), 0)} % of {what}")
     if scaling is not None and scaling < _SCALES:
         reasons.append(
-            f"twice the GPUs serve {2 * scaling:.2f} times as much: {100 * scaling:.0f} % scaling efficiency"
+            f"twice the GPUs serve {2 * scaling:.2f} times as much: {shown_share(scaling)} scaling efficiency"
         )
     yield Symptom.from_finding(NO_HELP, Finding(0.5, "; ".join(reasons), "" if name == FINISHED else name))

@@ -14,8 +14,9 @@ import numpy as np
 
 from planning.diagnose.constraint_lifts import dispersion
 from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, SHARE, Look
-from planning.diagnose.document import OVERLOAD, Finding, Symptom, shown_ms
+from planning.diagnose.document import OVERLOAD, Finding, Symptom
 from planning.diagnose.evidence import Evidence
+from serving.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.replica_lives import serving_ns, unserved_ns
@@ -44,7 +45,8 @@ def _overload(e: Evidence) -> Finding | None:
         return None
     return Finding(
         0.9,
-        f"{verdict.arrival_rate:.3g} requests/s arrive, and the backlog grows by {verdict.trend.slope:.3g} requests/s",
+        f"{shown_number(verdict.arrival_rate)} requests/s arrive, and the backlog grows by "
+        f"{shown_number(verdict.trend.slope)} requests/s",
     )
 
 
@@ -71,10 +73,10 @@ def _failures(e: Evidence) -> Finding | None:
         none, ready = (time(mine, duration_ns) / duration_ns for time in (unserved_ns, serving_ns))
         lost = max(none, 1 - ready / first if first else 0.0)
         if crashes and lost > worst and (none >= _OUTAGE or lost >= SHARE):
-            outage = f", none for {100 * none:.1f} % of the run" if none else ""
+            outage = f", none for {shown_share(none, 1)} of the run" if none else ""
             where = f" in the pool {pool}" if len(pools) > 1 else ""
-            text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {ready:.3g} replicas were ready"
-            worst, evidence = lost, f"{text} on average, {first:,} at the start{outage}"
+            text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {shown_number(ready)} replicas were"
+            worst, evidence = lost, f"{text} ready on average, {first:,} at the start{outage}"
     return Finding(HALF + HALF * worst, evidence) if evidence else None
 
 
@@ -86,11 +88,11 @@ def _high_ttft(e: Evidence) -> Finding | None:
     if not (ttft.p99 > bound if bound else queues):
         return None
     share = queue.mean / ttft.mean if ttft.mean else 0.0
-    over = f", the bound is {shown_ms(bound)}" if bound else ""
+    over = f", the bound is {shown_time(bound)}" if bound else ""
     return Finding(
         0.4 + 0.45 * share,
-        f"TTFT p99 {shown_ms(ttft.p99)} ms (p50 {shown_ms(ttft.p50)}{over}); {100 * share:.0f} % of the mean is "
-        f"queueing, prefill p99 {shown_ms(prefill.p99)} ms",
+        f"TTFT p99 {shown_time(ttft.p99)} (p50 {shown_time(ttft.p50)}{over}); {shown_share(share)} of the mean is "
+        f"queueing, prefill p99 {shown_time(prefill.p99)}",
     )
 
 
@@ -106,7 +108,7 @@ def _full_kv(e: Evidence) -> Finding | None:
     usage = ""
     if pressure is not None:
         full = 100 * (e.metrics.step_mean("kv_usage") or 0)
-        usage = f"KV {full:.0f} % full on average, {pressure:.2g} times its size demanded; "
+        usage = f"KV {shown_share(full / 100)} full on average, {shown_number(pressure)} times its size demanded; "
     return Finding(
         min(max(share, preemptions / finished), 1.0) * 0.98,
         f"{usage}{preemptions} preemptions of {finished} requests, "
@@ -124,7 +126,7 @@ def _no_places(e: Evidence) -> Finding | None:
         return None
     return Finding(
         0.86 * share / e.time_share(e.step("waiting") > 0),
-        f"in {100 * share:.0f} % of the time {most} requests run, as many as max_num_seqs allows, "
+        f"in {shown_share(share)} of the time {most} requests run, as many as max_num_seqs allows, "
         "while others wait and KV memory is free",
     )
 
@@ -137,7 +139,7 @@ def _bursts(e: Evidence) -> Finding | None:
         return None
     return Finding(
         (0.9 if (e.metrics.busy() or 1.0) < HALF else 0.6) * (1 - 1 / index),
-        f"the number of arrivals varies {index:.3g} times as much as Poisson's (index of dispersion)",
+        f"the number of arrivals varies {shown_number(index)} times as much as Poisson's (index of dispersion)",
     )
 
 
@@ -151,7 +153,7 @@ def _tail(e: Evidence) -> Finding | None:
     return Finding(
         0.5 * (1 - ttft.p50 / ttft.p99),
         f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
-        f"{100 * waited:.0f} % of theirs",
+        f"{shown_share(waited)} of theirs",
     )
 
 
@@ -170,16 +172,16 @@ def _fragmentation(e: Evidence) -> Finding | None:
     where = f"the empty end of blocks of {config.block_size} tokens"
     if config.kv_reservation != "paged":
         where = f"reserved for tokens that never come (kv_reservation {config.kv_reservation})"
-    pieces = f"; {100 * scattered:.0f} % of what is free is not in the longest piece" if scattered else ""
+    pieces = f"; {shown_share(scattered)} of what is free is not in the longest piece" if scattered else ""
     full = float((e.metrics.step_mean("kv_usage") or 0.0) > HALF)
-    return Finding(empty * full, f"about {100 * empty:.0f} % of the KV memory that requests hold is {where}{pieces}")
+    return Finding(empty * full, f"about {shown_share(empty)} of the KV memory that requests hold is {where}{pieces}")
 
 
 def _transfers(e: Evidence) -> Finding | None:
     transfer, whole = (e.metrics.distribution(name) for name in ("transfer_ms", "e2e_ms"))
     share = transfer.mean / whole.mean if transfer.count else 0.0
-    text = f"KV is on its way from prefill to decode replicas for {shown_ms(transfer.mean)} ms on average"
-    return Finding(share, f"{text}, {100 * share:.0f} % of E2E") if share >= SHARE else None
+    text = f"KV is on its way from prefill to decode replicas for {shown_time(transfer.mean)} on average"
+    return Finding(share, f"{text}, {shown_share(share)} of E2E") if share >= SHARE else None
 
 
 def _tier_reads(e: Evidence) -> Finding | None:
@@ -187,9 +189,9 @@ def _tier_reads(e: Evidence) -> Finding | None:
     share = load_ms / e.metrics.distribution("ttft_ms").mean if load_ms else 0.0
     if share < SHARE and link < HALF:
         return None
-    text = f"loading KV from tiers takes a request {shown_ms(load_ms)} ms on average if none waits for another"
+    text = f"loading KV from tiers takes a request {shown_time(load_ms)} on average if none waits for another"
     bad = min(max(share, link), 1.0)
-    return Finding(bad, f"{text}, {100 * share:.0f} % of TTFT, and the tiers' links {100 * link:.0f} % of the time")
+    return Finding(bad, f"{text}, {shown_share(share)} of TTFT, and the tiers' links {shown_share(link)} of the time")
 
 
 def _admission(e: Evidence) -> Finding | None:
@@ -200,7 +202,7 @@ def _admission(e: Evidence) -> Finding | None:
     if not limited or lost < _FEW * total:
         return None
     busy = e.metrics.busy() if e.has_steps else None
-    meanwhile = "" if busy is None else f"; meanwhile steps take {100 * busy:.0f} % of the time"
+    meanwhile = "" if busy is None else f"; meanwhile steps take {shown_share(busy)} of the time"
     return Finding(
         max(lost / total, HALF), f"the limits of admission turn {lost:,} of {total:,} requests away{meanwhile}"
     )
@@ -216,8 +218,8 @@ def _front_door(e: Evidence) -> Finding | None:
     of_first = 1 - e.metrics.distribution("ttft_ms").mean / e.seen.distribution("ttft_ms").mean
     if of_all < SHARE and of_first < HALF:
         return None
-    text = ", ".join(f"{metric(name).label} {shown_ms(mean)} ms" for name, mean in known.items())
-    said = f"{100 * of_all:.0f} % of what clients wait for is not the engine's, and {100 * of_first:.0f} % of TTFT"
+    text = ", ".join(f"{metric(name).label} {shown_time(mean)}" for name, mean in known.items())
+    said = f"{shown_share(of_all)} of what clients wait for is not the engine's, and {shown_share(of_first)} of TTFT"
     latency = "e2e_ms" if of_all > of_first else "ttft_ms"
     return Finding(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {text} on average", latency)
 
@@ -232,7 +234,9 @@ def _uneven_replicas(e: Evidence) -> Finding | None:
     mean = float(busy.sum()) / count
     if busy.max() < max(HALF, _UNEVEN * mean):
         return None
-    text = f"steps take {100 * busy.max():.0f} % of the time on one of {count} replicas, {100 * mean:.0f} % on average"
+    text = (
+        f"steps take {shown_share(busy.max())} of the time on one of {count} replicas, {shown_share(mean)} on average"
+    )
     return Finding(float(1 - mean / busy.max()), text)
 
 
@@ -244,11 +248,11 @@ def _missed_prefixes(e: Evidence) -> Finding | None:
     missed = attainable_hit_rate(e.requests) - hit - loaded
     if missed < SHARE:
         return None
-    tiers = f", {100 * loaded:.0f} % in KV tiers" if loaded else ""
+    tiers = f", {shown_share(loaded)} in KV tiers" if loaded else ""
     return Finding(
         0.9 * missed,
-        f"{100 * hit:.0f} % of the prompt tokens were found in the prefix cache{tiers}; "
-        f"{100 * missed:.0f} % had been seen and were computed again",
+        f"{shown_share(hit)} of the prompt tokens were found in the prefix cache{tiers}; "
+        f"{shown_share(missed)} had been seen and were computed again",
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from calibration.steps.coverage import shown_share
 from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
 from planning.diagnose.device_symptoms import LOW_UTILISATION, SMALL_BATCHES, UNBOUNDED
-from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question, shown_ms
+from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
+from serving.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 from serving.version import __version__
 from traces.saturation import FEWEST
@@ -119,13 +119,14 @@ def _judged(known: DiagnosisDocument, cause: Counterfactual) -> str:
 
 def _left(known: DiagnosisDocument, tried: Counterfactual) -> str:
     if known.sheds and tried.finished is not None:
-        before, after = shown_share(known.simulated_finished or 0.0), shown_share(tried.finished)
+        before, after = shown_share(known.simulated_finished or 0.0, 1), shown_share(tried.finished, 1)
         return f"{after} of the requests would finish instead of {before}"
     was, left = known.simulated_p99[known.metric], tried.p99[known.metric]
     share = -100 * tried.gain(known.metric)
     lost = {name: tried.gain(name) for name in tried.bought if tried.gain(name) < -LEAST}
     assert was is not None and left is not None  # a lift with a gain leaves a number
     return (
-        f"the p99 of {metric(known.metric).label} would be {shown_ms(left)} ms instead of {shown_ms(was)} "
-        f"({share:+.0f} %)" + "".join(f", that of {metric(m).label} {-100 * s:+.0f} %" for m, s in lost.items())
+        f"the p99 of {metric(known.metric).label} would be {shown_time(left)} instead of {shown_time(was)} "
+        f"({shown_change(share, 0)})"
+        + "".join(f", that of {metric(m).label} {shown_change(-100 * s, 0)}" for m, s in lost.items())
     )

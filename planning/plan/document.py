@@ -20,16 +20,15 @@ from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.deployments.config import Deployment, parse
 from serving.deployments.node_groups import inter_node, nodes_of
 from serving.document import Document, Number, Part, fact
+from serving.figures import NOTHING, counted, shown_band, shown_number, shown_share, shown_usd
 from traces.document_table import table_of
 
 SURE = 0.99  # the greatest probability that is shown: nobody knows the tail beyond
 
 
 def percent(probability: float) -> str:
-    """Format a probability in whole percent; the ends are open."""
-    if probability >= SURE:
-        return f"{100 * SURE:.0f} % or more"
-    return f"{100 * probability:.0f} %" if probability > 0 else "less than 1 %"
+    """Return a probability in whole percent; the ends are open."""
+    return f"> {shown_share(SURE)}" if probability >= SURE else shown_share(probability or 1e-9)
 
 
 class Observed(Part):
@@ -144,23 +143,17 @@ class Recommendation(Offered):
     @property
     def headroom_range(self) -> str:
         """The headroom from slow steps to fast ones, over all draws of the traffic; empty if unknown."""
-        return "" if self.headroom_band is None else f"{_range(*self.headroom_band)} %"
+        return "" if self.headroom_band is None else f"{shown_band(*self.headroom_band)} %"
 
     @property
     def plausible(self) -> str:
         """The GPUs that it may take, from the fast to the slow end of the 90 % interval of step times."""
-        return _range(*self.plausible_gpus)
+        return shown_band(*self.plausible_gpus)
 
     @property
     def elsewhere(self) -> str:
         """The probability that the SLOs hold on other draws of the traffic; empty if there are no others."""
         return " and ".join(map(percent, self.draws)) + " of cases" if self.draws else ""
-
-
-def _range(low: int, high: int | None) -> str:
-    if high is None:
-        return f"{low} or more"
-    return f"{low}" if low == high else f"{low}–{high}"
 
 
 class Dearer(Part):
@@ -353,7 +346,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         yield f"{objective}: with so few requests, not a single one may break it"
     if best is not None:
         headroom = best.headroom + (f" ({best.headroom_range})" if best.headroom_range else "")
-        yield f"attainment {100 * best.attainment:.1f} %, headroom {headroom}, plausible GPUs {best.plausible}"
+        yield f"attainment {shown_share(best.attainment, 1)}, headroom {headroom}, plausible GPUs {best.plausible}"
         if best.elsewhere:
             yield f"on other draws of the traffic the SLOs hold in {best.elsewhere}"
         if best.seen:
@@ -370,17 +363,18 @@ def _details(plan: PlanDocument) -> Iterator[str]:
             joined = inter_node(deployment)
             yield f"each engine is on {nodes} nodes of {joined.gpus_per_node} GPUs, joined by {joined.link}"
     for dearer in plan.dearer:
-        yield f"more expensive: {dearer.engine}, at least ${dearer.usd_per_hour_at_least:,.2f}/h"
+        yield f"more expensive: {dearer.engine}, at least {shown_usd(dearer.usd_per_hour_at_least)}/h"
     for failure in plan.infeasible if best is not None else plan.infeasible[1:]:  # the first is the answer
         yield f"{'borderline' if failure.borderline else 'not feasible'}: {failure.engine}: {failure.reason}"
 
 
 def _traffic(plan: PlanDocument) -> str:
-    rate = "all at once" if plan.requests_per_s is None else f"{plan.requests_per_s:,.3g} a second"
-    text = f"{plan.requests} request{'' if plan.requests == 1 else 's'} in {plan.span_s:,.4g} s, {rate}"
+    rate = "all at once" if plan.requests_per_s is None else f"{shown_number(plan.requests_per_s)} a second"
+    text = f"{counted(plan.requests, 'request')} in {shown_number(plan.span_s)} s, {rate}"
     if plan.mean_prompt_tokens is None or plan.mean_output_tokens is None:
         return text
-    return f"{text}; {plan.mean_prompt_tokens:,.4g} prompt and {plan.mean_output_tokens:,.4g} output tokens on average"
+    prompt, output = map(shown_number, (plan.mean_prompt_tokens, plan.mean_output_tokens))
+    return f"{text}; {prompt} prompt and {output} output tokens on average"
 
 
 def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
@@ -401,20 +395,16 @@ def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False
     elif any(best_per for _, best_per in rows):
         table.add_column("best\nper", no_wrap=True)
     for p, best_per in rows:
-        figures = (p.usd_per_hour, p.tok_s_user, p.tok_s_gpu, p.usd_per_mtok_out)
+        speeds = map(shown_number, (p.tok_s_user, p.tok_s_gpu))
         replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
         fleet = _SETTING.sub("\n ", f"{replicas} x {p.engine}")
-        cells = (fleet, str(p.gpus), *map(_shown, figures), f"{100 * p.attainment:.1f} %")
+        cells = (fleet, str(p.gpus), shown_usd(p.usd_per_hour), *speeds, shown_usd(p.usd_per_mtok_out))
         last = _likely(p) if hold else best_per
-        table.add_row(*(*cells, last)[: len(table.columns)])
+        table.add_row(*(*cells, shown_share(p.attainment, 1), last)[: len(table.columns)])
     return table
 
 
 def _likely(fleet: Point) -> str:
-    """Return the probability as in the answer, but shorter; a dash if it is unknown."""
+    """Return the probability as in the answer; a dash if it is unknown."""
     holds = fleet.holds if isinstance(fleet, Offered) else None
-    return "-" if holds is None else f"{100 * min(holds, SURE):.0f}{'+' if holds >= SURE else ''} %"
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+    return NOTHING if holds is None else percent(holds)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from planning.plan.document import Choices, percent
 from planning.plan.frontier import Fleet, Point
+from serving.figures import counted, shown_change, shown_number, shown_share, shown_usd
 
 if TYPE_CHECKING:
     from planning.plan.first_answer import FirstAnswer
@@ -23,12 +24,12 @@ def first_answer(answer: FirstAnswer | None) -> str:
     if answer is None:
         return "From quick estimates: probably none: every fleet that was tried breaks the SLOs"
     (few, many), (least, most) = answer.gpus, answer.usd_per_hour
-    usd = " to ".join(dict.fromkeys(f"${usd:,.2f}" for usd in (least, most)))
+    usd = " to ".join(dict.fromkeys(map(shown_usd, (least, most))))
     *named, last = answer.engines
     if len(named) >= _NAMED:
         named, last = named[: _NAMED - 1], f"{len(answer.engines) - _NAMED + 1} others"
     engines = " or ".join([", ".join(named), last] if named else [last])
-    return f"From quick estimates: {f'{few:,} to ' if few < many else ''}{gpus(many)}, {usd}/h, of {engines}"
+    return f"From quick estimates: {f'{few:,} to ' if few < many else ''}{counted(many, 'GPU')}, {usd}/h, of {engines}"
 
 
 def carriers(point: Fleet, spares: int = 0) -> str:
@@ -42,7 +43,7 @@ def risk(by_risk: Choices | None) -> str:
     if by_risk is None or holds is None:
         return "How probably the SLOs hold is unknown."
     chosen, whole = by_risk.recommended, by_risk.whole_interval
-    slow = f"If steps are slow, {share(chosen.if_slow)} of the requests keep them"
+    slow = f"If steps are slow, {shown_share(chosen.if_slow, 1)} of the requests keep them"
     if whole is None:
         slow += ", and no number of GPUs holds the SLOs"
     elif whole.replicas <= chosen.replicas:
@@ -53,7 +54,7 @@ def risk(by_risk: Choices | None) -> str:
 def choices(by_risk: Choices) -> str:
     """Return what less and more caution would take: `12 GPUs do if steps are as predicted`."""
     likely, chosen, whole = by_risk.as_predicted, by_risk.recommended, by_risk.whole_interval
-    text = f"{gpus(likely.gpus) if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
+    text = f"{counted(likely.gpus, 'GPU') if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
     if whole and whole.gpus > chosen.gpus:
         text += f" {whole.gpus:,} do for the whole 90 % interval of step times."
     return text
@@ -70,18 +71,8 @@ def near_ties(best: Point, others: Sequence[Point], spares: int) -> Iterator[str
 def _compared(other: Point, best: Point) -> Iterator[str]:
     if best.usd_per_hour:
         change = 100 * (other.usd_per_hour / best.usd_per_hour - 1)
-        yield "the same cost" if abs(change) < 0.5 else f"{change:+.0f} % cost"
+        yield "the same cost" if abs(change) < 0.5 else f"{shown_change(change, 0)} cost"
     ratios = {1.0: "as many GPUs", 0.5: "half the GPUs", 2.0: "twice the GPUs"}
-    yield ratios.get(other.gpus / best.gpus) or f"{other.gpus:,} instead of {gpus(best.gpus)}"
+    yield ratios.get(other.gpus / best.gpus) or f"{other.gpus:,} instead of {counted(best.gpus, 'GPU')}"
     if other.tok_s_user is not None and best.tok_s_user is not None:
-        yield f"{other.tok_s_user:,.0f} instead of {best.tok_s_user:,.0f} tok/s a user"
-
-
-def share(of_requests: float) -> str:
-    """Format a share of requests in percent, never rounded up to all of them."""
-    return "100 %" if of_requests == 1 else f"{min(100 * of_requests, 99.9):.1f} %"
-
-
-def gpus(number: int) -> str:
-    """Return `1 GPU`, `12 GPUs`."""
-    return f"{number:,} GPU{'' if number == 1 else 's'}"
+        yield f"{shown_number(other.tok_s_user)} instead of {shown_number(best.tok_s_user)} tok/s a user"

@@ -15,6 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from serving.errors import UserError
+from serving.figures import shown_share, shown_time
 from traces.run_metrics import RunMetrics
 from traces.slo import check_slo
 
@@ -97,16 +98,14 @@ class Objectives:
     def seen(self, objective: Objective, observed: float, broken: Sequence[float]) -> str:
         """Return the observed value of an objective in words; for attainment, with the share that breaks each bound."""
         if not objective.attainment:
-            shown = f"{observed:,.0f}" if observed >= 1000 else f"{observed:.4g}"
-            if 10_000 <= observed < math.inf:
-                return f"{observed / 1000:,.4g} s"
-            return f"{shown} ms" if math.isfinite(observed) else "never: requests are turned away"
+            text = shown_time(observed, 4)
+            return text if math.isfinite(observed) else f"{text}: requests are turned away"
         culprits = [
-            f"{100 * share:.2g} % break {metric}<={bound:g}"
+            f"{shown_share(share, 1)} break {metric}<={bound:g}"
             for (metric, bound), share in zip(self.bounds, broken, strict=True)
             if share > 0
         ]
-        return ", ".join([f"attainment {observed:.4f}", *culprits])
+        return ", ".join([f"attainment {shown_share(observed, 2)}", *culprits])
 
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:

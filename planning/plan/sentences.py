@@ -7,6 +7,7 @@ from planning.plan.headline import risk
 from planning.plan.objectives import Objective
 from planning.plan.plan import Plan, Recommendation
 from planning.plan.sensitivity import KEEPING_UP
+from serving.figures import counted, shown_number, shown_share, shown_usd
 
 FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
 
@@ -17,10 +18,10 @@ def answer(plan: Plan, choices: Choices | None) -> str:
     if best is None:
         return _none(plan)
     point, spares = best.offer.point, plan.limits.spares
-    spare = f" ({point.replicas} and {count(spares, 'spare')})" if spares else ""
+    spare = f" ({point.replicas} and {counted(spares, 'spare')})" if spares else ""
     return (
-        f"{count(point.replicas + spares, 'replica')} x {point.engine}{spare} = {count(point.gpus, 'GPU')}, "
-        f"${point.usd_per_hour:,.2f}/h. {risk(choices)}"
+        f"{counted(point.replicas + spares, 'replica')} x {point.engine}{spare} = {counted(point.gpus, 'GPU')}, "
+        f"{shown_usd(point.usd_per_hour)}/h. {risk(choices)}"
     )
 
 
@@ -40,7 +41,7 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     if best.fewer is None or figures is None:
         return "a fleet has at least one replica"
     if best.fewer.met:
-        return f"{count(best.fewer.replicas, 'replica')} would hold less probably, by more than the price is lower"
+        return f"{counted(best.fewer.replicas, 'replica')} would hold less probably, by more than the price is lower"
     objectives = plan.question.objectives
     broken = [
         f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
@@ -48,10 +49,10 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
         if _breaks(objective, value)
     ]
     if not figures.steady.keeps_up:
-        broken.append(f"{KEEPING_UP} ({figures.steady.piling_up_per_s:,.2g} more requests wait every second)")
-    attained = f"attainment {100 * figures.attainment:.1f} %"
-    late = f" in {100 * plan.question.risk:.0f} % of cases or more" if best.fewer.late else ""
-    return f"{count(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}; {attained}"
+        broken.append(f"{KEEPING_UP} ({shown_number(figures.steady.piling_up_per_s)} more requests wait every second)")
+    attained = f"attainment {shown_share(figures.attainment, 1)}"
+    late = f" in {shown_share(plan.question.risk)} of cases or more" if best.fewer.late else ""
+    return f"{counted(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}; {attained}"
 
 
 def too_short(plan: Plan) -> str | None:
@@ -65,9 +66,10 @@ def too_short(plan: Plan) -> str | None:
     longest_s, seconds = best.offer.trial.figures.e2e_p99_s, span_s(plan)
     if not seconds < FILLS * longest_s:
         return None
+    lasts, longest, enough = map(shown_number, (seconds, longest_s, FILLS * longest_s))
     return (
-        f"the traffic is too short to fill the fleet: it lasts {seconds:,.3g} s, and answers up to {longest_s:,.3g} s "
-        f"(E2E p99); over a longer time it may need more replicas. Give at least {FILLS * longest_s:,.3g} s of it"
+        f"the traffic is too short to fill the fleet: it lasts {lasts} s, and answers up to {longest} s "
+        f"(E2E p99); over a longer time it may need more replicas. Give at least {enough} s of it"
     )
 
 
@@ -79,8 +81,3 @@ def span_s(plan: Plan) -> float:
 
 def _breaks(objective: Objective, value: float) -> bool:
     return value < objective.share if objective.attainment else value > objective.bounds[0][1]
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 GPU`, `2 GPUs`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -16,6 +16,7 @@ from rich.text import Text
 from planning.sweep.dataset import ABOUT
 from serving.document import Answer
 from serving.errors import UserError
+from serving.figures import shown_number
 from serving.json_file import parse_json
 from serving.metrics import METRICS, STATISTICS
 
@@ -81,7 +82,7 @@ class SweepResults(Answer):
         table = Table("metric", "lowest", "highest")
         for name, title in self.metrics.items():
             ends = pc.min_max(done[name]).as_py()
-            table.add_row(title, *("-" if end is None else f"{end:,.4g}" for end in ends.values()))
+            table.add_row(title, *(shown_number(end, 4) for end in ends.values()))
         yield table
 
     @property

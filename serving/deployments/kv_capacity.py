@@ -20,6 +20,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.deployments.pipeline_stages import stage_models
 from serving.deployments.weight_types import check_experts, check_heads, check_linear_heads, stored, weights_dtype
 from serving.errors import UserError
+from serving.figures import shown_gib
 
 UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
 _GIB = 1024**3
@@ -105,8 +106,8 @@ class KvCapacity(NamedTuple):
             remedy = "lower max_num_seqs, or " if frugal else ""
             raise UserError(
                 "gpu",
-                f"{self.total / _GIB:,.1f} GiB",
-                f"has room for {self.num_blocks:,} KV blocks beside {self.weights / _GIB:,.1f} GiB of weights; a "
+                shown_gib(self.total),
+                f"has room for {self.num_blocks:,} KV blocks beside {shown_gib(self.weights)} of weights; a "
                 f"request of {config.max_model_len} tokens needs {need}: {remedy}use more or larger devices, or "
                 "quantisation",
             )
@@ -132,8 +133,8 @@ class KvCapacity(NamedTuple):
             raise UserError(
                 "num_blocks",
                 blocks,
-                f"takes {blocks * page / _GIB:,.1f} GiB of KV beside {self.weights / _GIB:,.1f} GiB of weights, and "
-                f"the device has {self.total / _GIB:,.1f} GiB, so {most:,} blocks at most; leave it out, and as many "
+                f"takes {shown_gib(blocks * page)} of KV beside {shown_gib(self.weights)} of weights, and "
+                f"the device has {shown_gib(self.total)}, so {most:,} blocks at most; leave it out, and as many "
                 "are taken as fit",
             )
 

@@ -138,7 +138,7 @@ def test_a_drifted_canary_marks_the_run(loop: tuple[Path, list[Path], Calibratio
     slow = replace(calibration, noise={"canary_ns": [1_000_000, 1_200_000]})
     report = covalidate(real, slow, tmp_path / "report", created="")
     assert report.disturbed
-    assert "1.0 to 1.2 ms" in report.disturbance
+    assert "1–1.2 ms" in report.disturbance
 
 
 def test_runs_that_do_not_belong_together_are_refused(loop, tmp_path):

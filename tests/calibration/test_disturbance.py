@@ -61,7 +61,7 @@ def test_a_canary_that_moves_marks_the_runs(after: float, disturbed: bool, engin
     calibration, deployment = engine
     run = recorded(tmp_path / "a", deployment, calibration, [10, after])
     found = disturbance([([run], None)])
-    assert found == (disturbed, f"the canary step took 10.0 to {after} ms ({10 * after - 100:.0f} % apart)")
+    assert found == (disturbed, f"the canary step took 10–{after} ms ({10 * after - 100:.0f} % apart)")
 
 
 def test_both_sides_and_the_calibration_are_looked_at_together(engine, tmp_path: Path) -> None:
@@ -104,4 +104,4 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     assert (side.mark, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
     assert recorded_side([real], None).mark == "measured"
     bare = calm([[real], [real]])
-    assert bare is not None and bare.evidence == "the canary step took 10.0 to 13.0 ms (30 % apart)"
+    assert bare is not None and bare.evidence == "the canary step took 10–13 ms (30 % apart)"

@@ -126,7 +126,7 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
 @pytest.mark.parametrize(
     ("change", "mark", "reason"),
     [
-        ({"extrapolated_share": 0.0}, "validated", "0.0 %"),
+        ({"extrapolated_share": 0.0}, "validated", "; 0 %"),
         ({"extrapolated_share": 0.3}, "extrapolated", "30.0 %"),
         ({"extrapolated_share": None}, "validated", "does not say"),
         ({"extrapolated_share": 0.0, "disturbed": True}, "unknown", "disturbed"),

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import threading
 import time
 from functools import partial
@@ -22,7 +21,6 @@ from calibration.kernels.times import Coverage
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.predict import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
-from dashboard import shown
 from dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
 from dashboard.loading import prefetch, token_gaps
 from dashboard.run_page import page as run_page
@@ -144,7 +142,7 @@ def test_a_run_that_came_to_little_says_so_first(shed):
     app = page(shed.path.parent, run="shed")
     assert not app.exception and not app.error
     (facts,) = [m.value for m in app.markdown if "badge[simulated]" in m.value]
-    assert ":red-badge[80 % did not finish]" in facts and ":green-badge" not in facts
+    assert ":red-badge[80.0 % did not finish]" in facts and ":green-badge" not in facts
     assert "30 timed out, 8 finished, 2 rejected" in facts
     assert any("Latencies are those of the 8 of 40 requests" in caption.value for caption in app.caption)
     assert {"timed out", "finished", "rejected"} == set(app.dataframe[0].value["status"])
@@ -152,7 +150,7 @@ def test_a_run_that_came_to_little_says_so_first(shed):
 
 def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
-    assert any("came from KV tiers: 12.5 % from cpu, 5 % from nvme" in text for text in said)
+    assert any("came from KV tiers: 12.5 % from cpu, 5.0 % from nvme" in text for text in said)
     assert any("gives a request 2.5 tokens on average. 50 % of the draft tokens" in text for text in said)
     assert any("of single replicas" in text for text in said)
 
@@ -161,7 +159,7 @@ def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys
     print_metrics(RunMetrics.from_recording(shed), "table")
     print_reasons(shed)
     said = capsys.readouterr().out
-    assert "80 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
+    assert "80.0 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
     assert "30 timed out; reason of the first: because of 10\n" in said
     assert "2 rejected; reason of the first: because of 8\n" in said
     (usage,) = [line for line in said.splitlines() if line.startswith("kv_usage, %")]
@@ -505,9 +503,3 @@ def test_a_long_table_is_prepared_by_a_job_and_is_the_export(tmp_path, monkeypat
     assert {button.label for button in prepare} >= {"Prepare CSV of requests", "Prepare CSV of steps"}
     next(button for button in prepare if button.label == "Prepare CSV of steps").click().run()
     assert [job.settings["table"] for job in started] == ["steps"] and not app.exception
-
-
-def test_times_from_ten_seconds_on_are_in_seconds():
-    assert shown.timed("TTFT p99", 9999.0, 12_000.0) == ("TTFT p99 (ms)", ["9,999", "12,000"])
-    assert shown.timed("TTFT p99", 163_037.0, 9000.0, None) == ("TTFT p99 (s)", ["163", "9", "–"])
-    assert shown.timed("TTFT p99", None)[0] == shown.timed("TTFT p99", math.inf)[0] == "TTFT p99 (ms)"

@@ -281,7 +281,7 @@ def test_the_report_has_the_run_by_name_and_what_did_not_finish(fleet):
     pytest.importorskip("plotly")
     text = written(fleet, "html").decode()
     assert "<h1>fleet</h1>" in text
-    assert "75 % did not finish: latencies are those of the 1 of 4 requests that finished" in text
+    assert "75.0 % did not finish: latencies are those of the 1 of 4 requests that finished" in text
     assert "<h1>a/b</h1>" in written(RecordedRun(fleet.recording, "a/b"), "html").decode()
 
 

@@ -311,7 +311,7 @@ def test_each_setting_has_a_line_of_its_own_in_eighty_columns(shape: Path, monke
     }
     assert max(len(line) for line in tables if "=" in line) <= 80
     runners_up = "\n".join(tables[: tables.index("")])
-    assert "hold" in runners_up and re.search(r"\d %  +\d+\+? %", runners_up)
+    assert "hold" in runners_up and re.search(r"\d %  +(> )?\d+ %", runners_up)
 
 
 def test_a_combination_that_is_not_allowed_is_ruled_out_and_says_why() -> None:

@@ -9,6 +9,7 @@ import click
 
 from planning.deployments import read_deployment
 from planning.measure.request import CalibrateRequest
+from serving.figures import shown_change, shown_percent
 from tokentwin.options import deployment_options, options_of, requested
 from tokentwin.tables import print_table
 
@@ -94,7 +95,13 @@ def print_calibration(calibration: Calibration) -> None:
     )
     print_table(("part", "what it pays for", "µs each"), prices, f"calibration {calibration.id}")
     errors = (
-        (name, str(r.steps), f"{r.median_error_pct:.1f} %", f"{r.p95_error_pct:.1f} %", f"{r.bias_pct:+.1f} %")
+        (
+            name,
+            str(r.steps),
+            shown_percent(r.median_error_pct),
+            shown_percent(r.p95_error_pct),
+            shown_change(r.bias_pct),
+        )
         for name, r in calibration.residuals.items()
     )
     click.echo(f"launches without graphs: {calibration.launches}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import ENGINES
+from serving.figures import shown_share
 from tokentwin.options import Finite
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     click.echo(
         f"{model} in {real_engine.deployment.dtype} on one thread: {pace.decode_step_ns / 1e6:.0f} ms for a step of "
         f"{rows} decodes, {pace.prompt_token_ns / 1e6:.1f} ms for a prompt token.\n"
-        f"So {size.requests} requests at {size.rate:g} a second, {100 * LOAD:.0f} % of what it can do: {repeats} real "
+        f"So {size.requests} requests at {size.rate:g} a second, {shown_share(LOAD)} of what it can do: {repeats} real "
         f"runs of about {size.run_s:.0f} s, and {size.calibration_s:.0f} s of calibration."
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
+from serving.figures import shown_number, shown_share
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
 
@@ -92,7 +93,7 @@ def _print_life(life: list[Stage]) -> None:
             " x ".join(f"{n:,}" for n in stage.shape),
             stage.dtype,
             str(stage.times),
-            _amount(stage.bytes / 1e6),
+            shown_number(stage.bytes / 1e6),
         )
         for stage in life
     )
@@ -115,16 +116,16 @@ def _print(explanation: Explanation, title: str) -> None:
         (
             o.name,
             str(o.count),
-            _amount(o.flops / 1e9),
-            _amount(o.bytes / 1e6),
-            _amount(o.ns / 1e3),
-            f"{100 * o.utilisation:.0f} %",
+            shown_number(o.flops / 1e9),
+            shown_number(o.bytes / 1e6),
+            shown_number(o.ns / 1e3),
+            shown_share(o.utilisation),
             o.bound,
-            f"{100 * o.sigma:.0f} %{'*' if o.coverage is Coverage.EXTRAPOLATED else ''}",
+            shown_share(o.sigma) + "*" * (o.coverage is Coverage.EXTRAPOLATED),
         )
         for o in explanation.operations
     ]
-    operations.append(("sum", "", "", "", _amount(sum(explanation.kernels_ns.values()) / 1e3), "", "", ""))
+    operations.append(("sum", "", "", "", shown_number(sum(explanation.kernels_ns.values()) / 1e3), "", "", ""))
     numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
     headings = ("operation", *numbers[:-1], "bound by", "±")
     print_table(headings, operations, title, right=numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -135,10 +136,10 @@ def _print(explanation: Explanation, title: str) -> None:
         of_stages = ("stage", "layers", "µs")
         print_table(of_stages, _stages(explanation), "on each pipeline stage", right=of_stages)
     hidden = "once a way through the pipeline" if explanation.stages else "which async scheduling hides"
-    print(f"and {explanation.host_ns / 1e3:,.0f} µs on the CPU before it, {hidden}")
+    print(f"and {_us(explanation.host_ns)} µs on the CPU before it, {hidden}")
     if explanation.launches:
-        launch = f"{explanation.launch_ns / 1e3:,.1f} µs each ({explanation.launch_source})"
-        print(f"{explanation.launches} kernels launched in {launch}")
+        launch_us, source = _us(explanation.launch_ns), explanation.launch_source
+        print(f"{explanation.launches} kernels launched in {launch_us} µs each ({source})")
     print(f"{explanation.coverage.name.lower()}: because of {explanation.why}")
 
 
@@ -151,7 +152,7 @@ def _print_parts(explanation: Explanation) -> None:
             name,
             _us(kernels_ns.get(name)),
             _us(ns := parts_ns.get(name, 0.0)),
-            f"{100 * ns / explanation.step_ns:.1f} %",
+            shown_share(ns / explanation.step_ns, 1),
         )
         for name in names
     ]
@@ -161,7 +162,7 @@ def _print_parts(explanation: Explanation) -> None:
 
 
 def _us(ns: float | None) -> str:
-    return "" if ns is None else f"{ns / 1e3:,.1f}"
+    return "" if ns is None else shown_number(ns / 1e3)
 
 
 def _stages(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
@@ -170,15 +171,10 @@ def _stages(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
     for stage, alike in groupby(explanation.stages):
         last = first + len(list(alike)) - 1
         number = str(first) if first == last else f"{first} to {last}"
-        yield number, str(stage.layers), f"{stage.ns / 1e3:,.1f}"
+        yield number, str(stage.layers), _us(stage.ns)
         first = last + 1
-    transfers_ns = explanation.step_ns - sum(stage.ns for stage in explanation.stages)
-    yield "transfers", "", f"{transfers_ns / 1e3:,.1f}"
+    yield "transfers", "", _us(explanation.step_ns - sum(stage.ns for stage in explanation.stages))
 
 
 def _with(drafts: int) -> str:
     return f" with {drafts} draft tokens each" if drafts else ""
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.figures import shown_number
 from tokentwin.options import Finite
 from tokentwin.tables import print_table
 
@@ -36,7 +37,12 @@ def list_models() -> None:
     from serving.deployments.model_catalogue import models
 
     rows = (
-        (name, f"{m.parameters / 1e9:,.2f}", f"{m.active_parameters / 1e9:,.2f}", f"{m.kv_bytes_per_token(2):,}")
+        (
+            name,
+            shown_number(m.parameters / 1e9),
+            shown_number(m.active_parameters / 1e9),
+            f"{m.kv_bytes_per_token(2):,}",
+        )
         for name, m in models().items()
     )
     print_table(("model", "parameters, B", "of them active, B", "KV bytes per token"), rows)
@@ -124,7 +130,7 @@ def inspect(
 
 
 def _described(spec: ModelSpec) -> str:
-    active = f", {spec.active_parameters / 1e9:.3g} B active" if spec.num_experts else ""
+    active = f", {shown_number(spec.active_parameters / 1e9)} B active" if spec.num_experts else ""
     stored = "" if spec.checkpoint_quantization == "none" else f", published in {spec.checkpoint_quantization}"
     kv = f"{spec.kv_bytes_per_token(2):,} KV bytes per token in 16 bits"
-    return f"{spec.name}: {spec.family}, {spec.parameters / 1e9:.4g} B parameters{active}{stored}; {kv}"
+    return f"{spec.name}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from serving.errors import UserError
+from serving.figures import shown_number, shown_share
 from serving.yaml_file import parse_yaml
 from tokentwin.tables import print_table
 
@@ -180,15 +181,15 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     rows = [
         ("requests", f"{summary.requests:,}"),
         ("loop", loop),
-        ("span", f"{summary.span_s:,.1f} s"),
-        ("request rate", _number(summary.request_rate, "/s")),
-        ("input tokens", _number(summary.input_token_rate, "/s")),
-        ("output tokens", _number(summary.output_token_rate, "/s")),
-        ("CV of gaps between arrivals", _number(summary.interarrival_cv, "")),
+        ("span", f"{shown_number(summary.span_s)} s"),
+        ("request rate", f"{shown_number(summary.request_rate)}/s"),
+        ("input tokens", f"{shown_number(summary.input_token_rate)}/s"),
+        ("output tokens", f"{shown_number(summary.output_token_rate)}/s"),
+        ("CV of gaps between arrivals", shown_number(summary.interarrival_cv)),
         ("busiest minute", f"{summary.peak_minute:,} requests"),
-        ("busiest minute / mean", _number(summary.peak_minute_ratio, "x")),
-        ("prefix hits, infinite cache", f"{summary.prefix_hit_rate:.1%} of prompt tokens"),
-        (f"  in blocks of {summary.block_size}", f"{summary.prefix_block_hit_rate:.1%} of blocks"),
+        ("busiest minute / mean", f"{shown_number(summary.peak_minute_ratio)}x"),
+        ("prefix hits, infinite cache", f"{shown_share(summary.prefix_hit_rate, 1)} of prompt tokens"),
+        (f"  in blocks of {summary.block_size}", f"{shown_share(summary.prefix_block_hit_rate, 1)} of blocks"),
     ]
     for label, counts in (("tenants", summary.tenants), ("SLO classes", summary.slo_classes)):
         if set(counts) != {""}:
@@ -201,10 +202,5 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     )
     print_table(("tokens", *columns), lengths, "lengths", right=columns)
     if summary.tied_share is not None and summary.tied_share > 0.5 and not summary.concurrency:
-        print(
-            f"{summary.tied_share:.0%} of the gaps are zero: if the timestamps are quantised, --spread-ticks undoes it."
-        )
-
-
-def _number(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:,.2f}{unit}"
+        tied = shown_share(summary.tied_share)
+        print(f"{tied} of the gaps are zero: if the timestamps are quantised, --spread-ticks undoes it.")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from planning.measure.request import ValidateRequest
+from serving.figures import shown_percent
 from tokentwin.commands.saved_answer import AnswerOutput
 from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
@@ -65,5 +66,7 @@ def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None
     if report.rungs.replay is not None and not report.rungs.replay.exact:
         raise SystemExit(DECISIONS_DIFFER)
     if max_error is not None and report.worst_error_pct() > max_error:
-        click.echo(f"largest run error {report.worst_error_pct():.1f} % exceeds --max-error {max_error:g} %", err=True)
+        click.echo(
+            f"largest run error {shown_percent(report.worst_error_pct())} exceeds --max-error {max_error:g} %", err=True
+        )
         raise SystemExit(ERROR_TOO_LARGE)

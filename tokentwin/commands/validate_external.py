@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.figures import NOTHING
 from tokentwin.options import Finite
 from tokentwin.tables import print_table
 
@@ -255,7 +256,7 @@ def print_results(results: list[CaseResult]) -> None:
         long = len(result.runs) > MANY
         header = group_header(result) if long else ROW_HEADER
         rows = list(group_rows(result) if long else map(row_cells, result.rows))
-        filled = [any(cells[at] for cells in rows) for at in range(len(header))]
+        filled = [any(cells[at] not in ("", NOTHING) for cells in rows) for at in range(len(header))]
         shown = (tuple(compress(cells, filled)) for cells in rows)
         print_table(tuple(compress(header, filled)), shown, result.case.title)
         coverage, why = result.provenance

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from serving.figures import shown_change, shown_number, shown_percent
 from tokentwin.options import Finite, deployment_options
 from tokentwin.tables import print_table
 
@@ -82,8 +83,8 @@ def _print(rows: list[Any]) -> None:
     shown = []
     for row in rows:
         name = row.metric if row.statistic == "value" else f"{row.metric} {row.statistic}"
-        floor = "" if row.floor_pct is None else f"{row.floor_pct:.1f} %"
-        numbers = (f"{value:,.4g}" for value in (row.real, row.engine_alone, row.simulated))
-        weather = [f"{row.in_weather_error_pct:+.1f} %"] if known else []
-        shown.append((name, *numbers, f"{row.error_pct:+.1f} %", floor, *weather))
+        floor = shown_percent(row.floor_pct)
+        numbers = (shown_number(value, 4) for value in (row.real, row.engine_alone, row.simulated))
+        weather = [shown_change(row.in_weather_error_pct)] if known else []
+        shown.append((name, *numbers, shown_change(row.error_pct), floor, *weather))
     print_table(header, shown, "rung 6: what clients saw")

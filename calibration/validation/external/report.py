@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
+from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
 
 MANY = 20  # runs beyond which a case is summed up instead of listed
 FEW = 5  # runs of a group, below which it has no median of its own
@@ -62,7 +63,7 @@ def target_row(pair: tuple[CaseResult, Verdict]) -> tuple[str, ...]:
     target = verdict.target
     over = "median of " if target.over == "median" else ""
     what = f"{target.column}: {over}{target.figure} within {target.within_pct:g} %"
-    return result.case.name, what, f"{verdict.error_pct:.1f} %", verdict.run, "met" if verdict.met else "**missed**"
+    return result.case.name, what, shown_percent(verdict.error_pct), verdict.run, "met" if verdict.met else "**missed**"
 
 
 MARK_HEADER = ("marked", "figures", "median error", "in their interval")
@@ -74,8 +75,8 @@ def mark_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
     for mark in sorted({mark for mark, _ in marked}):
         rows = [row for found, row in marked if found == mark]
         errors = [abs(row.error_pct() or 0.0) for row in rows]
-        covered = 100 * sum(row.covered for row in rows) / len(rows)
-        yield mark.name.lower(), str(len(rows)), f"{median(errors):.1f} %", f"{covered:.0f} %"
+        covered = sum(row.covered for row in rows) / len(rows)
+        yield mark.name.lower(), str(len(rows)), shown_percent(median(errors)), shown_share(covered)
 
 
 ROW_HEADER = ("run", "figure", "measured", "blind", "error", "90 % interval", "anchored", "error", "floor")
@@ -86,13 +87,13 @@ def row_cells(row: Row) -> tuple[str, ...]:
     return (
         row.run,
         row.figure,
-        shown(row.measured),
-        shown(row.blind),
-        percent(row.error_pct()),
-        f"{shown(row.low)} to {shown(row.high)}",
-        "" if row.anchored is None else shown(row.anchored),
-        percent(row.error_pct("anchored")),
-        "" if row.floor_pct is None else f"{row.floor_pct:.1f} %",
+        shown_number(row.measured),
+        shown_number(row.blind),
+        shown_change(row.error_pct()),
+        shown_band(row.low, row.high),
+        shown_number(row.anchored),
+        shown_change(row.error_pct("anchored")),
+        shown_percent(row.floor_pct),
     )
 
 
@@ -111,12 +112,3 @@ def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
         if len(runs) >= FEW and (key == "all" or len(runs) < len(result.runs)):
             medians = (result.median_error_pct(figure, runs) for figure in result.case.shown)
             yield key, value, str(len(runs)), *("" if m is None else f"{m:.1f}" for m in medians)
-
-
-def shown(value: float) -> str:
-    """Return the number with about three digits."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1f} %"
