@@ -182,6 +182,8 @@ class AutoscalerConfig(_Settings):
 class FleetConfig(_Settings):
     """A whole fleet. By default it is one pool of one replica."""
 
+    seldom_set = ("processes",)
+
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="the pools of replicas")
     router: RouterConfig = RouterConfig()
     decode_router: RouterConfig | None = Field(None, description="router of the decode pools; null: as router")
