@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from calibration.steps.features import STEP_FEATURES
 from calibration.steps.fit import interval
 from calibration.validation.bands import BAND_STATS, bands, run_metrics
 from serving.cost_model import TokenCost
@@ -20,6 +21,7 @@ class Recorded:
         rows = rng.integers(1, 64, count).astype(float)
         prompt = np.where(rng.random(count) < 0.3, rng.integers(16, 512, count), 0).astype(float)
         zero, one = np.zeros(count), np.ones(count)
+        self.features = tuple(STEP_FEATURES)
         self.step = np.column_stack(
             [one, rows, rows * rng.integers(100, 900, count), prompt > 0, prompt, zero, prompt**2 / 2, one, rows]
         )

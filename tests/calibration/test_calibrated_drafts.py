@@ -14,7 +14,14 @@ import yaml
 from click.testing import CliRunner
 
 from calibration.acceptance import with_acceptance, with_drafts
-from calibration.steps.features import DRAFTING, FEATURES, MeasuredSteps, draft_features, step_features
+from calibration.steps.features import (
+    DRAFTING,
+    FEATURES,
+    MeasuredSteps,
+    draft_features,
+    feature_names,
+    step_features,
+)
 from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import base_deployment, priced
@@ -76,7 +83,7 @@ def test_prices_of_verifying_and_drafting_are_found_again() -> None:
     table = sink.steps.set_column(place, "draft_ns", pa.array(np.array(cost.drafting).astype(int), pa.int64()))
     steps = MeasuredSteps([table])
     calibration = fit(steps, deployment="{}", hardware={}, version="0", created="", noise={})
-    assert set(calibration.step_prices_ps) == set(FEATURES)
+    assert set(calibration.step_prices_ps) == set(feature_names(drafts=True, knees=False))
     np.testing.assert_allclose(predict(calibration, steps), steps.step_ns, rtol=1e-3)
     verifying = calibration.step_prices_ps["draft_tokens"] / 1000
     assert verifying == pytest.approx(PRICES_NS[list(FEATURES).index("draft_tokens")], rel=0.05)
