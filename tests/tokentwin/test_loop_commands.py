@@ -194,7 +194,7 @@ def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
         (["simulate", "{}/trace.parquet", "-c", "{}/calibration", "-o", "{}/x", "--rate-scale", "1e-15"], "rate"),
         (["simulate", "{}/trace.parquet", "-c", "{}/calibration", "-o", "{}/x", "--rate-scale", "nan"], "finite"),
         (["simulate", "{}/trace.parquet", "-c", "{}/calibration", "-o", "{}/x", "--model", "smollm2"], "calibrate"),
-        (["bench", "{}/trace.parquet", "-o", "{}/x", "-d", "{}/deployment.yaml", "--num-blocks", "9999999"], "GB"),
+        (["bench", "{}/trace.parquet", "-o", "{}/x", "-d", "{}/deployment.yaml", "--num-blocks", "9999999"], "GiB"),
         (["validate", "{}/real", "{}/real", "-c", "{}/calibration", "-o", "{}/x"], "twice"),
         (["validate", "{}/real", "-c", "{}/calibration", "-o", "{}/real"], "is a recording"),
         (["trace", "convert", "{}/trace.parquet", "/dev/null", "--to", "mooncake", "--force"], "/dev/null"),
