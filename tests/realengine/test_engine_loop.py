@@ -237,7 +237,7 @@ def test_too_little_memory_names_the_knob() -> None:
         engine_for(gpu_memory_utilization=1e-6)
     with pytest.raises(UserError, match=r"scheduler\.num_blocks.*lower it"):
         engine_for(scheduler={"num_blocks": 10_000_000, "block_size": 4096})
-    with pytest.raises(UserError, match=r"model.*GB of weights"):
+    with pytest.raises(UserError, match=r"model.*GiB of weights"):
         Engine(
             Deployment(model="x", dtype="float32"),
             ModelFiles(files("llama-3.1-8b").spec.model_copy(update={"num_layers": 10_000}), None, "x"),
