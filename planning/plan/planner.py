@@ -1,11 +1,14 @@
-"""The way from a request to its answer: the traffic, the candidates, the search, and the curves around the answer."""
+"""The way from a request to its answer: the traffic, the candidates, the search, and the curves around the answer.
+
+The workers of a plan share their results, so that no simulation is made twice.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 
 from planning.plan.answer import plan_document
@@ -15,13 +18,34 @@ from planning.plan.first_answer import first_answer
 from planning.plan.headline import first_answer as first_answer_text
 from planning.plan.objectives import parse_objectives
 from planning.plan.plan import Limits, make_plan
-from planning.plan.planners import Planners
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
-from planning.plan.trial import Question
+from planning.plan.trial import Question, Trials
 from planning.progress import Tell, quiet
+from planning.workers import Answer, Task, Workers
 from serving.workload import Workload
 from sim.router import find_router
+
+
+class Planners(Workers[Question]):
+    """Workers of a plan: each task gets the results of all tasks before it."""
+
+    def run(self, tasks: Sequence[Task[Question, Answer]]) -> list[Answer]:
+        """Run the tasks as `Workers` does."""
+        known = dict(self.common.runs.known)
+        answers = super().run([partial(_with_new_trials, task=task, known=known) for task in tasks])
+        for _, trials in answers:
+            self.common.runs.add(trials)
+        return [answer for answer, _ in answers]
+
+
+def _with_new_trials(question: Question, task: Task[Question, Answer], known: Trials) -> tuple[Answer, Trials]:
+    """Return the answer of a task, and its results that were not `known`."""
+    runs = question.runs
+    runs.add(known)
+    answer = task(question)
+    return answer, {key: trial for key, trial in runs.known.items() if known.get(key) is not trial}
+
 
 _CURVES = 45  # approximate number of simulations for the curves around an answer
 _OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # whole simulations of a plan: most of a candidate's are stopped early

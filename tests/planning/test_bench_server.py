@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from calibration.validation.bands import run_metrics
 from planning.bench.answer_stream import Answered, Events
-from planning.bench.client import bench
-from planning.bench.prompts import ChatPrompts, TokenPrompts
+from planning.bench.client import ChatPrompts, TokenPrompts, bench
 from planning.bench.request import BenchTarget
 from realengine.segment_tokens import SegmentTokens
 from serving.errors import UserError

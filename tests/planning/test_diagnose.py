@@ -37,7 +37,7 @@ from planning.diagnose.lifted_costs import (
     with_parts,
     without_launches,
 )
-from planning.diagnose.simulated_again import another_run
+from planning.diagnose.recorded_run import another_run
 from planning.diagnose.symptoms import attainable_hit_rate, symptoms
 from planning.diagnose.verdict import troubled
 from planning.priced_scenario import PricedScenario, price_scenario

@@ -14,11 +14,10 @@ from click.testing import CliRunner
 
 from dashboard.bundled import RUN_SAMPLE, bundled_answer, sample_diagnosis
 from dashboard.html_reports.report import write_report
-from planning.exports.export import export, formats_of, write_export
+from planning.exports.export import export, formats_of, write_export, write_table
 from planning.exports.formats import FORMATS
 from planning.exports.perfetto import events
 from planning.exports.recorded_run import RecordedRun
-from planning.exports.tables import write_table
 from planning.exports.vllm_buckets import one_two_five
 from serving.errors import UserError
 from serving.metrics import METRICS

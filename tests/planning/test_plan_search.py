@@ -13,10 +13,9 @@ from planning.plan import trial as trials
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine
 from planning.plan.frontier import Point, pareto, per_dollar
-from planning.plan.lower_bounds import least_replicas
 from planning.plan.plan import Limits, Plan, make_plan
-from planning.plan.planners import Planners
-from planning.plan.search import search
+from planning.plan.planner import Planners
+from planning.plan.search import least_replicas, search
 from planning.plan.sensitivity import headroom_band, knee
 from planning.plan.sentences import answer, why_not_fewer
 from planning.plan.trial import FAST, SLOW, Question, Trial, cost_at, simulated, try_alone, try_fleet

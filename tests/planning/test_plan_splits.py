@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine, Split
-from planning.plan.lower_bounds import least_replicas
 from planning.plan.plan import Limits, make_plan
+from planning.plan.search import least_replicas
 from planning.plan.trial import try_fleet
 from planning.workers import Workers
 from serving.deployments.config import Deployment, parse
