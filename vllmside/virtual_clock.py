@@ -143,93 +143,117 @@ def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
     return proposed
 
 
-def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config:
-    """Record the scenario as vLLM decides it; raise RuntimeError if vLLM cannot go on."""
-    config, cost = scenario["config"], scenario["cost"]
-    drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
-    init_none_hash(sha256)
-    scheduler, lookahead = scheduler_of(config, folder)
-    hasher = get_request_block_hasher(config["block_size"], sha256, *([lookahead] if lookahead else []))
-    first_token: dict[str, int] = {}
+class _Run:
+    """One scenario in vLLM's scheduler, on the virtual clock."""
 
-    def tokens(segment: str, start: int, count: int) -> list[int]:
-        base = first_token.setdefault(segment, 1000 + 1_000_000 * len(first_token)) + start
+    def __init__(self, scenario: _Config, folder: str) -> None:
+        config = scenario["config"]
+        self._cost = scenario["cost"]
+        self._drafts = config.get("speculative")
+        self._overlaps = config.get("async_scheduling", False)
+        init_none_hash(sha256)
+        self._scheduler, lookahead = scheduler_of(config, folder)
+        self._hasher = get_request_block_hasher(config["block_size"], sha256, *([lookahead] if lookahead else []))
+        requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
+        self._to_come = deque(requests)
+        self._wanted = {str(request["id"]): request["output_len"] for request in requests}
+        self._produced = dict.fromkeys(self._wanted, 0)
+        self._first_token: dict[str, int] = {}  # of each segment of a prompt
+        self._first_ns: dict[str, int] = {}
+        self._finish_ns: dict[str, int] = {}
+        self._hit: dict[str, int] = {}
+        self._in_flight: deque[tuple[Any, dict[str, int], set[str], int]] = deque()
+        self._now = 0
+        self._free_ns = 0  # time when the device has done all its steps
+        self.steps: list[_Config] = []
+
+    def results(self) -> list[_Config]:
+        return [
+            {
+                "id": int(id),
+                "first_token_ns": self._first_ns[id],
+                "finish_ns": self._finish_ns[id],
+                "prefix_hit_tokens": self._hit[id],
+            }
+            for id in self._wanted
+        ]
+
+    def advance(self) -> bool:
+        """Plan a step, take one in, or wait; return False at the end. Raises RuntimeError if vLLM cannot go on."""
+        self._arrive()
+        if self._scheduler.requests and self._plan():
+            return True
+        if self._in_flight:
+            self._take_in()
+            return True
+        if self._to_come:
+            self._now = max(self._now, self._to_come[0]["arrival_ns"])
+            return True
+        if self._scheduler.requests:
+            raise RuntimeError(f"{len(self._scheduler.requests)} requests wait for ever")
+        return False
+
+    def _tokens(self, segment: str, start: int, count: int) -> list[int]:
+        base = self._first_token.setdefault(segment, 1000 + 1_000_000 * len(self._first_token)) + start
         return list(range(base, base + count))
 
-    to_come = deque(sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"])))
-    wanted = {str(request["id"]): request["output_len"] for request in to_come}
-    produced = dict.fromkeys(wanted, 0)
-    first_ns: dict[str, int] = {}
-    finish_ns: dict[str, int] = {}
-    hit: dict[str, int] = {}
-    steps: list[_Config] = []
-    flying: deque[tuple[Any, dict[str, int], set[str], int]] = deque()
-    now = free_at = 0
-    while len(steps) < most_steps:
-        while to_come and to_come[0]["arrival_ns"] <= now:
-            given = to_come.popleft()
+    def _arrive(self) -> None:
+        while self._to_come and self._to_come[0]["arrival_ns"] <= self._now:
+            given = self._to_come.popleft()
             request = Request(
                 request_id=str(given["id"]),
-                prompt_token_ids=[id for segment, count in given["prompt"] for id in tokens(segment, 0, count)],
-                sampling_params=_limits(given, tokens(f"out:{given['id']}", given["output_len"] - 1, 1)),
+                prompt_token_ids=[id for segment, count in given["prompt"] for id in self._tokens(segment, 0, count)],
+                sampling_params=_limits(given, self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)),
                 pooling_params=None,
-                block_hasher=hasher,
+                block_hasher=self._hasher,
                 priority=given.get("priority", 0),
                 arrival_time=float(given["arrival_ns"]),
             )
             request.skip_reading_prefix_cache = given.get("skip_cache", False)
-            scheduler.add_request(request)
-        if scheduler.requests:
-            plan = scheduler.schedule()
-            rows = {id: int(count) for id, count in plan.num_scheduled_tokens.items()}
-            preempted = sorted(plan.preempted_req_ids or [])
-            for new in plan.scheduled_new_reqs:
-                hit.setdefault(new.req_id, int(new.num_computed_tokens))
-            if rows or preempted:
-                known = {id: scheduler.requests[id] for id in rows}
-                before = {id: known[id].num_computed_tokens - count for id, count in rows.items()}
-                pairs = sum(n * (2 * before[id] + n + 1) // 2 for id, n in rows.items())
-                dt = cost["base_ns"] + cost["per_token_ns"] * sum(rows.values()) + cost["per_pair_ps"] * pairs // 1000
-                start = max(now, free_at) if rows else now
-                step = {"t": now, "dt": dt if rows else 0, "n": rows, "pre": preempted}
-                steps.append(step | {"s": start} if overlaps else step)
-            if rows:
-                free_at = start + dt
-                samples = {
-                    id
-                    for id, request in known.items()
-                    if not (request.is_prefill_chunk if overlaps else request.num_computed_tokens < request.num_tokens)
-                }
-                flying.append((plan, rows, samples, free_at))
-                if overlaps and len(flying) < 2:
-                    continue
-            elif preempted and not flying:
-                continue
-        if not flying:
-            if to_come:
-                now = max(now, to_come[0]["arrival_ns"])
-                continue
-            if scheduler.requests:
-                raise RuntimeError(f"{len(scheduler.requests)} requests wait for ever")
-            results = [
-                {
-                    "id": int(id),
-                    "first_token_ns": first_ns[id],
-                    "finish_ns": finish_ns[id],
-                    "prefix_hit_tokens": hit[id],
-                }
-                for id in wanted
-            ]
-            return {"vllm": vllm.__version__, **scenario, "steps": steps, "results": results}
-        plan, rows, samples, end = flying.popleft()
-        now = max(now, end)
+            self._scheduler.add_request(request)
+
+    def _plan(self) -> bool:
+        """Plan a step, and launch it if it has rows. Return whether the next is planned before one is taken in."""
+        plan = self._scheduler.schedule()
+        rows = {id: int(count) for id, count in plan.num_scheduled_tokens.items()}
+        preempted = sorted(plan.preempted_req_ids or [])
+        for new in plan.scheduled_new_reqs:
+            self._hit.setdefault(new.req_id, int(new.num_computed_tokens))
+        if not rows:
+            if preempted:
+                self._note({"t": self._now, "dt": 0, "n": rows, "pre": preempted}, self._now)
+            return bool(preempted) and not self._in_flight
+        requests = {id: self._scheduler.requests[id] for id in rows}
+        before = {id: requests[id].num_computed_tokens - count for id, count in rows.items()}
+        pairs = sum(n * (2 * before[id] + n + 1) // 2 for id, n in rows.items())
+        cost = self._cost
+        dt = cost["base_ns"] + cost["per_token_ns"] * sum(rows.values()) + cost["per_pair_ps"] * pairs // 1000
+        start = max(self._now, self._free_ns)
+        self._note({"t": self._now, "dt": dt, "n": rows, "pre": preempted}, start)
+        self._free_ns = start + dt
+        samples = {id for id, request in requests.items() if self._samples(request)}
+        self._in_flight.append((plan, rows, samples, self._free_ns))
+        return self._overlaps and len(self._in_flight) < 2
+
+    def _note(self, step: _Config, start: int) -> None:
+        self.steps.append(step | {"s": start} if self._overlaps else step)
+
+    def _samples(self, request: Request) -> bool:
+        if self._overlaps:
+            return not request.is_prefill_chunk
+        return request.num_computed_tokens >= request.num_tokens
+
+    def _take_in(self) -> None:
+        """Take in the oldest step in flight, when it has ended."""
+        plan, rows, samples, end = self._in_flight.popleft()
+        self._now = max(self._now, end)
         sampled: dict[str, list[int]] = {id: [] for id in rows}
         for id in rows:
-            if id in samples and id in scheduler.requests:
+            if id in samples and id in self._scheduler.requests:
                 proposed = len(plan.scheduled_spec_decode_tokens.get(id, ()))
-                kept = 1 + (accepted(drafts, id, produced[id], proposed) if proposed else 0)
-                sampled[id] = tokens(f"out:{id}", produced[id], kept)
-        scheduler.update_from_output(
+                kept = 1 + (accepted(self._drafts, id, self._produced[id], proposed) if proposed else 0)
+                sampled[id] = self._tokens(f"out:{id}", self._produced[id], kept)
+        self._scheduler.update_from_output(
             plan,
             ModelRunnerOutput(
                 req_ids=list(rows),
@@ -240,17 +264,25 @@ def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config
                 pooler_output=[],
             ),
         )
-        for id, got in sampled.items():
-            if got:
-                first_ns.setdefault(id, end)
-                produced[id] = min(produced[id] + len(got), wanted[id])  # later tokens are thrown away
-                if produced[id] == wanted[id]:
-                    finish_ns[id] = end
-        if drafts and not overlaps:
-            goes_on = [id for id, got in sampled.items() if got and id in scheduler.requests]
-            proposals = [[7] * drafts["num_speculative_tokens"] for _ in goes_on]
-            scheduler.update_draft_token_ids(DraftTokenIds(goes_on, proposals))
-    raise RuntimeError(f"no end after {most_steps} steps")
+        got = {id: tokens for id, tokens in sampled.items() if tokens}
+        for id, tokens in got.items():
+            self._first_ns.setdefault(id, end)
+            self._produced[id] = min(self._produced[id] + len(tokens), self._wanted[id])  # later tokens are dropped
+            if self._produced[id] == self._wanted[id]:
+                self._finish_ns[id] = end
+        if self._drafts and not self._overlaps:
+            goes_on = [id for id in got if id in self._scheduler.requests]
+            proposals = [[7] * self._drafts["num_speculative_tokens"] for _ in goes_on]
+            self._scheduler.update_draft_token_ids(DraftTokenIds(goes_on, proposals))
+
+
+def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config:
+    """Record the scenario as vLLM decides it; raise RuntimeError if vLLM cannot go on."""
+    run = _Run(scenario, folder)
+    while run.advance():
+        if len(run.steps) >= most_steps:
+            raise RuntimeError(f"no end after {most_steps} steps")
+    return {"vllm": vllm.__version__, **scenario, "steps": run.steps, "results": run.results()}
 
 
 def main() -> None:
