@@ -99,7 +99,7 @@ class CpuDevice:
         kib = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         return Memory(*(int(kib[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal")))
 
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         return _resident("VmRSS")
 
     def peak_bytes(self, work: Callable[[], Any]) -> int:

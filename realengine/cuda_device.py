@@ -153,7 +153,7 @@ class CudaDevice:
         torch.cuda.empty_cache()
         return Memory(*torch.cuda.mem_get_info(self.torch_device))
 
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         free, total = self.memory()
         return total - free
 

@@ -31,7 +31,7 @@ class Detokenizer:
         self._context: list[int] = []  # tokens up to a character boundary: decoding may depend on the neighbour
         self._pending: list[int] = []  # tokens after the boundary
         self._given = 0  # characters of the pending tokens that were already given
-        self._held = ""  # text that may be the beginning of a stop string
+        self._withheld = ""  # text that may be the beginning of a stop string
 
     @property
     def stopped(self) -> bool:
@@ -58,22 +58,22 @@ class Detokenizer:
         """Return the text that was held back, when no more tokens come. Half a character is dropped."""
         if self.stopped:
             return ""
-        text = self._release(self._decode_pending().rstrip(_INCOMPLETE)[self._given :]) + self._held
-        self._pending, self._given, self._held = [], 0, ""
+        text = self._release(self._decode_pending().rstrip(_INCOMPLETE)[self._given :]) + self._withheld
+        self._pending, self._given, self._withheld = [], 0, ""
         return text
 
     def _decode_pending(self) -> str:
         return self._decode([*self._context, *self._pending])[len(self._decode(self._context)) :]
 
     def _release(self, text: str) -> str:
-        text = self._held + text
-        found = [(text.index(stop) + len(stop), text.index(stop), stop) for stop in self._stop if stop in text]
-        if found and self._unstoppable < 0:
-            ends, begins, self.stopped_by = min(found)
-            self._held = ""
+        text = self._withheld + text
+        complete = [(text.index(stop) + len(stop), text.index(stop), stop) for stop in self._stop if stop in text]
+        if complete and self._unstoppable < 0:
+            ends, begins, self.stopped_by = min(complete)
+            self._withheld = ""
             return text[: ends if self._keeps_stop else begins]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
+        self._withheld = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 

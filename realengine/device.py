@@ -92,7 +92,7 @@ class Device(Protocol):
 
     def memory(self) -> Memory: ...
 
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Return the bytes in use, without memory that can be released.
 
         On a shared device they are this process's own.

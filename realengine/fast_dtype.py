@@ -23,8 +23,8 @@ def with_fast_dtype(deployment: Deployment) -> tuple[Deployment, str]:
     gain = times_ns["bfloat16"] / times_ns["float32"]
     if gain < _CLEARLY:
         return deployment, ""
-    told = f"float32, which this CPU computes {gain:.1f} times as fast as bfloat16; state dtype to choose"
-    return deployment.model_copy(update={"dtype": "float32"}), told
+    reason = f"float32, which this CPU computes {gain:.1f} times as fast as bfloat16; state dtype to choose"
+    return deployment.model_copy(update={"dtype": "float32"}), reason
 
 
 def _time_ns(dtype: torch.dtype) -> int:

@@ -48,11 +48,11 @@ class Grammar:
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
 
-    def ahead(self, tokens: list[int]) -> int:
+    def advance(self, tokens: list[int]) -> int:
         """Advance by as many of `tokens` as the grammar allows, and return their number; `back` takes them back."""
         return int(self._matcher.try_consume_tokens(tokens))
 
-    def back(self, tokens: int) -> None:
+    def take_back(self, tokens: int) -> None:
         """Take back the last `tokens` tokens."""
         self._matcher.rollback(tokens)
 

@@ -15,7 +15,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 def describe(device: str) -> dict[str, str | int]:
     """Return names and versions, for recordings and calibrations."""
-    found: dict[str, str | int] = {
+    machine: dict[str, str | int] = {
         "device": device,
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 0,
@@ -24,11 +24,11 @@ def describe(device: str) -> dict[str, str | int]:
         "torch": torch.__version__,
     }
     if device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = torch.version.cuda or ""
-        found["driver"] = _driver(_DRIVER)
-        found["triton"] = _version("triton")
-    return found
+        machine["gpu"] = torch.cuda.get_device_name()
+        machine["cuda"] = torch.version.cuda or ""
+        machine["driver"] = _driver(_DRIVER)
+        machine["triton"] = _version("triton")
+    return machine
 
 
 def _driver(path: Path) -> str:
@@ -37,8 +37,8 @@ def _driver(path: Path) -> str:
         said = path.read_text(encoding="utf-8")
     except OSError:
         return ""
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)", said)
-    return found[1] if found else ""
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)", said)
+    return match[1] if match else ""
 
 
 def _version(package: str) -> str:

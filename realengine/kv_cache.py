@@ -121,6 +121,6 @@ def read(
     kv: LayerKv, blocks: torch.Tensor, skipped: int, tokens: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `tokens` keys and values from `blocks`, after the first `skipped`, each `[kv_heads, tokens, head_dim]`."""
-    held = slice(skipped, skipped + tokens)
-    keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, held].to(dtype) for t in kv[:2])
+    wanted = slice(skipped, skipped + tokens)
+    keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, wanted].to(dtype) for t in kv[:2])
     return (keys, values) if kv.k_scale == kv.v_scale == 1.0 else (keys * kv.k_scale, values * kv.v_scale)

@@ -66,11 +66,11 @@ class LayerOps(Protocol):
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
         """Return the RMSNorm of `x`, or of `residual + x`, which overwrites `residual`; all `[T, hidden]`.
 
-        With `fp8` the result is in the form of `Fp8Rows.of`.
+        With `fp8` the result is in the form of `Fp8Rows.from_tensor`.
         """
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
-        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; with `fp8` in the form of `Fp8Rows.of`."""
+        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; with `fp8` in the form of `Fp8Rows.from_tensor`."""
 
     def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
         """Return the answers of each token's experts for `x` `[T, hidden]`, weighed and summed, by `routing`.
@@ -101,7 +101,7 @@ class TorchOps:
         return made
 
     def rotation(self, rope: Rope, batch: Batch) -> tuple[Rope, torch.Tensor, torch.Tensor, torch.Tensor]:
-        return rope, *rope.at(batch.positions), batch.slots.long()
+        return rope, *rope.cosines_and_sines(batch.positions), batch.slots.long()
 
     def rope_store(
         self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
@@ -118,11 +118,11 @@ class TorchOps:
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
         normed = self._normalise(x if residual is None else residual.add_(x), weight)
-        return Fp8Rows.of(normed) if fp8 else normed
+        return Fp8Rows.from_tensor(normed) if fp8 else normed
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
         gate, up = gate_up.chunk(2, dim=-1)
-        return Fp8Rows.of(silu(gate) * up) if fp8 else silu(gate) * up
+        return Fp8Rows.from_tensor(silu(gate) * up) if fp8 else silu(gate) * up
 
     def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
         out, shares = torch.zeros_like(x), routing.shares.to(x.dtype).flatten()

@@ -57,8 +57,8 @@ class WeightLoader:
 
         Keys and values are divided by them.
         """
-        found = (self._state.pop(f"model.layers.{index}.self_attn.{name}", None) for name in ("k_scale", "v_scale"))
-        k_scale, v_scale = (float(scale) if isinstance(scale, torch.Tensor) else 1.0 for scale in found)
+        scales = (self._state.pop(f"model.layers.{index}.self_attn.{name}", None) for name in ("k_scale", "v_scale"))
+        k_scale, v_scale = (float(scale) if isinstance(scale, torch.Tensor) else 1.0 for scale in scales)
         return k_scale, v_scale
 
     def projection(self, modules: Sequence[str], bias: bool = False) -> Projection:

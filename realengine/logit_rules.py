@@ -147,19 +147,19 @@ def step_changes(of_samples: Sequence[LogitChanges | None]) -> StepChanges | Non
     samples, changes = zip(*changed, strict=True)
     return StepChanges(
         np.array(samples, dtype=np.int32),
-        np.array([each[:4] for each in changes], dtype=np.float32),
-        np.array([each.unseen for each in changes]),
-        np.array([len(each.allowed) > 0 for each in changes]),
-        _numbered([each.prompt[:, None] for each in changes]),
-        _numbered([each.outputs for each in changes]),
-        _numbered([each.biased[:, None] for each in changes]),
-        np.concatenate([each.bias for each in changes]),
-        _numbered([each.banned for each in changes]),
-        _numbered([each.allowed[:, None] for each in changes]),
+        np.array([change[:4] for change in changes], dtype=np.float32),
+        np.array([change.unseen for change in changes]),
+        np.array([len(change.allowed) > 0 for change in changes]),
+        _numbered([change.prompt[:, None] for change in changes]),
+        _numbered([change.outputs for change in changes]),
+        _numbered([change.biased[:, None] for change in changes]),
+        np.concatenate([change.bias for change in changes]),
+        _numbered([change.banned for change in changes]),
+        _numbered([change.allowed[:, None] for change in changes]),
     )
 
 
 def _numbered(rows: Sequence[Ints]) -> Ints:
     """Return all rows, each with the index of its group in front."""
-    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(each) for each in rows])
+    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
     return np.concatenate([numbers[:, None], np.concatenate(rows)], 1)

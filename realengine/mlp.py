@@ -38,7 +38,7 @@ class MixtureNames(NamedTuple):
     def router(self) -> str:
         return f"{self.mixture}.gate"
 
-    def of(self, expert: int | None, part: str) -> str:
+    def module(self, expert: int | None, part: str) -> str:
         """Return the name of one of `_PARTS` of an expert, where None is the shared one."""
         return f"{self.mixture}.{self.shared if expert is None else f'experts.{expert}'}.{getattr(self, part)}"
 
@@ -67,7 +67,7 @@ def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     sizes = [*((expert, inter) for expert in range(spec.num_experts)), *([(None, shared)] if shared else [])]
     for expert, size in sizes:
         for part in _PARTS:
-            yield f"{names.of(expert, part)}.weight", (hidden, size) if part == "down" else (size, hidden)
+            yield f"{names.module(expert, part)}.weight", (hidden, size) if part == "down" else (size, hidden)
     if spec.shared_gate:
         yield f"{names.shared_gate}.weight", (1, hidden)
 
@@ -99,10 +99,10 @@ class Mixture:
         self._route = Router(spec, weights, at + names.router, own)
         self._shared = None
         if spec.shared_intermediate_size:
-            self._shared = DenseMlp(weights, *(at + names.of(None, part) for part in _PARTS))
+            self._shared = DenseMlp(weights, *(at + names.module(None, part) for part in _PARTS))
         self._shared_gate = weights.unrounded(at + names.shared_gate) if spec.shared_gate else None
-        self._gate_up = weights.experts([[at + names.of(e, part) for part in ("gate", "up")] for e in own])
-        self._down = weights.experts([[at + names.of(e, "down")] for e in own])
+        self._gate_up = weights.experts([[at + names.module(e, part) for part in ("gate", "up")] for e in own])
+        self._down = weights.experts([[at + names.module(e, "down")] for e in own])
 
     @property
     def chosen(self) -> torch.Tensor:

@@ -59,7 +59,7 @@ class ReplayTexts:
         self._unlike[request.id] = sent = replace(request, prompt=prompt)
         return sent
 
-    def of(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
+    def tokens(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         """Return the ids of its prompt, and of its output if that is forced. It may be called once for each request."""
         made = self._made.pop(sent.id)
         return made if self._forces or not quotes(sent.prompt) else self._make(sent)

@@ -22,7 +22,7 @@ class Fp8Rows(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> Fp8Rows:
+    def from_tensor(cls, x: torch.Tensor) -> Fp8Rows:
         return cls(*quantised(x), x.dtype)
 
 
@@ -64,7 +64,7 @@ class Fp8Projection:
         self._weight, self._scale, self._bias = weight, scale.t().contiguous(), bias
 
     def __call__(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
-        rows, scale, dtype = x if isinstance(x, Fp8Rows) else Fp8Rows.of(x)
+        rows, scale, dtype = x if isinstance(x, Fp8Rows) else Fp8Rows.from_tensor(x)
         out = torch._scaled_mm(rows, self._weight.t(), scale_a=scale, scale_b=self._scale, out_dtype=torch.bfloat16)
         return out.to(dtype) if self._bias is None else out.to(dtype) + self._bias
 

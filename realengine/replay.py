@@ -159,7 +159,7 @@ class _ReplayedClients:
                 self._ended(request, self.now())
         for arrived in map(self._texts.sent, self._offered.arrivals(now)):
             send_ns = self.now()
-            if not self._requests.add(arrived, *self._texts.of(arrived), send_ns):
+            if not self._requests.add(arrived, *self._texts.tokens(arrived), send_ns):
                 self._offered.ended(arrived, send_ns)
 
     def ran(self, step: Step) -> None:
@@ -179,7 +179,7 @@ class _ReplayedClients:
             raise RuntimeError(f"{self._recorder.open_requests} requests left, nothing to run: a scheduling bug")
         if arrival_ns - self.now() > FLUSH_NS:
             self._recorder.flush_steps()
-        while (ahead := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
-            sleep(min(ahead, _LONGEST_SLEEP_NS) / 1e9)
+        while (left_ns := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
+            sleep(min(left_ns, _LONGEST_SLEEP_NS) / 1e9)
         while self.now() < arrival_ns and not stopped():
             pass

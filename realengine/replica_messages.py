@@ -2,7 +2,7 @@
 
 The process first sends `About`, once its engine is loaded. Each call is `(name, arguments)`, which it answers. In the
 call `replay` it sends `Ready`, gets the moment that times count from (ns, on `perf_counter_ns`), and then `Arrival`,
-`HangUp` and `End`; it sends `Told` after each step, and at last `Ran`.
+`HangUp` and `End`; it sends `Report` after each step, and at last `Ran`.
 
 Nothing here needs torch, so that vLLM's own process can also use it.
 """
@@ -55,7 +55,7 @@ class End(NamedTuple):
     """Message to a process: nothing more comes. Requests that have not ended by then are unfinished."""
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """Message from a process: rows of requests that have left and of steps, and the step that has just ended, if any.
 
     Attributes:

@@ -19,7 +19,7 @@ from realengine.inbox import Inbox
 from realengine.loop import drive
 from realengine.no_cycle_search import no_cycle_search
 from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
-from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Told
+from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Report
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.weights import ModelFiles
@@ -223,4 +223,4 @@ class _SentRequests:
         steps, self._steps = self._steps, []
         ended = [row["request_id"] for row in requests]
         said = {id: output for id in ended if (output := self._at_engine.ended(id)) is not None}
-        self._pipe.send(Told(requests, steps, said, step, sampled))
+        self._pipe.send(Report(requests, steps, said, step, sampled))

@@ -21,7 +21,7 @@ class Rope:
         self.cos, self.sin = angles.cos(), angles.sin()
         self.interleaved = spec.rope_interleaved
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def cosines_and_sines(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines for `positions` `[T]`, each `[T, 1, head_dim / 2]`."""
         return self.cos[positions, None], self.sin[positions, None]
 

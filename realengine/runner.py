@@ -258,13 +258,13 @@ class ModelRunner:
             self._buffer[:size].copy_(host.step[:size], non_blocking=True)
             # A copy from memory that is not pinned waits for the device's work, of which there is none yet.
             masks = step.masks and [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks]
-            batch = Batch.of(self._buffer, step.layout, step.packed)
+            batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
             self.attention.prepare(batch, graph is not None)
             self._times = launched.times
             if graph is None:
                 hidden = self._forward(batch)
             else:
-                hidden = self._graphs.get(graph, lambda: self._forward(Batch.of(self._buffer, graph)))()
+                hidden = self._graphs.get(graph, lambda: self._forward(Batch.from_buffer(self._buffer, graph)))()
             logits = self.model.compute_logits(hidden[: layout.samples], self._times)
             batch = batch.first(layout.samples)
             self._mark(launched)

@@ -46,16 +46,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < _GREEDY_BELOW
 
-    def draw(self, step: int, of: str = "") -> tuple[float, int, float, float] | None:
+    def draw(self, step: int, name: str = "") -> tuple[float, int, float, float] | None:
         """Return temperature, top-k, top-p and the uniform number for token number `step`; None for greedy.
 
-        `of` names another uniform number of the token.
+        `name` names another uniform number of the token.
         """
-        return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, of))
+        return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, name))
 
-    def uniform(self, step: int, of: str = "") -> float:
-        """Return the uniform number behind token number `step`, or another one, named by `of`."""
-        return uniform(self.seed or 0, step, of)
+    def uniform(self, step: int, name: str = "") -> float:
+        """Return the uniform number behind token number `step`, or another one, called `name`."""
+        return uniform(self.seed or 0, step, name)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return each token's probability of being drawn, float64 `[vocab]`, by `logits` `[vocab]`; not for greedy."""
@@ -156,10 +156,10 @@ def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor
     return likeliest[(mass < share).sum().clamp(max=len(likeliest) - 1)]
 
 
-def uniform(seed: int, step: int, of: str = "") -> float:
+def uniform(seed: int, step: int, name: str = "") -> float:
     """Return a number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`.
 
-    `of` names another number of that token.
+    `name` names another number of that token.
     """
-    digest = blake2b(f"{seed}:{step}{of}".encode(), digest_size=8).digest()
+    digest = blake2b(f"{seed}:{step}{name}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 40) / 2**24

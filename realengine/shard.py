@@ -55,8 +55,8 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
 
 def own_experts(spec: ModelSpec, rank: int, size: int) -> range:
     """Return the experts of rank `rank` when each rank has whole experts."""
-    each = spec.num_experts // size
-    return range(rank * each, (rank + 1) * each)
+    experts = spec.num_experts // size
+    return range(rank * experts, (rank + 1) * experts)
 
 
 def shard_state(state: Mapping[str, StoredWeight], rank: int, size: int, own: range | None) -> dict[str, StoredWeight]:

@@ -115,7 +115,7 @@ class Batch(NamedTuple):
         return self._replace(**{name: getattr(self, name)[:samples] for name in names})
 
     @classmethod
-    def of(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
+    def from_buffer(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
         """Return views into `buffer`, an int32 tensor that contains a step of that layout."""
         fields: dict[str, Any] = {name: buffer[place] for name, place in layout.places().items()}
         for name in ("temperature", "top_p", "uniform"):

@@ -75,7 +75,7 @@ class PackedWeight(NamedTuple):
         """Return the numbers `[out, in]`, computed in float32 and rounded once."""
         middle = 2.0 ** (self.bits - 1)
         groups = [self.scale.float(), torch.full_like(self.scale, middle) if self.zero is None else self.zero.float()]
-        scale, zero = (each.repeat_interleave(self.group, dim=1)[:, : self.inputs] for each in groups)
+        scale, zero = (factor.repeat_interleave(self.group, dim=1)[:, : self.inputs] for factor in groups)
         return ((self.integers().float() - zero) * scale).to(dtype)
 
 
@@ -94,7 +94,9 @@ def joined(weights: Sequence[Any]) -> Any:
     if isinstance(weights[0], torch.Tensor):
         return torch.cat(list(weights))
     parts = zip(*weights, strict=True)
-    return type(weights[0])(*(torch.cat(each) if isinstance(each[0], torch.Tensor) else each[0] for each in parts))
+    return type(weights[0])(
+        *(torch.cat(tensors) if isinstance(tensors[0], torch.Tensor) else tensors[0] for tensors in parts)
+    )
 
 
 def stacked(weights: Iterable[Any], count: int) -> Any:

@@ -30,8 +30,8 @@ class Tokenizer:
     @property
     def eos_id(self) -> int | None:
         """The token that ends a text, if tokenizer_config.json names it."""
-        found: int | None = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
-        return found
+        token_id: int | None = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
+        return token_id
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return token ids of `text`.
@@ -111,7 +111,7 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     given = config.get("chat_template")
     if isinstance(given, list):  # several templates by name; "default" is the one for plain chats
-        given = next((each.get("template") for each in given if each.get("name") == "default"), None)
+        given = next((template.get("template") for template in given if template.get("name") == "default"), None)
     return given if isinstance(given, str) else None
 
 

@@ -160,7 +160,7 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
         samples = packed.layout.samples
         if graph:
             packed = pad(packed, mixed_layout(packed.layout))
-        batch = Batch.of(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
+        batch = Batch.from_buffer(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
         logits = model.compute_logits(model.forward(batch.tokens, batch, kv)[:samples])
         ops.sample(logits, batch.first(samples), packed.greedy)
 

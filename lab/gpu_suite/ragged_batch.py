@@ -120,7 +120,7 @@ def batch_of(
         for (context, tokens), need, end, draw in zip(rows, needs, ends, draws or [None] * len(rows), strict=True)
     ]
     step = pack(inputs, page, 0, attention.tiles).step
-    return Batch.of(torch.from_numpy(step.packed).to(device), step.layout, step.packed)
+    return Batch.from_buffer(torch.from_numpy(step.packed).to(device), step.layout, step.packed)
 
 
 def pool_blocks(rows: Sequence[Row], page: int) -> int:

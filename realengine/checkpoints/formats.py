@@ -51,14 +51,14 @@ def _read_kv_scales(tensors: CheckpointTensors, layers: int) -> None:
     for index in range(layers):
         attention = f"model.layers.{index}.self_attn"
         for name, called in _KV_SCALES.items():
-            found = [part for part in called if f"{attention}.{part}" in tensors.state]
-            if not found:
+            parts = [part for part in called if f"{attention}.{part}" in tensors.state]
+            if not parts:
                 continue
-            scale = tensors.state[f"{attention}.{found[0]}"].float()
+            scale = tensors.state[f"{attention}.{parts[0]}"].float()
             if scale.numel() != 1:
-                raise tensors.fault(f"{attention}.{found[0]} has {scale.numel()} scales; only one a layer is supported")
+                raise tensors.fault(f"{attention}.{parts[0]} has {scale.numel()} scales; only one a layer is supported")
             if not 0 < scale.item() < float("inf"):
-                raise tensors.fault(f"{attention}.{found[0]} is {scale.item():g}, but must be positive")
-            tensors.drop(attention, *(part for part in found if part != "kv_scale"))
+                raise tensors.fault(f"{attention}.{parts[0]} is {scale.item():g}, but must be positive")
+            tensors.drop(attention, *(part for part in parts if part != "kv_scale"))
             tensors.state[f"{attention}.{name}"] = scale.reshape(1)
         tensors.drop(attention, *_UNUSED_SCALES)

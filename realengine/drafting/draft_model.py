@@ -69,16 +69,16 @@ class ModelDrafter:
                 (blocks,) = seating.blocks(request, last)
                 inputs[request.id] = RowInput(sequence.tokens[first:last], first, blocks, self._nobody, draws)
             sequence.odds = []
-        found: dict[int, list[int]] = {}
+        drafts: dict[int, list[int]] = {}
         while inputs:
             for id, token in self._pass(inputs, sequences).items():
-                found.setdefault(id, []).append(token)
+                drafts.setdefault(id, []).append(token)
             inputs = {
-                row.request.id: self._next(row, sequences[row.request.id], found[row.request.id], seating)
+                row.request.id: self._next(row, sequences[row.request.id], drafts[row.request.id], seating)
                 for row in rows
-                if 0 < len(found.get(row.request.id, ())) < most[row.request.id]
+                if 0 < len(drafts.get(row.request.id, ())) < most[row.request.id]
             }
-        return found
+        return drafts
 
     def _next(self, row: Row, sequence: TokenSequence, drafts: list[int], seating: Seating) -> RowInput:
         """Return the input for the next draft token: the last of `drafts`."""

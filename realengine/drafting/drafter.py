@@ -79,8 +79,8 @@ def propose(
             drafter.leave(row.request.id)
     lasts = {id for id, sequence in theirs.items() if len(sequence.tokens) == sequence.request.end_len}
     going_on = {row.request.id for row in here if row.samples} - lasts - set(stopped)
-    found = drafter.draft(here, going_on, theirs, seating)
-    proposed = {row.request.id: found.get(row.request.id, []) for row in here if row.request.id in going_on}
+    by_id = drafter.draft(here, going_on, theirs, seating)
+    proposed = {row.request.id: by_id.get(row.request.id, []) for row in here if row.request.id in going_on}
     for id, drafts in proposed.items():
         theirs[id].drafts = drafts
     return {id: len(drafts) for id, drafts in proposed.items()}

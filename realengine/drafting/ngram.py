@@ -28,14 +28,14 @@ class NgramDrafter:
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
     ) -> dict[int, list[int]]:
-        found = {}
+        drafts = {}
         for id in (row.request.id for row in rows if row.request.id in going_on):
             text = self._texts.get(id)
             if text is None:
                 text = self._texts[id] = _Text(self._shortest, self._longest)
             if draft := text.continuation(sequences[id].tokens, self._most):
-                found[id] = draft
-        return found
+                drafts[id] = draft
+        return drafts
 
     def leave(self, id: int) -> None:
         self._texts.pop(id, None)

@@ -28,20 +28,20 @@ def _add_rms_norm(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, triton.next_power_of_2(SIZE))
-    held = columns < SIZE
-    value = tl.load(x + row + columns, mask=held, other=0.0).to(tl.float32)
+    inside = columns < SIZE
+    value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        value += tl.load(residual + row + columns, mask=held, other=0.0).to(tl.float32)
+        value += tl.load(residual + row + columns, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + row + columns, rounded, mask=held)
+        tl.store(residual + row + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
-    factor = tl.load(weight + columns, mask=held, other=0.0).to(tl.float32)
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     result = (value * scale * factor).to(x.dtype.element_ty)
     if FP8:
         result, quantum = to_fp8(result)
         tl.store(scales + tl.program_id(0), quantum)
-    tl.store(normed + row + columns, result, mask=held)
+    tl.store(normed + row + columns, result, mask=inside)
 
 
 def add_rms_norm(

@@ -31,11 +31,11 @@ def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, B
     """Store the largest logit of program (row, split) in `largest` [R, SPLITS] and its place in `index`."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
-    each = tl.cdiv(tl.cdiv(vocab, BLOCK), SPLITS) * BLOCK
+    share = tl.cdiv(tl.cdiv(vocab, BLOCK), SPLITS) * BLOCK
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    place = split * each + lanes
-    for start in tl.range(split * each, tl.minimum(split * each + each, vocab), BLOCK):
+    place = split * share + lanes
+    for start in tl.range(split * share, tl.minimum(split * share + share, vocab), BLOCK):
         columns = start + lanes
         value = tl.load(logits + row * stride + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
         place = tl.where(value > best, columns, place)

@@ -103,8 +103,8 @@ def _largest_reaching(
         to_first = first_weight >= goal
         upper = tl.where(to_third, upper, tl.where(to_second, third, tl.where(to_first, second, first)))
         lower = tl.where(to_third, third, tl.where(to_second, second, tl.where(to_first, first, lower)))
-        found = tl.where(to_second, second_weight, tl.where(to_first, first_weight, weight))
-        weight = tl.where(to_third, third_weight, found)
+        next_weight = tl.where(to_second, second_weight, tl.where(to_first, first_weight, weight))
+        weight = tl.where(to_third, third_weight, next_weight)
     return _value(lower, IDLE), weight
 
 

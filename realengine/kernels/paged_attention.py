@@ -178,8 +178,8 @@ def _attention_part(
         else:
             slot = tl.load(item + 3)
             own = ((slot + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + members
-            held = (members < MEMBERS)[:, None] & (dims[None, :] < DIM)
-            tl.store(partial + own[:, None] * DIM + dims[None, :], result, mask=held)
+            stored = (members < MEMBERS)[:, None] & (dims[None, :] < DIM)
+            tl.store(partial + own[:, None] * DIM + dims[None, :], result, mask=stored)
             tl.store(log_sums + own, highest + tl.log2(total), mask=members < MEMBERS)
             if is_last_part(arrived, slot, parts, kv_head, KV_HEADS):
                 merged = merged_parts(

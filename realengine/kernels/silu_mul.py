@@ -23,14 +23,14 @@ def _silu_mul(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, FP8
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held = columns < SIZE
-    gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=held, other=0.0).to(tl.float32)
+    inside = columns < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     product = (gate * tl.sigmoid(gate) * up).to(gate_up.dtype.element_ty)
     if FP8:
         product, quantum = to_fp8(product)
         tl.store(scales + row, quantum)
-    tl.store(out + row * SIZE + columns, product, mask=held)
+    tl.store(out + row * SIZE + columns, product, mask=inside)
 
 
 def silu_mul(gate_up: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ def _token_mask(logits, stride, samples, bits, words, vocab, BLOCK: tl.constexpr
     row = tl.program_id(0)
     sample = tl.load(samples + row).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held = tokens < vocab
-    word = tl.load(bits + row.to(tl.int64) * words + tokens // 32, mask=held, other=-1)
+    inside = tokens < vocab
+    word = tl.load(bits + row.to(tl.int64) * words + tokens // 32, mask=inside, other=-1)
     forbidden = (word >> (tokens % 32)) & 1 == 0
-    tl.store(logits + sample * stride + tokens, float("-inf"), mask=held & forbidden)
+    tl.store(logits + sample * stride + tokens, float("-inf"), mask=inside & forbidden)
 
 
 def token_mask(logits: Tensor, samples: Tensor, bits: Tensor) -> None:

@@ -225,11 +225,11 @@ def last_logits(engine: Engine) -> torch.Tensor:
 def test_memory_is_measured_and_the_blocks_follow() -> None:
     free, total = find_device(Deployment()).memory()
     engine = engine_for(gpu_memory_utilization=(total - free + 2e9) / total)
-    found = engine.deployment
-    assert found.gpu_memory_utilization is None
-    assert found.scheduler.num_blocks > 1000
-    assert engine.runner.kv.num_blocks == found.scheduler.num_blocks
-    assert f"= {found.scheduler.num_blocks:,}" in engine.memory_report
+    sized = engine.deployment
+    assert sized.gpu_memory_utilization is None
+    assert sized.scheduler.num_blocks > 1000
+    assert engine.runner.kv.num_blocks == sized.scheduler.num_blocks
+    assert f"= {sized.scheduler.num_blocks:,}" in engine.memory_report
 
 
 def test_too_little_memory_names_the_knob() -> None:

@@ -35,6 +35,6 @@ def test_a_tile_holds_whole_groups_and_more_tokens_in_long_steps(heads, kv_heads
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), True), ((10, 3), True)])
 def test_launches_overlap_from_sm_90_on(capability, has, monkeypatch):
     monkeypatch.setattr(dependent_launch, "_capability", lambda index: capability)
-    found = dependent_launch.dependent_launch(torch.device("cuda", 0))
-    assert found == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})
+    arguments = dependent_launch.dependent_launch(torch.device("cuda", 0))
+    assert arguments == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})
     assert dependent_launch.dependent_launch(torch.device("meta"))["PDL"]  # as what is compiled ahead

@@ -83,7 +83,7 @@ RULED = [
 def answers(engine: Engine) -> tuple[list[list[int]], list[Any]]:
     """Those to several prompts that run side by side, every third without rules, some drawn; and what was told of how
     likely tokens were."""
-    told: list[Any] = []
+    logprobs: list[Any] = []
     sequences = []
     for number, prompt in enumerate(prompts(6)):
         rules = RULED[number % len(RULED)] if number % 3 else None
@@ -91,22 +91,22 @@ def answers(engine: Engine) -> tuple[list[list[int]], list[Any]]:
         arrived = WorkloadRequest(number, number, (("", len(prompt)),), 16)
 
         def take(token: int, logprob: Any) -> bool:
-            told.append(logprob)
+            logprobs.append(logprob)
             return False
 
         engine.add(arrived, prompt, sampling=how, rules=rules, on_token=take, logprobs=number if number else None)
         sequences.append(engine.sequences[number])
     while engine.scheduler.requests:
         engine.step()
-    return [sequence.outputs for sequence in sequences], told
+    return [sequence.outputs for sequence in sequences], logprobs
 
 
 def test_every_loop_gives_the_same_tokens() -> None:
-    plain, told = answers(engine_for(scheduler={"async_scheduling": False}))
+    plain, logprobs = answers(engine_for(scheduler={"async_scheduling": False}))
     overlapped, _ = answers(engine_for(scheduler={"async_scheduling": True}))
     assert overlapped == plain
-    assert {len(one.top) for one in told if one is not None} == {1, 2, 3, 4, 5} and None in told
-    likely = [one for one in told if one is not None]
+    assert {len(one.top) for one in logprobs if one is not None} == {1, 2, 3, 4, 5} and None in logprobs
+    likely = [one for one in logprobs if one is not None]
     assert all(one.logprob <= one.top[0][1] + 1e-5 for one in likely)
     assert all(list(one.top) == sorted(one.top, key=lambda top: -top[1]) for one in likely)
 

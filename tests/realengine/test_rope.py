@@ -19,7 +19,7 @@ def test_both_rope_pairings_are_the_same_rotation() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(spec.num_heads * spec.head_dim, 32, generator=generator)
     x = torch.randn(10, 32, generator=generator)
-    cos, sin = halves.at(torch.arange(10))
+    cos, sin = halves.cosines_and_sines(torch.arange(10))
 
     def scores(rope: Rope, weight: torch.Tensor) -> torch.Tensor:
         rotated = rope.rotate((x @ weight.T).view(10, spec.num_heads, spec.head_dim), cos, sin)
