@@ -181,7 +181,7 @@ def make_real(
     from apiserver.real import RealEngine
     from planning.measure.real_engine import load_engine
     from realengine.engine import Engine
-    from realengine.hardware import describe
+    from realengine.machine import describe
 
     def about(engine: Engine) -> About:
         spec, folder, deployment = engine.spec, engine.folder, engine.deployment

@@ -7,8 +7,8 @@ the same on both, so the first run on a GPU is not the first run of that code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from realengine.speed import Speed
 
 LOOK_EVERY_S = 0.05  # interval at which a device that is waited for calls `watch`
+_UNTIMED = nullcontext()
 
 
 class Memory(NamedTuple):
@@ -109,3 +110,34 @@ class Device(Protocol):
 
         It waits for nothing, and may be called again.
         """
+
+
+class OpTimes:
+    """The time of a step, operation by operation: `with times("attention"): ...`.
+
+    `mark` makes marks before and after each operation, or each of `ops`. Without it nothing is timed, which costs next
+    to nothing and may be captured in a graph.
+    """
+
+    def __init__(self, mark: Callable[[], Mark] | None = None, ops: Set[str] | None = None) -> None:
+        self._mark = mark
+        self._ops = ops
+        self._spans: list[tuple[str, Mark, Mark]] = []
+
+    def __call__(self, op: str) -> AbstractContextManager[None]:
+        if self._mark is None or (self._ops is not None and op not in self._ops):
+            return _UNTIMED
+        return self._span(op, self._mark)
+
+    @contextmanager
+    def _span(self, op: str, mark: Callable[[], Mark]) -> Iterator[None]:
+        start = mark()
+        yield
+        self._spans.append((op, start, mark()))
+
+    def totals(self) -> dict[str, int]:
+        """Return ns by operation; the step must have been waited for."""
+        totals: dict[str, int] = {}
+        for op, start, end in self._spans:
+            totals[op] = totals.get(op, 0) + end.ns() - start.ns()
+        return totals

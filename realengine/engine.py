@@ -14,20 +14,18 @@ from functools import cached_property, reduce
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from realengine.deployable import check_deployment
-from realengine.drafting.drafter import Drafter, find_drafter, propose
-from realengine.grammar import Grammars
-from realengine.grammar_compiler import GrammarCompiler
+from realengine.device_memory import KvBudget
+from realengine.drafters import Drafter, find_drafter, propose
+from realengine.grammar import GrammarCompiler, Grammars
 from realengine.host_tier import HostTier
-from realengine.kv_budget import KvBudget
 from realengine.ranks import Ranks
+from realengine.runnable import check_deployment
 from realengine.runner import ModelRunner
-from realengine.seating import Seating
+from realengine.seating import Seating, WaitingDemand
 from realengine.sequence import TokenSequence, masks_of_rows
 from realengine.step import Load, Step
 from realengine.step_input import pack
 from realengine.verification import VerifiedTokens, verify_step
-from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
@@ -59,7 +57,7 @@ class Engine:
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
-        deployment = check_deployment(deployment, files)
+        deployment = check_deployment(deployment, files.spec)
         self._in_flight: deque[Step] = deque()
         self.spec = files.spec
         self.source = files.source
@@ -153,7 +151,8 @@ class Engine:
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings)
         if (tiers := self.deployment.kv_tiers) is not None:
-            self.tier = HostTier(self._runners, tiers, self._block_bytes, self._config, content, self._policy)
+            copies = [runner.copy for runner in self._runners]
+            self.tier = HostTier(copies, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)

@@ -13,13 +13,13 @@ back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from realengine.copier import Copies, Copy
-from realengine.launched import Launched
+from realengine.step import Attempt, Launched, TierEvents, Transfer
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
@@ -27,46 +27,6 @@ from serving.kv.content import Content
 from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
 from serving.request import Request
 from serving.step_plan import StepPlan
-
-
-class Transfer(NamedTuple):
-    """A copy that has ended, into the device's memory (`reads`) or out of it; times on `perf_counter_ns`."""
-
-    reads: bool
-    size_bytes: int
-    submitted_ns: int
-    began_ns: int
-    ended_ns: int
-
-
-class Attempt(NamedTuple):
-    """A plan that ran nothing, at `plan_ns` with `in_flight` steps under way.
-
-    `loaded` and `released` are the messages to the scheduler since the plan before; see `TierEvents`.
-    """
-
-    plan_ns: int
-    in_flight: int
-    loaded: list[int]
-    released: list[int]
-
-
-class TierEvents(NamedTuple):
-    """The events since the step before was launched.
-
-    Attributes:
-        loaded: requests whose KV had come, in order; the scheduler hears of them first
-        released: requests whose blocks had been written after their end; the scheduler hears of them next
-        attempts: plans that ran nothing, if they had any news to consider, or began to load
-        loads: loads that began: request, number of tokens, and whether after a preemption
-        transfers: copies that were seen to have ended
-    """
-
-    loaded: list[int]
-    released: list[int]
-    loads: list[tuple[int, int, bool]]
-    transfers: list[Transfer]
-    attempts: list[Attempt]
 
 
 class _UnderWay(NamedTuple):
@@ -77,17 +37,13 @@ class _UnderWay(NamedTuple):
     request: Request | None  # request that loads, if any
 
 
-class Memory(Protocol):
-    """A runner, which copies blocks to host memory and back."""
-
-    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""
+BlockCopy = Callable[[Sequence[tuple[int, int]], bool], Copy]  # `ModelRunner.copy`
 
 
 class HostTier(TieredBlocks):
     """The one tier of an engine, with blocks of `block_bytes` on all ranks together.
 
-    Each of `memories`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
+    Each of `copies`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
     tier serves.
 
     Attributes:
@@ -96,7 +52,7 @@ class HostTier(TieredBlocks):
 
     def __init__(
         self,
-        memories: Sequence[Memory],
+        copies: Sequence[BlockCopy],
         tiers: KvTiersConfig,
         block_bytes: int,
         config: SchedulerConfig,
@@ -107,7 +63,7 @@ class HostTier(TieredBlocks):
         (self._capacity,) = tier_blocks(tiers, block_bytes)
         self._block_bytes = block_bytes
         self.must_settle = False
-        self._memories = memories
+        self._copies = copies
         self._policy = policy
         self._slots: dict[bytes, int] = {}  # slot of each block
         self._free = list(range(self._capacity))[::-1]
@@ -244,7 +200,7 @@ class HostTier(TieredBlocks):
     def _submit(self, pairs: Sequence[tuple[int, int]], request: Request | None = None) -> None:
         self._submitted += 1
         reads, size_bytes, now_ns = request is not None, len(pairs) * self._block_bytes, perf_counter_ns()
-        copy = Copies([memory.copy(pairs, reads) for memory in self._memories])
+        copy = Copies([copy(pairs, reads) for copy in self._copies])
         self._under_way.append(_UnderWay(copy, reads, size_bytes, now_ns, request))
 
     def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:

@@ -11,8 +11,17 @@ from typing import Any
 import torch
 
 from realengine.layer_ops import LayerOps
-from realengine.projection import DenseProjection, Fp8Projection, Projection, quantised
-from realengine.stored_weight import Fp8Weight, StoredWeight, each_tensor, joined, quantise
+from realengine.linear import (
+    DenseProjection,
+    Fp8Projection,
+    Fp8Weight,
+    Projection,
+    StoredWeight,
+    each_tensor,
+    joined,
+    quantise,
+    quantised,
+)
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 

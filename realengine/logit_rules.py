@@ -1,7 +1,8 @@
-"""The changes of a request to its logits before a token is chosen: penalties, bias, and forbidden tokens.
+"""The changes of a request to its logits before a token is chosen: penalties, bias, and forbidden tokens; logprobs.
 
 The meaning of each is vLLM's. The host gives the changes that depend on tokens that it has seen. For a token that was
-sampled and not yet seen, the device adds its consequences: see `realengine.changed_logits`.
+sampled and not yet seen, the device adds its consequences: see `realengine.sampling.changed_logits`. Nothing here needs
+torch.
 """
 
 from __future__ import annotations
@@ -163,3 +164,13 @@ def _numbered(rows: Sequence[Ints]) -> Ints:
     """Return all rows, each with the index of its group in front."""
     numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
     return np.concatenate([numbers[:, None], np.concatenate(rows)], 1)
+
+
+class Logprob(NamedTuple):
+    """The natural logarithm of a token's probability by the model, before temperature and limits.
+
+    `top` are the likeliest tokens, the likeliest first, each with its own.
+    """
+
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()

@@ -15,16 +15,14 @@ import torch
 from torch.nn.functional import embedding
 
 from realengine.attention import Attention
-from realengine.collective import Alone, Collective
+from realengine.device import OpTimes
 from realengine.kv_cache import KvCache
-from realengine.layer_ops import HeadNorms, LayerOps
+from realengine.layer_ops import HeadNorms, LayerOps, Rope
+from realengine.linear import DenseProjection, Projection, StoredWeight
 from realengine.loading import WeightLoader
 from realengine.mlp import DenseMlp, Mixture
-from realengine.op_times import OpTimes, Untimed
-from realengine.projection import DenseProjection, Projection
-from realengine.rope import Rope
 from realengine.step_input import Batch
-from realengine.stored_weight import StoredWeight
+from realengine.tensor_parallel import Collective
 from serving.deployments.model_spec import ModelSpec
 
 _PIECE_ROWS = 4
@@ -88,7 +86,7 @@ class Model:
         self.dtype = dtype
         self.ops = ops
         self.attention = attention
-        self._collective = collective or Alone()
+        self._collective = collective or Collective()
         weights = WeightLoader(spec, state, dtype, device, ops, quantization)
         experts = own or range(spec.num_experts)
         self._layers = [Layer(spec, weights, index, experts) for index in range(spec.num_layers)]
@@ -115,7 +113,7 @@ class Model:
 
         @torch.inference_mode()
         def run() -> torch.Tensor:
-            return next(layers).mlp(rows, self.ops, Untimed())
+            return next(layers).mlp(rows, self.ops, OpTimes())
 
         return run
 
@@ -127,7 +125,7 @@ class Model:
 
         Each layer writes KV before it reads: rows of one step may share prefix blocks.
         """
-        times = times or Untimed()
+        times = times or OpTimes()
         ops, join = self.ops, self._collective
         with times("embedding"):
             hidden = embedding(tokens, self._embedding)
@@ -163,7 +161,7 @@ class Model:
 
     def compute_logits(self, hidden: torch.Tensor, times: OpTimes | None = None) -> torch.Tensor:
         """Return logits `[S, vocab]` of hidden states that `forward` returned."""
-        times = times or Untimed()
+        times = times or OpTimes()
         with times("head"):
             logits = self._head(hidden)
         return self._collective.join(logits, times)[:, : self.spec.vocab_size]

@@ -9,10 +9,10 @@ from collections import deque
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
-from realengine.collective import DistributedGroup
 from realengine.copier import Copy
-from realengine.launched import Launched
 from realengine.runner import ModelRunner
+from realengine.step import Launched
+from realengine.tensor_parallel import DistributedGroup
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError

@@ -17,15 +17,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from realengine.collective import DistributedGroup
 from realengine.copier import Copy
 from realengine.device import LOOK_EVERY_S, Pending
-from realengine.devices import require_devices
-from realengine.kv_budget import KvBudget
-from realengine.launched import Launched
+from realengine.device_memory import KvBudget
+from realengine.machine import require_devices
 from realengine.rank_process import ENDING_S, PATIENCE_S, meet, part, serve
 from realengine.runner import ModelRunner
+from realengine.step import Launched
 from realengine.step_input import StepInput
+from realengine.tensor_parallel import DistributedGroup
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError

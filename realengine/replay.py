@@ -19,17 +19,15 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
 
-from realengine.ctrl_c import ctrl_c_heard
 from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
-from realengine.hardware import describe
 from realengine.loop import drive
-from realengine.no_cycle_search import no_cycle_search
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.run_columns import run_columns
+from realengine.machine import describe
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
 from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence
 from realengine.step import Step
+from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.call_limit import watching
 from serving.canary import canary_rows
 from serving.request import Request, Status

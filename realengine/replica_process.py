@@ -14,14 +14,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from realengine.engine import Engine
-from realengine.hardware import describe
-from realengine.inbox import Inbox
 from realengine.loop import drive
-from realengine.no_cycle_search import no_cycle_search
+from realengine.machine import describe
 from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
-from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Report
+from realengine.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
+from realengine.undisturbed import no_cycle_search
 from realengine.weights import ModelFiles
 from serving.call_limit import watching
 from serving.deployments.config import Deployment

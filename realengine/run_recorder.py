@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realengine.host_tier import TierEvents
-from realengine.step import Step
+from realengine.step import Step, TierEvents
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 from serving.workload import STOPPED

@@ -1,7 +1,8 @@
-"""Seats: a place on the device for each running request, and its block table on the host.
+"""Seats for running requests, and the demand of waiting ones: what the engine keeps up to date from plan to plan.
 
-A seat has the last token sampled for its request, so that the next step can be launched before the host has seen it,
-and a row of block ids that grows with the request instead of being made anew each step.
+A seat is a place on the device for each running request, and its block table on the host. It has the last token sampled
+for its request, so that the next step can be launched before the host has seen it, and a row of block ids that grows
+with the request instead of being made anew each step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from realengine.sequence import TokenSequence
 from realengine.step_input import Ints, RowInput
 from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
 
@@ -97,3 +99,34 @@ class Seating:
     def _nobodys(self, start: int, count: int) -> RowInput:
         null = np.zeros(-(-(start + count) // self._block_size), dtype=np.int32)
         return RowInput([0] * count, start, null, self._nobody, (), other_blocks=(null,) * (len(self._tables) - 1))
+
+
+class WaitingDemand:
+    """The demand of waiting requests; `blocks` is what all their known tokens would take."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._of: dict[int, int] = {}
+        self.blocks = 0
+
+    def wait(self, request: Request) -> None:
+        """Count a request that waits from now on, or waits already and has another known token."""
+        self.leave(request.id)
+        need = self._of[request.id] = most_held(self._config, request.known)
+        self.blocks += need
+
+    def leave(self, id: int) -> None:
+        """Stop counting a request, if it was counted."""
+        self.blocks -= self._of.pop(id, 0)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Count preempted requests, and stop counting admitted ones."""
+        for request in plan.preempted:
+            self.wait(request)
+        for request in plan.admitted:
+            self.leave(request.id)
+
+    def returned(self, request: Request) -> None:
+        """Note a new token of a request; a preempted request may still get one from an earlier step."""
+        if request.id in self._of:
+            self.wait(request)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from realengine.grammar import Bits, Grammar
-from realengine.logit_rules import LogitChanges, LogitRules, RuledLogits
-from realengine.logprob import Logprob
+from realengine.logit_rules import LogitChanges, LogitRules, Logprob, RuledLogits
 from realengine.sampling import SamplingParams
 from serving.request import Request
 from serving.step_plan import Row

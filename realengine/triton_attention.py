@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from realengine.device import Device
-from realengine.kernels.interpreting import INTERPRETING
 from realengine.kernels.kv_splits import Splits
+from realengine.kernels.launches import INTERPRETING
 from realengine.kernels.paged_attention import (
     PagedRows,
     Tile,

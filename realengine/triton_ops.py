@@ -7,20 +7,15 @@ from typing import Any
 
 import torch
 
-from realengine.kernels.add_rms_norm import add_rms_norm
-from realengine.kernels.argmax import argmax
-from realengine.kernels.draw import draw
 from realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
 from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
 from realengine.kernels.rope_store import rope_store
-from realengine.kernels.silu_mul import silu_mul
-from realengine.kernels.token_mask import token_mask
+from realengine.kernels.row_operations import add_rms_norm, silu_mul
+from realengine.kernels.sampling import argmax, draw, token_mask
 from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms, Routing
-from realengine.projection import Fp8Rows
-from realengine.rope import Rope
+from realengine.layer_ops import HeadNorms, Rope, Routing
+from realengine.linear import Fp8Rows, PackedWeight, StoredWeight, stacked
 from realengine.step_input import Batch
-from realengine.stored_weight import PackedWeight, StoredWeight, stacked
 from serving.deployments.model_spec import ModelSpec
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from realengine.checkpoints.formats import read_quantised
+from realengine.linear import StoredWeight
 from realengine.mlp import mixture_shapes
+from realengine.quantised_checkpoint import read_quantised
 from realengine.runnable import check_runnable
-from realengine.stored_weight import StoredWeight
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec

@@ -27,11 +27,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from realengine.grammar import ENDLESS_OBJECTS
-from realengine.inbox import Inbox
-from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Report
+from realengine.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
 from realengine.speed import SpeedProbe, piece_of_work
+from realengine.undisturbed import no_cycle_search
 from serving.canary import canary_rows
 from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest

@@ -29,7 +29,7 @@ from lab.gpu_suite.suite import Phase, Work
 from lab.gpu_suite.timing import find_bench
 from lab.gpu_suite.validation import calibrate_all, validate_runs
 from realengine.engine import Engine
-from realengine.hardware import describe
+from realengine.machine import describe
 from realengine.weights import load_model_files
 from serving.deployments.config import Deployment
 

@@ -26,10 +26,10 @@ from lab.gpu_suite.operations import Operation
 from lab.gpu_suite.ragged_batch import backend_for
 from lab.gpu_suite.sizes import Sizes
 from realengine.kv_cache import FP8, KvCache
+from realengine.linear import StoredWeight
 from realengine.model import Model
 from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
-from realengine.stored_weight import StoredWeight
 from realengine.weights import RANDOM, shapes
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
@@ -48,7 +48,7 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
     a row with `failed`. There are no rows if Triton is not installed or interprets.
     """
     try:
-        from realengine.kernels.interpreting import INTERPRETING
+        from realengine.kernels.launches import INTERPRETING
     except ImportError:
         return
     if INTERPRETING:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from realengine.attention import Attention, TorchAttention
-from realengine.kernels.attention_shapes import Shape
+from realengine.kernels.launches import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import LayerOps, TorchOps
 from realengine.step_input import Batch, RowInput, pack

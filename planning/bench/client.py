@@ -22,8 +22,8 @@ from planning.bench.answer_stream import Answered, Events, refusal
 from planning.bench.prompts import ChatPrompts, Prompts, TokenPrompts, quoted
 from planning.bench.request import BenchTarget
 from planning.bench.server import Server, meet
-from realengine.ctrl_c import ctrl_c_heard
-from realengine.segment_tokens import SegmentTokens, quotes
+from realengine.offered_workload import SegmentTokens, quotes
+from realengine.undisturbed import ctrl_c_heard
 from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest

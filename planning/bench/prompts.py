@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from realengine.segment_tokens import SegmentTokens, named_segments
+from realengine.offered_workload import SegmentTokens, named_segments
 from serving.workload import WorkloadRequest
 
 _OUT = "out:"

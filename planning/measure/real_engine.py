@@ -96,7 +96,7 @@ def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deploy
     """Return `deployment` in this CPU's faster type if it states none; without torch it stays as it is."""
     if find_spec("torch") is None:
         return deployment
-    from realengine.fast_dtype import with_fast_dtype
+    from realengine.machine import with_fast_dtype
 
     deployment, chosen = with_fast_dtype(deployment)
     if chosen:

@@ -15,7 +15,7 @@ LOWEST = tl.constexpr(-3.0e38)  # score before the first one: finite, because -i
 
 @triton.jit
 def load_heads(pointer, token, head, dims, stride, present, DIM: tl.constexpr, COMPUTE: tl.constexpr):
-    """Return [rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; zeros where not `present`."""
+    """Return [rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; 0 where not `present`."""
     offsets = token.to(tl.int64)[:, None] * stride + head[:, None] * DIM + dims[None, :]
     return tl.load(pointer + offsets, mask=present[:, None] & (dims[None, :] < DIM), other=0.0).to(COMPUTE)
 

@@ -16,11 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, I64, U8, shaped
-from realengine.kernels.interpreting import compute_dtype
+from realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compute_dtype, shaped
 from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
-from realengine.kernels.specialisation import Specialisation
-from realengine.stored_weight import FP8_BLOCK, Fp8Weight
+from realengine.linear import FP8_BLOCK, Fp8Weight
 
 ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts, with a dimension for them in front
 

@@ -18,9 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, shaped
 from realengine.kernels.attention_tile import LOWEST
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import F32, I32, Specialisation, shaped
 
 _CHUNK = 1024  # units that the planning program looks at together
 _FIELDS = tl.constexpr(4)  # numbers of an item

@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import I32, TRITON_NAME, U8, shaped
-from realengine.kernels.interpreting import compute_dtype
-from realengine.kernels.specialisation import Specialisation
-from realengine.stored_weight import PackedWeight
+from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, compute_dtype, shaped
+from realengine.linear import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones

@@ -12,9 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, SHAPES, shaped
-from realengine.kernels.dependent_launch import dependent_launch
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import F32, I32, SHAPES, Specialisation, dependent_launch, shaped
 
 _TILE_HEADS = 16
 _FP8_MAX = tl.constexpr(448.0)  # largest of e4m3, which has no infinity: larger values are stored as this

@@ -22,7 +22,7 @@ from lab.gpu_suite.results import Results, load
 from lab.gpu_suite.scenarios import Pace, scenarios
 from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
 from realengine.engine import Engine
-from realengine.hardware import _driver
+from realengine.machine import _driver
 from realengine.weights import RANDOM, load_model_files
 from traces.recording import Recording
 

@@ -23,7 +23,7 @@ from planning.bench.answer_stream import Answered, Events
 from planning.bench.client import bench
 from planning.bench.prompts import ChatPrompts, TokenPrompts
 from planning.bench.request import BenchTarget
-from realengine.segment_tokens import SegmentTokens
+from realengine.offered_workload import SegmentTokens
 from serving.errors import UserError
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tests.apiserver.served import TWIN, serving

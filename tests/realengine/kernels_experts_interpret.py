@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from realengine.layer_ops import Routing
-from realengine.stored_weight import Fp8Weight, PackedWeight, StoredWeight, pack
+from realengine.linear import Fp8Weight, PackedWeight, StoredWeight, pack
 from realengine.triton_ops import TritonOps
 from realengine.weights import RANDOM
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, FP8, close

@@ -14,9 +14,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.devices import find_device  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.kv_cache import LayerKv, read, write  # noqa: E402
+from realengine.machine import find_device  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step import Step  # noqa: E402

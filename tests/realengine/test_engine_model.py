@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
-from realengine.logprob import Logprob  # noqa: E402
+from realengine.logit_rules import Logprob  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step_input import Batch, RowInput, pack  # noqa: E402
 from realengine.weights import load_model_files  # noqa: E402

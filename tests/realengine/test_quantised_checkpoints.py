@@ -17,17 +17,17 @@ from realengine.engine import Engine  # noqa: E402
 from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
 from realengine.kv_cache import write as store  # noqa: E402
 from realengine.layer_ops import TorchOps  # noqa: E402
-from realengine.model import Model  # noqa: E402
-from realengine.shard import shard_spec, shard_state  # noqa: E402
-from realengine.step_input import Batch, RowInput  # noqa: E402
-from realengine.step_input import pack as pack_step  # noqa: E402
-from realengine.stored_weight import (  # noqa: E402
+from realengine.linear import (  # noqa: E402
     Fp8Weight,
     PackedWeight,
     pack,
     quantise,
     unpack,
 )
+from realengine.model import Model  # noqa: E402
+from realengine.step_input import Batch, RowInput  # noqa: E402
+from realengine.step_input import pack as pack_step  # noqa: E402
+from realengine.tensor_parallel import shard_spec, shard_state  # noqa: E402
 from realengine.weights import RANDOM, load_model_files, random_state  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_capacity import weight_bytes  # noqa: E402

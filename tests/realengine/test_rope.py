@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.gguf_model import unpermute  # noqa: E402
-from realengine.rope import Rope  # noqa: E402
+from realengine.layer_ops import Rope  # noqa: E402
+from realengine.smollm2 import unpermute  # noqa: E402
 from realengine.weights import RANDOM  # noqa: E402
 
 pytestmark = pytest.mark.engine

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.acceptance import with_acceptance  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.drafting.ngram import NgramDrafter  # noqa: E402
+from realengine.drafters import NgramDrafter  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams, draw  # noqa: E402

@@ -165,7 +165,7 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
     """Llama-3.1-8B's step on our kernels, on torch's meta device, up to the head. docs/kernels.md has both."""
     pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 only)")
     from lab.gpu_suite.ragged_batch import backend_for
-    from realengine.kernels.interpreting import INTERPRETING
+    from realengine.kernels.launches import INTERPRETING
     from realengine.kv_cache import KvCache
     from realengine.model import Model
     from realengine.weights import RANDOM, shapes

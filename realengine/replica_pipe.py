@@ -1,4 +1,4 @@
-"""The messages through the pipe of a process with one of several engines, whichever engine that is.
+"""The pipe of a process with one of several engines, whichever engine that is: its messages, and their reader.
 
 The process first sends `About`, once its engine is loaded. Each call is `(name, arguments)`, which it answers. In the
 call `replay` it sends `Ready`, gets the moment that times count from (ns, on `perf_counter_ns`), and then `Arrival`,
@@ -9,6 +9,10 @@ Nothing here needs torch, so that vLLM's own process can also use it.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from threading import Condition, Thread
 from typing import Any, NamedTuple
 
 from serving.workload import WorkloadRequest
@@ -78,3 +82,46 @@ class Ran(NamedTuple):
     """Last message from a process in a run: the share of its steps' time that launches took, if it is known."""
 
     launching_share: float | None
+
+
+class Inbox:
+    """The messages of `pipe` that nobody has taken yet."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._came: deque[Any] = deque()  # None is the end of the pipe
+        self._arrived = Condition()
+        Thread(target=self._read, name="pipe", daemon=True).start()
+
+    def _read(self) -> None:
+        message: Any = ()
+        while message is not None:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                message = None
+            except Exception as error:  # it cannot be unpickled here
+                message = error
+            with self._arrived:
+                self._came.append(message)
+                self._arrived.notify()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until a message has come, or for `seconds`; return whether one has."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._came), seconds)
+
+    def take(self) -> Iterator[Any]:
+        """Yield the messages that have come. Raise EOFError after the last, and the error of one that is unreadable."""
+        while self._came:
+            message = self._came.popleft()
+            if message is None:
+                raise EOFError
+            if isinstance(message, Exception):
+                raise message
+            yield message
+
+    def next(self) -> Any:
+        """Return the next message, which may take a while."""
+        self.wait()
+        return next(self.take())

@@ -1,7 +1,8 @@
-"""Ctrl-C that waits for a good moment: between two steps, when everything that happened has been noted."""
+"""Ctrl-C and the search for reference cycles, kept away from the steps of a run."""
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -31,3 +32,14 @@ def ctrl_c_heard() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def no_cycle_search() -> Iterator[None]:
+    """Search once now, and not again until the context is left."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,9 +1,9 @@
-"""One rank's share of a model's weights: Megatron's column-parallel and row-parallel split.
+"""Tensor parallelism: one rank's share of a model's weights, and its communication with the others.
 
-Heads and the MLP's inner dimension are divided; a rank computes its heads and its slice of the MLP, and the ranks'
-results for the hidden state are summed. A mixture is divided likewise, every expert by slices, or by whole experts;
-each rank has a slice of a shared expert. Embedding and router are whole on every rank, the head is divided by
-vocabulary.
+The split is Megatron's, column-parallel and row-parallel. Heads and the MLP's inner dimension are divided; a rank
+computes its heads and its slice of the MLP, and the ranks' results for the hidden state are summed. A mixture is
+divided likewise, every expert by slices, or by whole experts; each rank has a slice of a shared expert. Embedding and
+router are whole on every rank, the head is divided by vocabulary.
 """
 
 from __future__ import annotations
@@ -12,13 +12,57 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from realengine.stored_weight import FP8_BLOCK, StoredWeight, each_tensor
+import torch
+
+from realengine.device import OpTimes
+from realengine.linear import FP8_BLOCK, StoredWeight, each_tensor
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
+
+COLLECTIVES = frozenset({"all_reduce", "all_gather"})  # operations, as `OpTimes` calls them
 
 _BY_ROW = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")
 _BY_COLUMN = ("o_proj", "down_proj", "w2")
 _EXPERT = re.compile(r"[.]experts[.](\d+)[.]")
+
+
+class Collective:
+    """A group of `size` ranks, of which this is `rank`: here, a rank alone.
+
+    Every rank makes the same calls in the same order.
+    """
+
+    rank = 0
+    size = 1
+
+    def sum(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
+        """Return `x` summed over the ranks, the same to the bit on each of them."""
+        return x
+
+    def join(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
+        """Return the ranks' `x` `[n, m]` side by side, `[n, size * m]`."""
+        return x
+
+
+class DistributedGroup(Collective):
+    """The default process group of torch.distributed: NCCL on CUDA, gloo on the CPU."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._dist: Any = dist
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def sum(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
+        with times("all_reduce"):
+            self._dist.all_reduce(x)
+        return x
+
+    def join(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        with times("all_gather"):
+            self._dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=1)
 
 
 def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> ModelSpec:

@@ -1,9 +1,13 @@
-"""Sampling with temperature, top-k and top-p, one program a row, without a sort and without asking the host.
+"""From logits to a token: greedy sampling, draws with temperature, top-k and top-p, and structured output's mask.
 
-Both limits are thresholds on the logit. Each is computed by bisection, with three pivots a pass, on the integers that
-order as floats do. A pass over a whole vocabulary is expensive, so a row is first thinned to the logits above a bar
-that is low enough for the k-th largest, or likely so for the nucleus. As long as these logits suffice, which the
-program checks, the bisection reads nothing else. After that the token is drawn in vocabulary order.
+Greedy: the vocabulary is split among programs when rows are few. A split stores its largest logit and that logit's
+place; a second launch takes the best of a row's splits.
+
+Draws: one program a row, without a sort and without asking the host. Both limits are thresholds on the logit. Each is
+computed by bisection, with three pivots a pass, on the integers that order as floats do. A pass over a whole vocabulary
+is expensive, so a row is first thinned to the logits above a bar that is low enough for the k-th largest, or likely so
+for the nucleus. As long as these logits suffice, which the program checks, the bisection reads nothing else. After that
+the token is drawn in vocabulary order.
 """
 
 from collections.abc import Iterator
@@ -14,18 +18,92 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, TRITON_NAME, shaped
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import F32, I32, TRITON_NAME, Specialisation, shaped
 
+_ARGMAX_BLOCK = 2048  # logits, one 16-byte load by each thread of 8 warps
+_PROGRAMS = 512  # about four for each multiprocessor of an H100
+_MAX_SPLITS = 64
 _GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is also greedy
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NOWHERE = tl.constexpr(2147483647)
-
 # Logits read at once, lanes of the first pass, and most logits that a row is thinned to; more would spill registers.
-_BLOCK = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192}
-
+_DRAW_BLOCK = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192}
 # In fp32, 16 and 13 low bits of the image of a bf16 and an fp16 are always the same: bisection need not settle them.
 _IDLE_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
+_MASK_BLOCK = 1024  # tokens of a program: it reads 32 words of the mask and writes only forbidden logits
+
+
+@triton.jit
+def _first_largest(value, index):
+    """Return the largest of `value`, and the least `index` that has it."""
+    largest = tl.max(value, axis=0)
+    return largest, tl.min(tl.where(value == largest, index, 2147483647), axis=0)
+
+
+@triton.jit
+def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the largest logit of program (row, split) in `largest` [R, SPLITS] and its place in `index`."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    share = tl.cdiv(tl.cdiv(vocab, BLOCK), SPLITS) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    place = split * share + lanes
+    for start in tl.range(split * share, tl.minimum(split * share + share, vocab), BLOCK):
+        columns = start + lanes
+        value = tl.load(logits + row * stride + columns, mask=columns < vocab, other=float("-inf")).to(tl.float32)
+        place = tl.where(value > best, columns, place)
+        best = tl.maximum(best, value)
+    value, first = _first_largest(best, place)
+    if SPLITS > 1:
+        tl.store(largest + row * SPLITS + split, value)
+    tl.store(index + row * SPLITS + split, first)
+
+
+@triton.jit
+def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
+    """Store the place of the largest of the splits' logits, for program (row)."""
+    row = tl.program_id(0)
+    splits = row * SPLITS + tl.arange(0, SPLITS)
+    _, first = _first_largest(tl.load(largest + splits), tl.load(index + splits))
+    tl.store(out + row, first)
+
+
+def argmax(logits: Tensor, out: Tensor) -> Tensor:
+    """Write the index of each row's largest logit, the first if there are several, to `out`, and return `out`.
+
+    Args:
+        logits: [R, V] without NaN; rows may lie further apart than V
+        out: [R] int32
+    """
+    rows, vocab = logits.shape
+    splits = _splits(rows, vocab)
+    index = out if splits == 1 else torch.empty(rows, splits, dtype=torch.int32, device=out.device)
+    largest = torch.empty(rows, splits, dtype=torch.float32, device=out.device)
+    _argmax_split[(rows, splits)](
+        logits, logits.stride(0), largest, index, vocab, splits, _ARGMAX_BLOCK, num_warps=8, num_stages=3
+    )
+    if splits > 1:
+        _argmax_merge[(rows,)](largest, index, out, splits, num_warps=1, num_stages=1)
+    return out
+
+
+def _splits(rows: int, vocab: int) -> int:
+    """Return a power of two that gives the GPU enough programs, each with a block of the vocabulary to read."""
+    splits = 1
+    while rows * splits < _PROGRAMS and 2 * splits <= min(triton.cdiv(vocab, _ARGMAX_BLOCK), _MAX_SPLITS):
+        splits *= 2
+    return splits
+
+
+def _argmax_specialisations() -> Iterator[Specialisation]:
+    """Yield the kernels for one row and for many."""
+    for rows, dtype in [(1, torch.bfloat16), (64, torch.bfloat16), (1024, torch.bfloat16), (64, torch.float32)]:
+        launch = partial(argmax, shaped(rows, 151_936, dtype=dtype), shaped(rows, dtype=I32))
+        name = f"argmax {TRITON_NAME[dtype]}, {_splits(rows, 151_936)} splits"
+        yield Specialisation(name, _argmax_split, launch, 64, ("ld.global.v4.b32",))
+    launch = partial(argmax, shaped(1, 151_936), shaped(1, dtype=I32))
+    yield Specialisation(f"argmax merge, {_MAX_SPLITS} splits", _argmax_merge, launch, 32, ())
 
 
 @triton.jit
@@ -228,7 +306,7 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
     pass of the bisection reads it once more.
     """
     rows, vocab = logits.shape
-    block = _BLOCK[logits.dtype]
+    block = _DRAW_BLOCK[logits.dtype]
     kept = logits.new_empty(rows, block)
     _draw_row[(rows,)](
         logits, logits.stride(0), temperature, top_k, top_p, uniform, kept, out, vocab,
@@ -237,9 +315,43 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
     return out
 
 
-def specialisations() -> Iterator[Specialisation]:
+def _draw_specialisations() -> Iterator[Specialisation]:
     """Yield the kernel for each dtype of logits."""
     number, integer = shaped(1, dtype=F32), shaped(1, dtype=I32)
     for dtype in _IDLE_BITS:
         launch = partial(draw, shaped(1, 151_936, dtype=dtype), number, integer, number, number, integer)
         yield Specialisation(f"draw {TRITON_NAME[dtype]}", _draw_row, launch, 128, ("ld.global.v4.b32",))
+
+
+@triton.jit
+def _token_mask(logits, stride, samples, bits, words, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    sample = tl.load(samples + row).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < vocab
+    word = tl.load(bits + row.to(tl.int64) * words + tokens // 32, mask=inside, other=-1)
+    forbidden = (word >> (tokens % 32)) & 1 == 0
+    tl.store(logits + sample * stride + tokens, float("-inf"), mask=inside & forbidden)
+
+
+def token_mask(logits: Tensor, samples: Tensor, bits: Tensor) -> None:
+    """Forbid tokens in row `samples[i]` of `logits` [S, V] unless bit t % 32 of `bits[i, t // 32]` allows token t.
+
+    `samples` is int32 [M], `bits` int32 [M, W].
+    """
+    rows, words = bits.shape
+    vocab = logits.shape[1]
+    grid = (rows, triton.cdiv(vocab, _MASK_BLOCK))
+    _token_mask[grid](logits, logits.stride(0), samples, bits, words, vocab, _MASK_BLOCK, num_warps=4, num_stages=1)
+
+
+def _mask_specialisations() -> Iterator[Specialisation]:
+    launch = partial(token_mask, shaped(1, 151_936), shaped(1, dtype=I32), shaped(1, 4748, dtype=I32))
+    yield Specialisation("token_mask bf16", _token_mask, launch, 64, ("st.global",))
+
+
+def specialisations() -> Iterator[Specialisation]:
+    """Yield the kernels of greedy sampling, of draws and of masks."""
+    yield from _argmax_specialisations()
+    yield from _draw_specialisations()
+    yield from _mask_specialisations()
