@@ -119,8 +119,12 @@ class ModelDrafter:
             sequence = sequences[request.id]
             known, room = len(sequence.tokens), request.held * self._block_size
             first = min(self._known.pop(request.id, start), known - 1)
-            last = min(known, room) if request.id in going_on else known - 1 if samples else start + tokens
-            count = min(self._most, request.max_len - known - 1, room - known + 1) if request.id in going_on else 0
+            if request.id in going_on:
+                last = min(known, room)
+                count = min(self._most, request.max_len - known - 1, room - known + 1)
+            else:
+                last = known - 1 if samples else start + tokens
+                count = 0
             most[request.id] = count
             self._known[request.id] = max(last, known - 1 + count) if samples else last
             if first < last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import linear, rms_norm, silu
@@ -82,20 +82,29 @@ class Routing(NamedTuple):
     shares: torch.Tensor
 
 
-class LayerOps(Protocol):
-    """The operations of a decoder layer beside GEMMs and attention."""
+class LayerOps:
+    """The operations of a decoder layer beside GEMMs and attention: the reference, on any device that torch knows.
+
+    `spec` is one rank's share of the model.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
         """Return linear layers with packed integers as a projection, for activations of `dtype`."""
+        return DenseProjection(weight.dense(dtype), bias)
 
     def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> Any:
         """Return the same linear layers of `count` experts in the form of `experts`.
 
         They must be stored alike; activations are `dtype`.
         """
+        return stacked((w if isinstance(w, torch.Tensor) else w.dense(dtype) for w in weights), count)
 
     def rotation(self, rope: Rope, batch: Batch) -> Any:
         """Return the rotation of this step's tokens, which is the same for every layer."""
+        return rope, *rope.cosines_and_sines(batch.positions), batch.slots.long()
 
     def rope_store(
         self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
@@ -104,50 +113,6 @@ class LayerOps(Protocol):
 
         Keys and values go into `kv` at the batch's slots; the queries `[T, heads, head_dim]` are returned.
         """
-
-    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
-        """Return the RMSNorm of `x`, or of `residual + x`, which overwrites `residual`; all `[T, hidden]`.
-
-        With `fp8` the result is in the form of `Fp8Rows.from_tensor`.
-        """
-
-    def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
-        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; with `fp8` in the form of `Fp8Rows.from_tensor`."""
-
-    def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
-        """Return the answers of each token's experts for `x` `[T, hidden]`, weighed and summed, by `routing`.
-
-        Args:
-            gate_up: `expert_weights` of layers `[2 * n, hidden]`
-            down: `expert_weights` of layers `[hidden, n]`
-        """
-
-    def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
-        """Make the logits `[S, vocab]` of tokens that a sample may not be -inf, in place; see `TokenMasks`."""
-
-    def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
-        """Return a token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
-
-
-class TorchOps:
-    """The reference, on any device that torch knows. `spec` is one rank's share of the model."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-
-    def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
-        return DenseProjection(weight.dense(dtype), bias)
-
-    def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> torch.Tensor:
-        made: torch.Tensor = stacked((w if isinstance(w, torch.Tensor) else w.dense(dtype) for w in weights), count)
-        return made
-
-    def rotation(self, rope: Rope, batch: Batch) -> tuple[Rope, torch.Tensor, torch.Tensor, torch.Tensor]:
-        return rope, *rope.cosines_and_sines(batch.positions), batch.slots.long()
-
-    def rope_store(
-        self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
-    ) -> torch.Tensor:
         spec = self._spec
         rope, cos, sin, slots = rotation
         cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
@@ -159,14 +124,25 @@ class TorchOps:
         return rope.rotate(queries, cos, sin)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
+        """Return the RMSNorm of `x`, or of `residual + x`, which overwrites `residual`; all `[T, hidden]`.
+
+        With `fp8` the result is in the form of `Fp8Rows.from_tensor`.
+        """
         normed = self._normalise(x if residual is None else residual.add_(x), weight)
         return Fp8Rows.from_tensor(normed) if fp8 else normed
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
+        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; with `fp8` in the form of `Fp8Rows.from_tensor`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return Fp8Rows.from_tensor(silu(gate) * up) if fp8 else silu(gate) * up
 
-    def experts(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
+        """Return the answers of each token's experts for `x` `[T, hidden]`, weighed and summed, by `routing`.
+
+        Args:
+            gate_up: `expert_weights` of layers `[2 * n, hidden]`
+            down: `expert_weights` of layers `[hidden, n]`
+        """
         out, shares = torch.zeros_like(x), routing.shares.to(x.dtype).flatten()
         topk = routing.shares.shape[1]
         for expert, (first, end) in enumerate(pairwise(routing.offsets.tolist())):
@@ -178,12 +154,14 @@ class TorchOps:
         return out
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
+        """Make the logits `[S, vocab]` of tokens that a sample may not be -inf, in place; see `TokenMasks`."""
         tokens = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         forbidden = (bits[:, tokens // 32] >> (tokens % 32)) & 1 == 0
         rows = samples.long()
         logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def sample(self, logits: torch.Tensor, batch: Batch, greedy: bool) -> torch.Tensor:
+        """Return a token `[S]`, int32, for each row of `logits` `[S, vocab]`; `greedy` if no row draws."""
         if greedy:
             return logits.argmax(-1).int()
         return sampling.draw(logits, batch.temperature, batch.top_k, batch.top_p, batch.uniform)

@@ -9,7 +9,7 @@ from collections import deque
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
-from realengine.copier import Copy
+from realengine.host_tier import Copy
 from realengine.runner import ModelRunner
 from realengine.step import Launched
 from realengine.tensor_parallel import DistributedGroup

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from realengine.copier import Copy
 from realengine.device import LOOK_EVERY_S, Pending
 from realengine.device_memory import KvBudget
+from realengine.host_tier import Copy
 from realengine.machine import require_devices
 from realengine.rank_process import ENDING_S, PATIENCE_S, meet, part, serve
 from realengine.runner import ModelRunner

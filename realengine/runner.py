@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from realengine.attention_backends import find_attention
-from realengine.copier import Copy, HostMemory
 from realengine.device import OpTimes
 from realengine.device_memory import KvBudget, memory_for
+from realengine.host_tier import Copy, HostMemory
 from realengine.kv_cache import FP8, KvCache
-from realengine.layer_ops import LayerOps, TorchOps
+from realengine.layer_ops import LayerOps
 from realengine.machine import find_device
 from realengine.model import Model
 from realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
@@ -137,7 +137,7 @@ class ModelRunner:
 
     def _ops(self) -> LayerOps:
         if not self._in_triton:
-            return TorchOps(self.spec)
+            return LayerOps(self.spec)
         from realengine.triton_ops import TritonOps
 
         return TritonOps(self.spec)

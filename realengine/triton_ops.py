@@ -13,10 +13,9 @@ from realengine.kernels.rope_store import rope_store
 from realengine.kernels.row_operations import add_rms_norm, silu_mul
 from realengine.kernels.sampling import argmax, draw, token_mask
 from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms, Rope, Routing
+from realengine.layer_ops import HeadNorms, LayerOps, Rope, Routing
 from realengine.linear import Fp8Rows, PackedWeight, StoredWeight, stacked
 from realengine.step_input import Batch
-from serving.deployments.model_spec import ModelSpec
 
 
 class PackedProjection:
@@ -32,11 +31,8 @@ class PackedProjection:
         return out if self._bias is None else out + self._bias
 
 
-class TritonOps:
-    """`LayerOps` on a GPU. `spec` is one rank's share of the model."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self._eps = spec.norm_eps
+class TritonOps(LayerOps):
+    """The same operations on a GPU."""
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> PackedProjection:
         return PackedProjection(weight, bias)
@@ -53,10 +49,10 @@ class TritonOps:
     ) -> torch.Tensor:
         query_norm, key_norm = norms or (None, None)
         turn = (batch.positions, batch.slots, rotation.cos, rotation.sin, query_norm, key_norm)
-        return rope_store(qkv, *turn, self._eps, rotation.interleaved, *kv)
+        return rope_store(qkv, *turn, self._spec.norm_eps, rotation.interleaved, *kv)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
-        rows, scale = add_rms_norm(x, residual, weight, self._eps, fp8)
+        rows, scale = add_rms_norm(x, residual, weight, self._spec.norm_eps, fp8)
         return Fp8Rows(rows, scale, x.dtype) if fp8 else rows
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:

@@ -189,7 +189,10 @@ def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
         return spec
     config = _read_json(path)
     ends = config.get("eos_token_id") if isinstance(config, dict) else None
-    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if ends is None:
+        return spec
+    if not isinstance(ends, list):
+        ends = [ends]
     if not all(isinstance(end, int) for end in ends):
         raise UserError("model", str(path.parent), f"{path.name}: eos_token_id must be a token id or a list of them")
     return spec.model_copy(update={"eos_ids": tuple(dict.fromkeys([*spec.eos_ids, *ends]))})

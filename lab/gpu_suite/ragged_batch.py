@@ -15,7 +15,7 @@ from torch import Tensor
 from realengine.attention import Attention, TorchAttention
 from realengine.kernels.launches import Shape
 from realengine.kv_cache import LayerKv
-from realengine.layer_ops import LayerOps, TorchOps
+from realengine.layer_ops import LayerOps
 from realengine.step_input import Batch, RowInput, pack
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
@@ -85,7 +85,7 @@ def backend_for(
     processors: Any = _Processors(_multiprocessors(device))
     kind: Any = TorchAttention
     if name == "torch":
-        return Backend(kind(spec, deployment, processors), TorchOps(spec))
+        return Backend(kind(spec, deployment, processors), LayerOps(spec))
     from realengine.triton_attention import HybridAttention, TritonAttention
     from realengine.triton_ops import TritonOps
 

@@ -224,8 +224,12 @@ def plan_splits(
     With `most` 0 no part is longer than it must be for max(programs, units + programs / 2) of them, and at most
     `programs` are parts of a unit that was cut.
     """
-    capacity = units * most if most else max(programs, units + programs // 2)
-    slots = programs if most == 0 else capacity if most > 1 else 1
+    if most:
+        capacity = units * most
+        slots = capacity if most > 1 else 1
+    else:
+        capacity = max(programs, units + programs // 2)
+        slots = programs
     device = context.device
     items = torch.empty(capacity, 4, dtype=torch.int32, device=device)
     arrived = torch.empty(slots, kv_heads, dtype=torch.int32, device=device)

@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-import realengine.copier  # noqa: E402
 import realengine.cuda_device  # noqa: E402
-from realengine.copier import StreamCopier  # noqa: E402
+import realengine.host_tier  # noqa: E402
 from realengine.cpu_device import CpuDevice  # noqa: E402
 from realengine.cuda_device import CudaDevice  # noqa: E402
 from realengine.device import Device  # noqa: E402
+from realengine.host_tier import StreamCopier  # noqa: E402
 from realengine.kv_cache import KvCache  # noqa: E402
 from realengine.model import Model  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for  # noqa: E402
@@ -148,7 +148,7 @@ def test_whatever_thread_submits_work_goes_to_the_devices_own_stream(cuda: FakeC
 
 def test_copies_run_beside_the_steps_on_a_stream_of_their_own(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     of_torch = {"cuda": cuda, "inference_mode": torch.inference_mode}
-    monkeypatch.setattr(realengine.copier, "torch", SimpleNamespace(**of_torch))
+    monkeypatch.setattr(realengine.host_tier, "torch", SimpleNamespace(**of_torch))
     monkeypatch.setattr(cuda, "Stream", lambda device: f"a stream for copies of {device}")
     copy = StreamCopier(torch.device("cuda", 0)).submit(cuda.launch)
     assert cuda.done == [(what, "a stream for copies of cuda:0") for what in ("event", "kernel", "event")]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
 from realengine.kv_cache import write as store  # noqa: E402
-from realengine.layer_ops import TorchOps  # noqa: E402
+from realengine.layer_ops import LayerOps  # noqa: E402
 from realengine.linear import (  # noqa: E402
     Fp8Weight,
     PackedWeight,
@@ -241,13 +241,13 @@ def test_rows_are_made_in_fp8_where_a_projection_in_fp8_follows(plain, tmp_path,
     write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "layers.0.mlp", {})
     made = []
     for name in ("add_norm", "silu_mul"):
-        kept = getattr(TorchOps, name)
+        kept = getattr(LayerOps, name)
 
         def noted(*a: Any, name: str = name, kept: Any = kept) -> Any:
             made.extend([name] * (a[-1] is True))  # fp8
             return kept(*a)
 
-        monkeypatch.setattr(TorchOps, name, noted)
+        monkeypatch.setattr(LayerOps, name, noted)
     logits(tmp_path / "quantised")
     assert made == ["add_norm"] * 3 + ["silu_mul"]
 
