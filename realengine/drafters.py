@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from realengine.models.weights import ModelFiles
 from realengine.runner import ModelRunner
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence
 from realengine.step_input import RowInput, pack
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.errors import UserError

@@ -14,11 +14,12 @@ from functools import cached_property, reduce
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from realengine.device_memory import KvBudget
+from realengine.devices.memory import KvBudget
 from realengine.drafters import Drafter, find_drafter, propose
 from realengine.grammar import GrammarCompiler, Grammars
 from realengine.host_tier import HostTier
-from realengine.ranks import Ranks
+from realengine.models.weights import ModelFiles
+from realengine.parallel.ranks import Ranks
 from realengine.runnable import check_deployment
 from realengine.runner import ModelRunner
 from realengine.seating import Seating, WaitingDemand
@@ -26,7 +27,6 @@ from realengine.sequence import TokenSequence, masks_of_rows
 from realengine.step import Load, Step
 from realengine.step_input import pack
 from realengine.verification import VerifiedTokens, verify_step
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.hold import Hold

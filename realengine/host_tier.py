@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from realengine.kv_cache import KvCache
+from realengine.attention.kv_cache import KvCache
 from realengine.step import Attempt, Launched, TierEvents, Transfer
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig

@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
 
+from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
 from realengine.loop import drive
-from realengine.machine import describe
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
 from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from realengine.loading import QUANTIZATIONS
-from realengine.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
-from realengine.tensor_parallel import shard_spec
+from realengine.models.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
+from realengine.models.weight_loader import QUANTIZATIONS
+from realengine.parallel.tensor_parallel import shard_spec
 from serving.deployments.config import Deployment
 from serving.deployments.kv_groups import kv_groups, stating_kv_groups
 from serving.deployments.model_spec import ModelSpec

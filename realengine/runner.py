@@ -16,21 +16,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from realengine.attention_backends import find_attention
-from realengine.device import OpTimes
-from realengine.device_memory import KvBudget, memory_for
+from realengine.attention.backend import find_attention
+from realengine.attention.kv_cache import FP8, KvCache
+from realengine.devices.device import OpTimes
+from realengine.devices.machine import find_device
+from realengine.devices.memory import KvBudget, memory_for
+from realengine.devices.speed import Speed
 from realengine.host_tier import Copy, HostMemory
-from realengine.kv_cache import FP8, KvCache
-from realengine.layer_ops import LayerOps
-from realengine.machine import find_device
-from realengine.model import Model
+from realengine.models.layer_ops import LayerOps
+from realengine.models.model import Model
+from realengine.models.weights import ModelFiles
+from realengine.parallel.tensor_parallel import COLLECTIVES, Collective, own_experts, shard_spec, shard_state
 from realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
-from realengine.speed import Speed
 from realengine.step import Launched
 from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
-from realengine.tensor_parallel import COLLECTIVES, Collective, own_experts, shard_spec, shard_state
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.deployments.kv_groups import layers_of_a_group
@@ -138,7 +138,7 @@ class ModelRunner:
     def _ops(self) -> LayerOps:
         if not self._in_triton:
             return LayerOps(self.spec)
-        from realengine.triton_ops import TritonOps
+        from realengine.models.triton_ops import TritonOps
 
         return TritonOps(self.spec)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realengine.device import Mark, OpTimes, Pending
+from realengine.devices.device import Mark, OpTimes, Pending
 from realengine.logit_rules import Logprob
 from realengine.sampling import TokenLogprobs
 from realengine.step_input import Layout

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from realengine.device import Device
+from realengine.devices.device import Device
 from realengine.step_input import Layout, StepInput
 from serving.deployments.decode_buckets import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 

@@ -26,10 +26,10 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from realengine.devices.speed import SpeedProbe, piece_of_work
 from realengine.grammar import ENDLESS_OBJECTS
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
-from realengine.speed import SpeedProbe, piece_of_work
+from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
 from realengine.undisturbed import no_cycle_search
 from serving.canary import canary_rows
 from serving.errors import UserError, raised

@@ -33,7 +33,7 @@ from lab.gpu_suite.operations import (
 from lab.gpu_suite.ragged_batch import Row
 from lab.gpu_suite.timing import Bench
 from realengine.kernels.launches import Shape
-from realengine.weights import RANDOM
+from realengine.models.weights import RANDOM
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column

@@ -25,12 +25,12 @@ from lab.gpu_suite.kernel_grid import points
 from lab.gpu_suite.operations import Operation
 from lab.gpu_suite.ragged_batch import backend_for
 from lab.gpu_suite.sizes import Sizes
-from realengine.kv_cache import FP8, KvCache
-from realengine.linear import StoredWeight
-from realengine.model import Model
+from realengine.attention.kv_cache import FP8, KvCache
+from realengine.models.linear import StoredWeight
+from realengine.models.model import Model
+from realengine.models.weights import RANDOM, shapes
 from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
-from realengine.weights import RANDOM, shapes
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.deployments.model_spec import ModelSpec

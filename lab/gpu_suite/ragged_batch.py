@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realengine.attention import Attention, TorchAttention
+from realengine.attention.backend import Attention
+from realengine.attention.kv_cache import LayerKv
+from realengine.attention.torch_attention import TorchAttention
 from realengine.kernels.launches import Shape
-from realengine.kv_cache import LayerKv
-from realengine.layer_ops import LayerOps
+from realengine.models.layer_ops import LayerOps
 from realengine.step_input import Batch, RowInput, pack
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
@@ -86,8 +87,8 @@ def backend_for(
     kind: Any = TorchAttention
     if name == "torch":
         return Backend(kind(spec, deployment, processors), LayerOps(spec))
-    from realengine.triton_attention import HybridAttention, TritonAttention
-    from realengine.triton_ops import TritonOps
+    from realengine.attention.triton_attention import HybridAttention, TritonAttention
+    from realengine.models.triton_ops import TritonOps
 
     kind = TritonAttention if name == "triton" else HybridAttention
     return Backend(kind(spec, deployment, processors), TritonOps(spec))

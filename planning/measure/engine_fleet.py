@@ -19,7 +19,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol, cast
 
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
-from realengine.replica_pipe import About, Arrival, End, HangUp, Ran, Report
+from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Ran, Report
 from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
@@ -35,7 +35,7 @@ _POLLED_NS = 1_000_000  # waits are rounded up to this; closer to an arrival the
 
 
 class EngineProcess(Protocol):
-    """A process with one engine. Its first message is `About`; see `realengine.replica_pipe`."""
+    """A process with one engine. Its first message is `About`; see `realengine.parallel.replica_pipe`."""
 
     number: int
     pipe: Connection

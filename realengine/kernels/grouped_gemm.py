@@ -18,7 +18,7 @@ from torch import Tensor
 
 from realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compute_dtype, shaped
 from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
-from realengine.linear import FP8_BLOCK, Fp8Weight
+from realengine.models.linear import FP8_BLOCK, Fp8Weight
 
 ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts, with a dimension for them in front
 

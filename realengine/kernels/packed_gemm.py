@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, compute_dtype, shaped
-from realengine.linear import PackedWeight
+from realengine.models.linear import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones

@@ -39,7 +39,7 @@ from lab.gpu_suite.page import decode_shares
 from lab.gpu_suite.references import distance_from_draw, relative_error
 from lab.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
 from realengine.kernels.launches import Shape
-from realengine.weights import RANDOM
+from realengine.models.weights import RANDOM
 from serving.deployments.model_spec import ModelSpec
 
 pytestmark = pytest.mark.engine

@@ -19,8 +19,8 @@ from hypothesis import settings
 from lab.gpu_suite.correctness import cases, check_case
 from lab.gpu_suite.end_to_end import Noting
 from realengine.engine import Engine
+from realengine.models.weights import ModelFiles, load_model_files
 from realengine.sampling import SamplingParams
-from realengine.weights import ModelFiles, load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import WorkloadRequest
 from tests import budget  # noqa: F401

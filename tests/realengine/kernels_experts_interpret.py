@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from realengine.layer_ops import Routing
-from realengine.linear import Fp8Weight, PackedWeight, StoredWeight, pack
-from realengine.triton_ops import TritonOps
-from realengine.weights import RANDOM
+from realengine.models.layer_ops import Routing
+from realengine.models.linear import Fp8Weight, PackedWeight, StoredWeight, pack
+from realengine.models.triton_ops import TritonOps
+from realengine.models.weights import RANDOM
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, FP8, close
 
 

@@ -7,7 +7,7 @@ from lab.gpu_suite.references import distance_from_draw, normalised
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.row_operations import add_rms_norm, silu_mul
 from realengine.kernels.sampling import argmax, draw, token_mask
-from realengine.linear import quantised
+from realengine.models.linear import quantised
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 # Of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.

@@ -3,7 +3,7 @@
 import torch
 
 from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
-from realengine.linear import PackedWeight, pack
+from realengine.models.linear import PackedWeight, pack
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, close
 
 

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers makes the models; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
-from realengine.layer_ops import LayerOps  # noqa: E402
+from realengine.models.layer_ops import LayerOps  # noqa: E402
+from realengine.models.weights import RANDOM, load_model_files  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
-from realengine.weights import RANDOM, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402

@@ -10,14 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-import realengine.cuda_device  # noqa: E402
+import realengine.devices.cuda_device  # noqa: E402
 import realengine.host_tier  # noqa: E402
-from realengine.cpu_device import CpuDevice  # noqa: E402
-from realengine.cuda_device import CudaDevice  # noqa: E402
-from realengine.device import Device  # noqa: E402
+from realengine.attention.kv_cache import KvCache  # noqa: E402
+from realengine.devices.cpu_device import CpuDevice  # noqa: E402
+from realengine.devices.cuda_device import CudaDevice  # noqa: E402
+from realengine.devices.device import Device  # noqa: E402
 from realengine.host_tier import StreamCopier  # noqa: E402
-from realengine.kv_cache import KvCache  # noqa: E402
-from realengine.model import Model  # noqa: E402
+from realengine.models.model import Model  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -104,7 +104,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr(realengine.cuda_device, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    monkeypatch.setattr(realengine.devices.cuda_device, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     return fake
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 
 from realengine.engine import Engine  # noqa: E402
 from realengine.logit_rules import Logprob  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step_input import Batch, RowInput, pack  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.request import Status  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402

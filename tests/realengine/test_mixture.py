@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
+from realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
 from realengine.run_recorder import expert_imbalance, experts_hit  # noqa: E402
-from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402

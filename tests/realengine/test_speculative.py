@@ -20,13 +20,13 @@ from calibration.acceptance import with_acceptance  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.drafters import NgramDrafter  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams, draw  # noqa: E402
 from realengine.seating import Seating  # noqa: E402
 from realengine.sequence import TokenSequence  # noqa: E402
 from realengine.step import Step  # noqa: E402
 from realengine.verification import rejection_sampled, verify  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.cost_model import TokenCost  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402

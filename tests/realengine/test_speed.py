@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from realengine import machine, speed
-from realengine.speed import GpuClock, SpeedProbe
+from realengine.devices import machine, speed
+from realengine.devices.speed import GpuClock, SpeedProbe
 from serving.deployments.config import Deployment
 
 

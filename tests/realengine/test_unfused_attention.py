@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.operations import PrefillAttention, uniform_step  # noqa: E402
 from calibration.step_operations import step_operations  # noqa: E402
-from realengine.attention import Span, TorchAttention, UnfusedAttention  # noqa: E402
-from realengine.kv_cache import LayerKv  # noqa: E402
+from realengine.attention.kv_cache import LayerKv  # noqa: E402
+from realengine.attention.torch_attention import Span, TorchAttention, UnfusedAttention  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.model_catalogue import find_model  # noqa: E402
 from tests.budget import examples  # noqa: E402

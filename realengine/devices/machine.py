@@ -11,7 +11,7 @@ from time import perf_counter_ns
 
 import torch
 
-from realengine.device import Device
+from realengine.devices.device import Device
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 
@@ -37,10 +37,10 @@ def find_device(deployment: Deployment, rank: int = 0) -> Device:
     """Return the device of `rank`; raise UserError if it does not exist."""
     require_devices(deployment)
     if deployment.device == "cuda":
-        from realengine.cuda_device import CudaDevice
+        from realengine.devices.cuda_device import CudaDevice
 
         return CudaDevice(rank)
-    from realengine.cpu_device import CpuDevice
+    from realengine.devices.cpu_device import CpuDevice
 
     return CpuDevice(threaded=deployment.scheduler.async_scheduling)
 

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.loop import drive
-from realengine.machine import describe
+from realengine.models.weights import ModelFiles
+from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
 from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
-from realengine.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.undisturbed import no_cycle_search
-from realengine.weights import ModelFiles
 from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.errors import UserError

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: their tensors are turned into the layout of `realengine.linear`, by `quantization_config`.
+"""Quantised checkpoints: the layout of `realengine.models.linear` from the tensors of each format.
 
 A linear layer's weight is `[out, in]`.
 
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from realengine.linear import FP8_BLOCK, Fp8Weight, PackedWeight, StoredWeight, pack, quantised, unpack
+from realengine.models.linear import FP8_BLOCK, Fp8Weight, PackedWeight, StoredWeight, pack, quantised, unpack
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 

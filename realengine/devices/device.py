@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from realengine.speed import Speed
+from realengine.devices.speed import Speed
 
 LOOK_EVERY_S = 0.05  # interval at which a device that is waited for calls `watch`
 _UNTIMED = nullcontext()

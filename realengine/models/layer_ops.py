@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from realengine import sampling
-from realengine.kv_cache import LayerKv, write
-from realengine.linear import DenseProjection, Fp8Rows, PackedWeight, Projection, StoredWeight, stacked
+from realengine.attention.kv_cache import LayerKv, write
+from realengine.models.linear import DenseProjection, Fp8Rows, PackedWeight, Projection, StoredWeight, stacked
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
 

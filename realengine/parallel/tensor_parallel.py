@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from realengine.device import OpTimes
-from realengine.linear import FP8_BLOCK, StoredWeight, each_tensor
+from realengine.devices.device import OpTimes
+from realengine.models.linear import FP8_BLOCK, StoredWeight, each_tensor
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 

@@ -1,9 +1,9 @@
 """Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of such MLPs.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.mlp`. A `ModelSpec` says whether
-QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which layers have
-how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group: its weights
-are a `shard`, and two sums a layer join the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.models.mlp`. A `ModelSpec` says
+whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which
+layers have how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group:
+its weights are a share of the model's, and two sums a layer join the ranks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from itertools import cycle
 import torch
 from torch.nn.functional import embedding
 
-from realengine.attention import Attention
-from realengine.device import OpTimes
-from realengine.kv_cache import KvCache
-from realengine.layer_ops import HeadNorms, LayerOps, Rope
-from realengine.linear import DenseProjection, Projection, StoredWeight
-from realengine.loading import WeightLoader
-from realengine.mlp import DenseMlp, Mixture
+from realengine.attention.backend import Attention
+from realengine.attention.kv_cache import KvCache
+from realengine.devices.device import OpTimes
+from realengine.models.layer_ops import HeadNorms, LayerOps, Rope
+from realengine.models.linear import DenseProjection, Projection, StoredWeight
+from realengine.models.mlp import DenseMlp, Mixture
+from realengine.models.weight_loader import WeightLoader
+from realengine.parallel.tensor_parallel import Collective
 from realengine.step_input import Batch
-from realengine.tensor_parallel import Collective
 from serving.deployments.model_spec import ModelSpec
 
 _PIECE_ROWS = 4

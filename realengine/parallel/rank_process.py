@@ -10,10 +10,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 
 from realengine.host_tier import Copy
+from realengine.models.weights import ModelFiles
+from realengine.parallel.tensor_parallel import DistributedGroup
 from realengine.runner import ModelRunner
 from realengine.step import Launched
-from realengine.tensor_parallel import DistributedGroup
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 

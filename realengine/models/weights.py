@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from realengine.linear import StoredWeight
-from realengine.mlp import mixture_shapes
-from realengine.quantised_checkpoint import read_quantised
+from realengine.models.linear import StoredWeight
+from realengine.models.mlp import mixture_shapes
+from realengine.models.quantised_checkpoint import read_quantised
 from realengine.runnable import check_runnable
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model

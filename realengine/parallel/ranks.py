@@ -17,16 +17,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from realengine.device import LOOK_EVERY_S, Pending
-from realengine.device_memory import KvBudget
+from realengine.devices.device import LOOK_EVERY_S, Pending
+from realengine.devices.machine import require_devices
+from realengine.devices.memory import KvBudget
 from realengine.host_tier import Copy
-from realengine.machine import require_devices
-from realengine.rank_process import ENDING_S, PATIENCE_S, meet, part, serve
+from realengine.models.weights import ModelFiles
+from realengine.parallel.rank_process import ENDING_S, PATIENCE_S, meet, part, serve
+from realengine.parallel.tensor_parallel import DistributedGroup
 from realengine.runner import ModelRunner
 from realengine.step import Launched
 from realengine.step_input import StepInput
-from realengine.tensor_parallel import DistributedGroup
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.python_process import without_main

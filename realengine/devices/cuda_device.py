@@ -14,8 +14,8 @@ from weakref import WeakSet
 
 import torch
 
-from realengine.device import LOOK_EVERY_S, Mark, Memory, Pending
-from realengine.speed import GpuClock, Speed
+from realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
+from realengine.devices.speed import GpuClock, Speed
 
 _REANCHOR_MS = 1000.0  # elapsed times are float32: within a second they resolve 0.1 µs
 

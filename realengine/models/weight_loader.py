@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from realengine.layer_ops import LayerOps
-from realengine.linear import (
+from realengine.models.layer_ops import LayerOps
+from realengine.models.linear import (
     DenseProjection,
     Fp8Projection,
     Fp8Weight,

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from realengine.device import Device
+from realengine.attention.kv_cache import LayerKv, read
+from realengine.devices.device import Device
 from realengine.kernels.kv_splits import Splits
 from realengine.kernels.launches import INTERPRETING
 from realengine.kernels.paged_attention import (
@@ -24,7 +25,6 @@ from realengine.kernels.paged_attention import (
     tile_for,
     tile_tokens,
 )
-from realengine.kv_cache import LayerKv, read
 from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from realengine.attention.kv_cache import LayerKv
 from realengine.kernels.grouped_gemm import ExpertWeights, grouped_mlp
 from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.row_operations import add_rms_norm, silu_mul
 from realengine.kernels.sampling import argmax, draw, token_mask
-from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms, LayerOps, Rope, Routing
-from realengine.linear import Fp8Rows, PackedWeight, StoredWeight, stacked
+from realengine.models.layer_ops import HeadNorms, LayerOps, Rope, Routing
+from realengine.models.linear import Fp8Rows, PackedWeight, StoredWeight, stacked
 from realengine.step_input import Batch
 
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from realengine.device import OpTimes
-from realengine.layer_ops import LayerOps, Routing
-from realengine.linear import Fp8Rows
-from realengine.loading import WeightLoader
+from realengine.devices.device import OpTimes
+from realengine.models.layer_ops import LayerOps, Routing
+from realengine.models.linear import Fp8Rows
+from realengine.models.weight_loader import WeightLoader
 from serving.deployments.model_spec import ModelSpec
 
 BIAS = "e_score_correction_bias"
