@@ -204,9 +204,9 @@ def test_waiting_for_a_device_that_is_stuck_ends_when_the_watch_says_so(cuda: Fa
 def test_graphs_share_memory_and_are_released_whoever_holds_them(cuda: FakeCuda) -> None:
     device = CudaDevice(0)
     graphs = [device.capture(lambda: cuda.launch()) for _ in range(3)]  # type: ignore[arg-type, return-value]
-    graphs = list(device._graphs)
-    assert len({id(graph.pool()) for graph in graphs}) == 1
-    graphs.clear()
+    owned = list(device._graphs)
+    assert len({id(graph.pool()) for graph in owned}) == 1
+    owned.clear()
     del graphs[2]  # of the others one still has the pool
     graphs.append(device.capture(lambda: cuda.launch()))  # type: ignore[arg-type, return-value]
     device.release_graphs()
