@@ -35,6 +35,32 @@ from serving.speculative import SpeculativeConfig
 from serving.step_plan import Row
 
 
+class Drafter(Protocol):
+    """A proposer of draft tokens at the end of each step, in the order of its rows. It can never change an output.
+
+    Attributes:
+        runner: computes the drafts, over KV in blocks of the same ids as the target's; None if nothing is computed
+    """
+
+    @property
+    def runner(self) -> ModelRunner | None: ...
+
+    def draft(
+        self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
+    ) -> dict[int, list[int]]:
+        """Return the drafts of the requests `going_on`, by id.
+
+        They are requests that the step of `rows` has sampled for and that do not end with it. The sampled tokens are
+        already in their `sequences`. A request without a draft decodes plainly.
+        """
+
+    def leave(self, id: int) -> None:
+        """Note that the request has ended, or lost its place."""
+
+    def reset(self) -> None:
+        """Forget every request."""
+
+
 class NgramDrafter:
     """A lookup in the texts of requests; each is indexed as it grows, so a token costs no more in a longer text."""
 
@@ -99,7 +125,7 @@ class ModelDrafter:
             remedy = f"has only {files.spec.max_positions} positions; lower scheduler.max_model_len to that"
             raise UserError("scheduler.speculative.model", files.spec.name, remedy)
         self._most = config.speculative.num_speculative_tokens
-        self._block_size, self._nobody = config.block_size, config.max_num_seqs
+        self._block_size, self._null_seat = config.block_size, config.max_num_seqs
         tokens = config.max_num_batched_tokens + config.max_num_seqs  # sampled tokens are also taken in
         own = deployment.rescheduled(speculative=None, async_scheduling=False, max_num_batched_tokens=tokens)
         changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
@@ -130,7 +156,7 @@ class ModelDrafter:
             if first < last:
                 draws = (sequence.sampling.draw(sequence.output_len, self._number),) if count > 0 else ()
                 (blocks,) = seating.blocks(request, last)
-                inputs[request.id] = RowInput(sequence.tokens[first:last], first, blocks, self._nobody, draws)
+                inputs[request.id] = RowInput(sequence.tokens[first:last], first, blocks, self._null_seat, draws)
             sequence.odds = []
         drafts: dict[int, list[int]] = {}
         while inputs:
@@ -148,11 +174,11 @@ class ModelDrafter:
         place = len(sequence.tokens) + len(drafts) - 1
         draw = sequence.sampling.draw(sequence.output_len + len(drafts), self._number)
         (blocks,) = seating.blocks(row.request, place + 1)
-        return RowInput(drafts[-1:], place, blocks, self._nobody, (draw,))
+        return RowInput(drafts[-1:], place, blocks, self._null_seat, (draw,))
 
     def _pass(self, inputs: Mapping[int, RowInput], sequences: Mapping[int, TokenSequence]) -> dict[int, int]:
         """Return the next token of each input that wants one."""
-        packed = pack(list(inputs.values()), self._block_size, self._nobody, self.runner.attention.tiles)
+        packed = pack(list(inputs.values()), self._block_size, self._null_seat, self.runner.attention.tiles)
         launched, ids = self.runner.launch(packed.step), list(inputs)
         tokens = launched.wait()
         samples = {ids[row]: sample for sample, row in enumerate(packed.sample_rows) if row is not None}
@@ -168,32 +194,6 @@ class ModelDrafter:
 
     def reset(self) -> None:
         self._known.clear()
-
-
-class Drafter(Protocol):
-    """A proposer of draft tokens at the end of each step, in the order of its rows. It can never change an output.
-
-    Attributes:
-        runner: computes the drafts, over KV in blocks of the same ids as the target's; None if nothing is computed
-    """
-
-    @property
-    def runner(self) -> ModelRunner | None: ...
-
-    def draft(
-        self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
-    ) -> dict[int, list[int]]:
-        """Return the drafts of the requests `going_on`, by id.
-
-        They are requests that the step of `rows` has sampled for and that do not end with it. The sampled tokens are
-        already in their `sequences`. A request without a draft decodes plainly.
-        """
-
-    def leave(self, id: int) -> None:
-        """Note that the request has ended, or lost its place."""
-
-    def reset(self) -> None:
-        """Forget every request."""
 
 
 def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | None) -> Drafter | None:
@@ -224,16 +224,19 @@ def propose(
     In the overlapped loop the next step is already planned. A request that was preempted for it gets no draft. Its
     prefix may be reused later, so a draft model takes it in before another request writes to the blocks.
     """
-    theirs = {row.request.id: sequences[row.request.id] for row in rows if not row.request.ended}
-    here = [row for row in rows if row.request.status is Status.RUNNING]
-    if gone := [row for row in rows if row.request.status is Status.WAITING]:
-        drafter.draft(gone, (), theirs, seating)
-        for row in gone:
+    alive = {row.request.id: sequences[row.request.id] for row in rows if not row.request.ended}
+    running = [row for row in rows if row.request.status is Status.RUNNING]
+    if preempted := [row for row in rows if row.request.status is Status.WAITING]:
+        drafter.draft(preempted, (), alive, seating)
+        for row in preempted:
             drafter.leave(row.request.id)
-    lasts = {id for id, sequence in theirs.items() if len(sequence.tokens) == sequence.request.end_len}
-    going_on = {row.request.id for row in here if row.samples} - lasts - set(stopped)
-    by_id = drafter.draft(here, going_on, theirs, seating)
-    proposed = {row.request.id: by_id.get(row.request.id, []) for row in here if row.request.id in going_on}
-    for id, drafts in proposed.items():
-        theirs[id].drafts = drafts
-    return {id: len(drafts) for id, drafts in proposed.items()}
+    complete = {id for id, sequence in alive.items() if len(sequence.tokens) == sequence.request.end_len}
+    going_on = {row.request.id for row in running if row.samples} - complete - set(stopped)
+    drafts = drafter.draft(running, going_on, alive, seating)
+    lengths = {}
+    for row in running:
+        id = row.request.id
+        if id in going_on:
+            alive[id].drafts = drafts.get(id, [])
+            lengths[id] = len(alive[id].drafts)
+    return lengths

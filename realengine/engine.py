@@ -281,14 +281,7 @@ class Engine:
         if self._compiler.busy:
             self._take_grammars()
         plan_ns = perf_counter_ns()
-        if self.tier is not None:
-            self.tier.poll()  # once per step: a recording says what had come by `plan_ns`, however many plans it takes
-        plan = self._plan()
-        if self._hold.is_over(plan_ns, self._policy.hold_ns):
-            self._policy.hold_no_longer()
-            plan = self._plan()
-        while plan.preempted and not plan.tokens and not self._in_flight:
-            plan = self._plan()
+        plan = self._next_plan(plan_ns)
         if not plan.tokens:
             if self.tier is not None:
                 self.tier.attempted(plan_ns)
@@ -311,6 +304,18 @@ class Engine:
         self._in_flight.append(flight)
         return flight
 
+    def _next_plan(self, plan_ns: int) -> StepPlan:
+        """Return the next plan: without tokens if there is nothing to run, even after waits and preemptions."""
+        if self.tier is not None:
+            self.tier.poll()  # once per step: a recording says what had come by `plan_ns`, however many plans it takes
+        plan = self._plan()
+        if self._hold.is_over(plan_ns, self._policy.hold_ns):
+            self._policy.hold_no_longer()
+            plan = self._plan()
+        while plan.preempted and not plan.tokens and not self._in_flight:
+            plan = self._plan()
+        return plan
+
     def _take_grammars(self, wait: bool = False) -> None:
         for request, grammar in self._compiler.compiled(wait):
             self.sequences[request.id].grammar = grammar
@@ -322,7 +327,8 @@ class Engine:
         sequences = [self.sequences.get(row.request.id) for row in rows]
         masks = masks_of_rows(rows, sequences, self.spec.vocab_size) if flight.plan.masked_rows else [()] * len(rows)
         flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
-        inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
+        seated = zip(rows, sequences, masks, strict=True)
+        inputs = [self._seating.row(row, sequence, mask) for row, sequence, mask in seated]
         inputs += self._seating.padding(flight.plan)
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
         flight.prepared_ns = perf_counter_ns()

@@ -140,9 +140,9 @@ class StepChanges(NamedTuple):
     allowed: Ints
 
 
-def step_changes(of_samples: Sequence[LogitChanges | None]) -> StepChanges | None:
+def step_changes(by_sample: Sequence[LogitChanges | None]) -> StepChanges | None:
     """Return the changes of a step from those of each of its samples; None if no sample has any."""
-    changed = [(sample, changes) for sample, changes in enumerate(of_samples) if changes is not None]
+    changed = [(sample, changes) for sample, changes in enumerate(by_sample) if changes is not None]
     if not changed:
         return None
     samples, changes = zip(*changed, strict=True)

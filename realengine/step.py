@@ -25,17 +25,12 @@ class Launched:
     Times are `perf_counter_ns`, valid after `wait`; if steps are not timed, all are the time at which the wait ended.
 
     Attributes:
+        graph: whether it was replayed as a graph
         speed: mean of the device's speed before and after it; None if it is not measured
         logits: `[S, vocab]`, masked and changed, after `wait` and until the next step; None unless they are kept
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        tokens: torch.Tensor,
-        graph: bool,
-        expert_tokens: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool, expert_tokens: torch.Tensor | None) -> None:
         self.layout = layout
         self.graph = graph
         self.pending: Pending | None = None
@@ -173,19 +168,15 @@ class Step:
             plain
         tier: events between the engine's blocks and host memory until it was launched; None without a tier
 
-    The following are known once it has `ended`:
+    Known once it has `ended`:
+        sampled: requests that got tokens, once for each token
+        stopped: ids of the requests that one of these tokens ended
+        accepted: number of accepted draft tokens, by request that had some to verify
+        proposed: number of new draft tokens, by request that got a token and goes on; None without drafts
+        draft_ns: part of the time to `end_ns` that proposed drafts for the next step; None without drafts. In the
+            overlapped loop it includes verification and the next step's tensors, which wait for it
 
-    sampled       requests that got tokens, once for each token
-    stopped       ids of the requests that one of these tokens ended
-    accepted      number of accepted draft tokens, by request that had some to verify
-    proposed      number of new draft tokens, by request that got a token and goes on; None without drafts
-    draft_ns      part of the time to `end_ns` that proposed drafts for the next step; None without drafts. In the
-                  overlapped loop it includes verification and the next step's tensors, which wait for it
-    op_ns         device time by operation, if it was measured
-    graph         whether it was replayed as a graph
-    thread_ns     CPU time of the thread that computed it; None if the CPU did not compute it
-    speed         mean of the device's speed before and after it; None if it is not measured
-    expert_tokens `[layers, experts]` tokens that each expert got; None in a dense model
+    The rest is as in `Launched`, with the time of drafting in `end_ns` and `thread_ns`.
     """
 
     plan: StepPlan

@@ -35,6 +35,23 @@ def ctrl_c_heard() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
+def ctrl_c_delayed() -> Iterator[None]:
+    """Delay Ctrl-C to the end: a rank that left half way would leave the others in the middle of a collective."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *received: seen.append(received))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if callable(before):
+            for received in seen:
+                before(*received)
+
+
+@contextmanager
 def no_cycle_search() -> Iterator[None]:
     """Search once now, and not again until the context is left."""
     gc.collect()

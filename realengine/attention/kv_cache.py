@@ -95,9 +95,9 @@ def _grouped(spec: ModelSpec, windows: tuple[int, ...]) -> tuple[list[int], list
     groups, places = [], []
     for layer in range(spec.num_layers):
         slides = layer in spec.sliding_at
-        of_kind = [group for group, window in enumerate(windows) if bool(window) == slides]
-        place, which = divmod(seen[slides], len(of_kind))
-        groups.append(of_kind[which])
+        alike = [group for group, window in enumerate(windows) if bool(window) == slides]
+        place, which = divmod(seen[slides], len(alike))
+        groups.append(alike[which])
         places.append(place)
         seen[slides] += 1
     return groups, places

@@ -167,12 +167,13 @@ def _compiled_in(
     """Return all arguments of a launch that are compiled into its kernel."""
     few = rows < _FEW * experts
     if isinstance(weight, KernelWeight):
-        outputs, of_weight = weight.words.shape[-2], {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
+        outputs = weight.words.shape[-2]
+        compiled = {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
     else:
         values = weight if isinstance(weight, Tensor) else weight.values
         outputs, inputs = values.shape[1:]
         grouped = isinstance(weight, Fp8Weight) and weight.scale.shape[2] > 1
-        of_weight = {
+        compiled = {
             "INPUTS": inputs,
             "GROUP": FP8_BLOCK if grouped else inputs,
             "BITS": 16,
@@ -184,7 +185,7 @@ def _compiled_in(
             "BLOCK_K": _BLOCK_K if dtype != torch.float32 else 32,
         }
     return {
-        **of_weight,
+        **compiled,
         "GATED": gated,
         "OUTPUTS": outputs // 2 if gated else outputs,
         "EXPERTS": experts,

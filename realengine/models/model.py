@@ -129,7 +129,7 @@ class Model:
         ops, join = self.ops, self._collective
         with times("embedding"):
             hidden = embedding(tokens, self._embedding)
-            views = [batch.of_group(table) for table in kv.tables]
+            views = [batch.for_group(table) for table in kv.tables]
             rotations = [ops.rotation(self.rope, view) for view in views]
             plans = [self.attention.plan(view, window) for view, window in zip(views, kv.windows, strict=True)]
         mlp: torch.Tensor | None = None

@@ -22,7 +22,7 @@ ENDING_S = 30.0  # time that ranks may take to end by themselves: on a busy mach
 _LOOK_AT_WORK_S = 0.002  # interval at which ranks look whether the work of a step has failed
 
 
-def meet(deployment: Deployment, rank: int, meeting: str) -> None:
+def join_group(deployment: Deployment, rank: int, meeting: str) -> None:
     import torch.distributed as dist
 
     cuda = deployment.device == "cuda"
@@ -36,7 +36,7 @@ def meet(deployment: Deployment, rank: int, meeting: str) -> None:
     )
 
 
-def part(in_step: bool) -> None:
+def leave_group(in_step: bool) -> None:
     """Leave the group, whose graphs are gone; out of step, end its operations first, because no rank will join them."""
     import torch.distributed as dist
 
@@ -59,7 +59,7 @@ def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pi
     in_step = False
     try:
         pipe.send(("answer", None))
-        meet(deployment, rank, meeting)
+        join_group(deployment, rank, meeting)
         runner = ModelRunner(deployment, files, DistributedGroup())
         runner.device.watch = _give_up
         _obey(runner, pipe)
@@ -80,7 +80,7 @@ def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pi
                 in_step = False  # rank 0 has gone in the middle of a step
             runner.release_graphs()
             runner.close_device()
-        part(in_step)
+        leave_group(in_step)
 
 
 def _obey(runner: ModelRunner, pipe: Connection) -> None:

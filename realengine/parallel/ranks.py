@@ -8,9 +8,7 @@ same joined logits, so no token has to be sent. A lost rank must never be waited
 from __future__ import annotations
 
 import contextlib
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -22,11 +20,12 @@ from realengine.devices.machine import require_devices
 from realengine.devices.memory import KvBudget
 from realengine.host_tier import Copy
 from realengine.models.weights import ModelFiles
-from realengine.parallel.rank_process import ENDING_S, PATIENCE_S, meet, part, serve
+from realengine.parallel.rank_process import ENDING_S, PATIENCE_S, join_group, leave_group, serve
 from realengine.parallel.tensor_parallel import DistributedGroup
 from realengine.runner import ModelRunner
 from realengine.step import Launched
 from realengine.step_input import StepInput
+from realengine.undisturbed import ctrl_c_delayed
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.python_process import without_main
@@ -56,7 +55,7 @@ class Ranks:
         self._lost: Exception | None = None
         self._closed = False
         self._steps = self._steps_ended = 0
-        self._copies = self._copies_ended = self._copies_told = 0
+        self._copies = self._copies_ended = self._copies_reported = 0
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(1, size):
@@ -71,7 +70,7 @@ class Ranks:
         try:
             with self._in_step():
                 self._answers()  # each rank runs: an early error ends a process before it meets the others
-                meet(deployment, 0, meeting)
+                join_group(deployment, 0, meeting)
                 self._mine = ModelRunner(deployment, files, DistributedGroup())
                 self._mine.device.watch = self._watch
                 self._ask("ready")
@@ -85,10 +84,10 @@ class Ranks:
 
     def launch(self, step: StepInput) -> Launched:
         assert self._mine is not None
-        with _uninterrupted(), self._in_step():
-            if self._copies_told < self._copies_ended:
-                self._copies_told = self._copies_ended
-                self._tell("await_copies", self._copies_told)
+        with ctrl_c_delayed(), self._in_step():
+            if self._copies_reported < self._copies_ended:
+                self._copies_reported = self._copies_ended
+                self._tell("await_copies", self._copies_reported)
             self._tell("launch", step)
             launched = self._mine.launch(step)
         assert launched.pending is not None
@@ -102,7 +101,7 @@ class Ranks:
         Once this copy was seen to have ended, the other ranks end theirs before the next step is launched.
         """
         assert self._mine is not None
-        with _uninterrupted(), self._in_step():
+        with ctrl_c_delayed(), self._in_step():
             self._tell("copy", self._steps_ended, list(pairs), reads)
             self._copies += 1
             return _SeenCopy(self._mine.copy(pairs, reads), self, self._copies)
@@ -134,7 +133,7 @@ class Ranks:
                 process.kill()
         if self._mine is not None:
             self._mine.release_graphs()
-        part(in_step=self._lost is None)
+        leave_group(in_step=self._lost is None)
         if self._mine is not None:
             self._mine.close_device()
         for process in self._processes:
@@ -162,7 +161,7 @@ class Ranks:
         """Return one answer from every rank."""
         answers: dict[int, Any] = {}
         while len(answers) < len(self._pipes):
-            for rank, said in self._heard(LOOK_EVERY_S):
+            for rank, said in self._messages(LOOK_EVERY_S):
                 if isinstance(said, Exception):
                     raise said
                 answers[rank] = said
@@ -181,9 +180,13 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            lost: Exception | None = error if isinstance(error, UserError) else None
-            if isinstance(error, RuntimeError | OSError):  # perhaps an error of a collective or a pipe
-                lost = self._last_words() or (self._silent(PATIENCE_S) if "Timed out" in str(error) else None)
+            lost: Exception | None = None
+            if isinstance(error, UserError):
+                lost = error
+            elif isinstance(error, RuntimeError | OSError):  # perhaps an error of a collective or a pipe
+                lost = self._last_words()
+                if lost is None and "Timed out" in str(error):
+                    lost = self._silence(PATIENCE_S)
             self._lost = lost or UserError(
                 *self._field(),
                 f"the ranks lost their order after an error ({error or type(error).__name__}); start again",
@@ -192,49 +195,49 @@ class Ranks:
                 raise lost from None
             raise
 
-    def _heard(self, seconds: float) -> list[tuple[int, Any]]:
+    def _messages(self, seconds: float) -> list[tuple[int, Any]]:
         """Return messages that ranks have sent, or send within `seconds`, by rank.
 
         A message is an answer, or the error that ended the rank.
         """
         ready = wait(self._pipes, seconds)
-        return [(rank, self._said(rank, pipe)) for rank, pipe in enumerate(self._pipes, 1) if pipe in ready]
+        return [(rank, self._message(rank, pipe)) for rank, pipe in enumerate(self._pipes, 1) if pipe in ready]
 
-    def _said(self, rank: int, pipe: Connection) -> Any:
+    def _message(self, rank: int, pipe: Connection) -> Any:
         try:
             kind, said = pipe.recv()
         except (EOFError, OSError):
-            return self._gone(rank)
+            return self._end(rank)
         if kind == "refused":
             return UserError(*said)
         return RuntimeError(f"rank {rank}: {said}") if kind == "failed" else said
 
     def _check(self) -> None:
         """Raise the error that has ended a rank."""
-        errors = [said for _, said in self._heard(0) if isinstance(said, Exception)]
+        errors = [said for _, said in self._messages(0) if isinstance(said, Exception)]
         if errors:
-            raise _first(errors)
+            raise _cause(errors)
 
     def _watch(self, waited_s: float) -> None:
         self._check()
         if waited_s > PATIENCE_S:
-            raise self._silent(waited_s)
+            raise self._silence(waited_s)
 
     def _last_words(self) -> Exception | None:
         """Return the cause of a failed collective: a rank's message or its end, if either comes soon."""
-        errors = [said for _, said in self._heard(_LAST_WORDS_S) if isinstance(said, Exception)]
+        errors = [said for _, said in self._messages(_LAST_WORDS_S) if isinstance(said, Exception)]
         if errors:  # the first may be a mere effect of the loss of another rank, which will show soon
-            errors += [said for _, said in self._heard(LOOK_EVERY_S) if isinstance(said, Exception)]
-        return _first(errors) if errors else None
+            errors += [said for _, said in self._messages(LOOK_EVERY_S) if isinstance(said, Exception)]
+        return _cause(errors) if errors else None
 
-    def _gone(self, rank: int) -> UserError:
+    def _end(self, rank: int) -> UserError:
         process = self._processes[rank - 1]
         process.join(timeout=_LAST_WORDS_S)
         code = process.exitcode
         how = f"was ended by signal {-code}" if code is not None and code < 0 else "ended; see its output"
         return UserError(*self._field(), f"rank {rank} {how}; start again")
 
-    def _silent(self, seconds: float) -> UserError:
+    def _silence(self, seconds: float) -> UserError:
         names = " or ".join(str(rank) for rank in range(1, len(self._pipes) + 1))
         return UserError(*self._field(), f"rank {names} has not answered for {seconds:.0f} s; start again")
 
@@ -277,23 +280,6 @@ class _SeenCopy:
         self._ranks._copies_ended = max(self._ranks._copies_ended, self._number)
 
 
-def _first(errors: list[Exception]) -> Exception:
+def _cause(errors: list[Exception]) -> Exception:
     """Return the cause of the errors: after the loss of a rank, collectives on the others fail with no UserError."""
     return min(errors, key=lambda error: not isinstance(error, UserError))
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C to the end: a rank that left half way would leave the others in the middle of a collective."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    seen: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *received: seen.append(received))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if callable(before):
-            for received in seen:
-                before(*received)

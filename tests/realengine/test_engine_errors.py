@@ -122,7 +122,7 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(error, monkeypatch):
     mine, theirs = multiprocessing.Pipe()
     mine.send(("launch", ()))
 
-    def meet(*_: object) -> None:
+    def join_group(*_: object) -> None:
         assert mine.recv() == ("answer", None)
         if error is None:
             mine.close()
@@ -134,11 +134,11 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(error, monkeypatch):
     device = SimpleNamespace(synchronize=lambda: did.append("wait"))
     gone = {name: lambda said=name: did.append(said.replace("_", " ")) for name in ("release_graphs", "close_device")}
     runner = SimpleNamespace(device=device, launch=launch, **gone)
-    monkeypatch.setattr(realengine.parallel.rank_process, "meet", meet)
+    monkeypatch.setattr(realengine.parallel.rank_process, "join_group", join_group)
     monkeypatch.setattr(realengine.parallel.rank_process, "DistributedGroup", lambda: None)
     monkeypatch.setattr(realengine.parallel.rank_process, "ModelRunner", lambda *_: runner)
     monkeypatch.setattr(
-        realengine.parallel.rank_process, "part", lambda in_step: did.append("leave" if in_step else "abort")
+        realengine.parallel.rank_process, "leave_group", lambda in_step: did.append("leave" if in_step else "abort")
     )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     realengine.parallel.rank_process.serve(Deployment(), None, 1, "", theirs)  # type: ignore[arg-type]
