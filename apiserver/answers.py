@@ -11,7 +11,7 @@ import msgspec
 
 from apiserver.filler import Texts
 from apiserver.tools import Calls
-from realengine.logprob import Logprob
+from realengine.logit_rules import Logprob
 
 _LEAST = -9999.0  # the least log-probability written, because JSON has no infinity
 

@@ -33,8 +33,8 @@ from apiserver.protocol import (
     TokenizeRequest,
 )
 from apiserver.refusal import Refusal, answer_to, invalid, malformed
-from realengine.detokenizer import Detokenizer
 from realengine.logit_rules import LogitRules
+from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
 from serving.version import __version__
 

@@ -180,8 +180,8 @@ def make_real(
     """
     from apiserver.real import RealEngine
     from planning.measure.real_engine import load_engine
+    from realengine.devices.machine import describe
     from realengine.engine import Engine
-    from realengine.hardware import describe
 
     def about(engine: Engine) -> About:
         spec, folder, deployment = engine.spec, engine.folder, engine.deployment

@@ -15,7 +15,7 @@ from apiserver.engine_client import Answer
 from apiserver.filler import Words
 from apiserver.messages import Output
 from apiserver.refusal import Refusal
-from realengine.detokenizer import Detokenizer
+from realengine.tokenizer import Detokenizer
 
 
 @dataclass(slots=True)

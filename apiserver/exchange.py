@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import zmq
 
 from apiserver.messages import From, Message, Output, Outputs, encode, read_request
-from realengine.logprob import Logprob
+from realengine.logit_rules import Logprob
 
 
 class Exchange:

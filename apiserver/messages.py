@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from realengine.logit_rules import LogitRules
-from realengine.logprob import Logprob
+from realengine.logit_rules import LogitRules, Logprob
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):

@@ -16,12 +16,12 @@ from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
 from realengine.engine import Engine
-from realengine.logprob import Logprob
+from realengine.logit_rules import Logprob
 from realengine.loop import drive
-from realengine.no_cycle_search import no_cycle_search
 from realengine.run_recorder import RunRecorder
 from realengine.sampling import SamplingParams
 from realengine.step import Step
+from realengine.undisturbed import no_cycle_search
 from serving.errors import UserError
 from serving.request import Request, Status
 from serving.step_plan import StepPlan

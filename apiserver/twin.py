@@ -16,7 +16,7 @@ from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
 from apiserver.served_fleet import class_of
-from realengine.logprob import Logprob
+from realengine.logit_rules import Logprob
 from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.workload import STOPPED

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from realengine.attention_names import ATTENTION
+from realengine.attention import ATTENTION
 from serving.deployments.config import Deployment, load_deployment, parse
 from serving.errors import UserError
 from serving.plugins import check_name

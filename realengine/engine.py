@@ -14,21 +14,19 @@ from functools import cached_property, reduce
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from realengine.deployable import check_deployment
-from realengine.drafting.drafter import Drafter, find_drafter, propose
-from realengine.grammar import Grammars
-from realengine.grammar_compiler import GrammarCompiler
+from realengine.devices.memory import KvBudget
+from realengine.drafters import Drafter, find_drafter, propose
+from realengine.grammar import GrammarCompiler, Grammars
 from realengine.host_tier import HostTier
-from realengine.kv_budget import KvBudget
-from realengine.ranks import Ranks
+from realengine.models.weights import ModelFiles
+from realengine.parallel.ranks import Ranks
+from realengine.runnable import check_deployment
 from realengine.runner import ModelRunner
-from realengine.seating import Seating
+from realengine.seating import Seating, WaitingDemand
 from realengine.sequence import TokenSequence, masks_of_rows
 from realengine.step import Load, Step
 from realengine.step_input import pack
 from realengine.verification import VerifiedTokens, verify_step
-from realengine.waiting_demand import WaitingDemand
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.hold import Hold
@@ -59,7 +57,7 @@ class Engine:
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
-        deployment = check_deployment(deployment, files)
+        deployment = check_deployment(deployment, files.spec)
         self._in_flight: deque[Step] = deque()
         self.spec = files.spec
         self.source = files.source
@@ -153,7 +151,8 @@ class Engine:
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings)
         if (tiers := self.deployment.kv_tiers) is not None:
-            self.tier = HostTier(self._runners, tiers, self._block_bytes, self._config, content, self._policy)
+            copies = [runner.copy for runner in self._runners]
+            self.tier = HostTier(copies, tiers, self._block_bytes, self._config, content, self._policy)
             self._policy.connect(self.tier)
         speculative = self._config.speculative
         self._verified = VerifiedTokens(speculative.num_speculative_tokens if speculative and self._depth > 1 else 0)
@@ -282,14 +281,7 @@ class Engine:
         if self._compiler.busy:
             self._take_grammars()
         plan_ns = perf_counter_ns()
-        if self.tier is not None:
-            self.tier.poll()  # once per step: a recording says what had come by `plan_ns`, however many plans it takes
-        plan = self._plan()
-        if self._hold.is_over(plan_ns, self._policy.hold_ns):
-            self._policy.hold_no_longer()
-            plan = self._plan()
-        while plan.preempted and not plan.tokens and not self._in_flight:
-            plan = self._plan()
+        plan = self._next_plan(plan_ns)
         if not plan.tokens:
             if self.tier is not None:
                 self.tier.attempted(plan_ns)
@@ -312,6 +304,18 @@ class Engine:
         self._in_flight.append(flight)
         return flight
 
+    def _next_plan(self, plan_ns: int) -> StepPlan:
+        """Return the next plan: without tokens if there is nothing to run, even after waits and preemptions."""
+        if self.tier is not None:
+            self.tier.poll()  # once per step: a recording says what had come by `plan_ns`, however many plans it takes
+        plan = self._plan()
+        if self._hold.is_over(plan_ns, self._policy.hold_ns):
+            self._policy.hold_no_longer()
+            plan = self._plan()
+        while plan.preempted and not plan.tokens and not self._in_flight:
+            plan = self._plan()
+        return plan
+
     def _take_grammars(self, wait: bool = False) -> None:
         for request, grammar in self._compiler.compiled(wait):
             self.sequences[request.id].grammar = grammar
@@ -323,7 +327,8 @@ class Engine:
         sequences = [self.sequences.get(row.request.id) for row in rows]
         masks = masks_of_rows(rows, sequences, self.spec.vocab_size) if flight.plan.masked_rows else [()] * len(rows)
         flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
-        inputs = [self._seating.row(*of_row) for of_row in zip(rows, sequences, masks, strict=True)]
+        seated = zip(rows, sequences, masks, strict=True)
+        inputs = [self._seating.row(row, sequence, mask) for row, sequence, mask in seated]
         inputs += self._seating.padding(flight.plan)
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
         flight.prepared_ns = perf_counter_ns()

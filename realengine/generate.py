@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from realengine.detokenizer import Detokenizer
 from realengine.engine import Engine
 from realengine.sampling import SamplingParams
-from realengine.tokenizer import Tokenizer
+from realengine.tokenizer import Detokenizer, Tokenizer
 from serving.errors import UserError
 from serving.request import Status
 from serving.workload import WorkloadRequest

@@ -1,14 +1,15 @@
 """Structured output: the tokens that may come next so that an answer follows a JSON schema or a regular expression.
 
-llguidance does the work. A request's grammar follows the request's sampled tokens, one by one, and gives the tokens
-that may follow as a mask of the vocabulary. At the end of what it allows, only the tokens that end an answer may
-follow.
+llguidance does the work. A grammar is compiled on a thread beside the engine's. It follows the sampled tokens of its
+request, one by one, and gives the tokens that may follow as a mask of the vocabulary. At the end of what it allows,
+only the tokens that end an answer may follow.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import UserError
+from serving.request import Request
 
 _SHOWN = 80  # characters of the request that an error shows
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -48,11 +50,11 @@ class Grammar:
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
 
-    def ahead(self, tokens: list[int]) -> int:
+    def advance(self, tokens: list[int]) -> int:
         """Advance by as many of `tokens` as the grammar allows, and return their number; `back` takes them back."""
         return int(self._matcher.try_consume_tokens(tokens))
 
-    def back(self, tokens: int) -> None:
+    def take_back(self, tokens: int) -> None:
         """Take back the last `tokens` tokens."""
         self._matcher.rollback(tokens)
 
@@ -103,3 +105,42 @@ def _library() -> Any:
     except ImportError:
         raise UserError("structured output", "asked for", "needs llguidance: pip install 'tokentwin[engine]'") from None
     return llguidance
+
+
+class GrammarCompiler:
+    """The grammars that are being compiled, for requests that wait for them."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None  # made when it is first needed
+        self._under_way: dict[int, tuple[Request, Future[Grammar]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def compile(self, request: Request, grammars: Grammars, written: str) -> None:
+        """Begin to compile the grammar of `request`, which cannot run before it is ready."""
+        self._thread = self._thread or ThreadPoolExecutor(1, "grammars")
+        self._under_way[request.id] = request, self._thread.submit(grammars.make, written)
+        request.await_grammar()
+
+    def compiled(self, wait: bool = False) -> list[tuple[Request, Grammar]]:
+        """Return ready grammars, each once, with their requests; with `wait`, at least one if any is under way."""
+        if wait and self._under_way:
+            next(iter(self._under_way.values()))[1].result()
+        done = [(request, future.result()) for request, future in self._under_way.values() if future.done()]
+        for request, _ in done:
+            self.drop(request.id)
+            request.compiling = False
+        return done
+
+    def drop(self, id: int) -> None:
+        """Drop the grammar of request `id`, for which nobody waits any more."""
+        self._under_way.pop(id, None)
+
+    def close(self) -> None:
+        """Drop all grammars; the compiler may be used again."""
+        self._under_way.clear()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None

@@ -1,8 +1,9 @@
 """KV blocks in host memory, for real: copies out when a step has filled blocks, copies in for requests that reuse them.
 
-The simulator's rules, `serving.kv.tiered_blocks`, decide which blocks lie there and which are reused. A copy never
-meets a step that writes to the same block: a block is copied out after the step that filled it, blocks of an ended
-request are kept until they are copied out, and a step that may reuse other requests' blocks waits for all copies out.
+`HostMemory` is the part of a rank: slots, and copies that run beside steps. `HostTier` is the tier of the engine. The
+simulator's rules, `serving.kv.tiered_blocks`, decide which blocks lie there and which are reused. A copy never meets a
+step that writes to the same block: a block is copied out after the step that filled it, blocks of an ended request are
+kept until they are copied out, and a step that may reuse other requests' blocks waits for all copies out.
 
 In the overlapped loop a step is planned behind one whose tokens are not known, and a block is known by its tokens. So
 the blocks that the later step fills are looked up when the earlier step has ended, before any request asks. A load
@@ -13,60 +14,140 @@ back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
-from realengine.copier import Copies, Copy
-from realengine.launched import Launched
+import torch
+
+from realengine.attention.kv_cache import KvCache
+from realengine.step import Attempt, Launched, TierEvents, Transfer
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
+from serving.errors import UserError
+from serving.figures import shown_gib
 from serving.kv.content import Content
 from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
 from serving.request import Request
 from serving.step_plan import StepPlan
 
 
-class Transfer(NamedTuple):
-    """A copy that has ended, into the device's memory (`reads`) or out of it; times on `perf_counter_ns`."""
+class Copy(Protocol):
+    """A copy that is under way."""
 
-    reads: bool
-    size_bytes: int
-    submitted_ns: int
-    began_ns: int
-    ended_ns: int
+    def done(self) -> bool: ...
+
+    def times_ns(self) -> tuple[int, int]:
+        """Return when it began and ended on `perf_counter_ns`; waits for its end."""
 
 
-class Attempt(NamedTuple):
-    """A plan that ran nothing, at `plan_ns` with `in_flight` steps under way.
+class Copies(list[Copy]):
+    """Several copies as one, from the first begin to the last end."""
 
-    `loaded` and `released` are the messages to the scheduler since the plan before; see `TierEvents`.
+    def done(self) -> bool:
+        return all(copy.done() for copy in self)
+
+    def times_ns(self) -> tuple[int, int]:
+        began_ns, ended_ns = zip(*(copy.times_ns() for copy in self), strict=True)
+        return min(began_ns), max(ended_ns)
+
+
+class _ThreadCopy:
+    def __init__(self, future: Future[tuple[int, int]]) -> None:
+        self.done, self.times_ns = future.done, future.result
+
+
+class ThreadCopier:
+    """The CPU's copier, on its own thread. Copies run in the order of submission."""
+
+    pinned = False  # host memory need not be page-locked
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "copies")
+
+    def submit(self, work: Callable[[], object]) -> Copy:
+        return _ThreadCopy(self._thread.submit(_timed, work))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _timed(work: Callable[[], object]) -> tuple[int, int]:
+    began_ns = perf_counter_ns()
+    with torch.inference_mode():
+        work()
+    return began_ns, perf_counter_ns()
+
+
+class _StreamCopy:
+    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._began, self._ended = began, ended
+        self._seen_ns: int | None = None
+
+    def done(self) -> bool:
+        if self._seen_ns is None and self._ended.query():
+            self._seen_ns = perf_counter_ns()
+        return self._seen_ns is not None
+
+    def times_ns(self) -> tuple[int, int]:
+        """Return begin and end.
+
+        The end is the time at which the host saw it, which is between two steps.
+        """
+        self._ended.synchronize()
+        self._seen_ns = self._seen_ns or perf_counter_ns()
+        return self._seen_ns - round(self._began.elapsed_time(self._ended) * 1e6), self._seen_ns
+
+
+class StreamCopier:
+    """A copier on its own CUDA stream, from and to page-locked memory. Copies run in the order of submission."""
+
+    pinned = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def submit(self, work: Callable[[], object]) -> Copy:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            began.record()
+            work()
+            ended.record()
+        return _StreamCopy(began, ended)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+
+class HostMemory:
+    """A rank's KV blocks in host memory: `slots` beside the blocks of `kv`, in one tensor.
+
+    Raises UserError if there is no room for it.
     """
 
-    plan_ns: int
-    in_flight: int
-    loaded: list[int]
-    released: list[int]
+    def __init__(self, slots: int, kv: KvCache, device: torch.device) -> None:
+        self._kv = kv
+        self.copier: StreamCopier | ThreadCopier = StreamCopier(device) if device.type == "cuda" else ThreadCopier()
+        try:
+            self._blocks = torch.empty((slots, *kv.block_shape), dtype=kv.dtype, pin_memory=self.copier.pinned)
+        except RuntimeError:
+            self.copier.close()
+            rank, remedy = f"{shown_gib(slots * kv.block_bytes)} a rank", "is more than the host has; lower it"
+            raise UserError("kv_tiers.tiers.0.capacity_gib", rank, remedy) from None
 
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""
+        return self.copier.submit(partial(self._copy, list(pairs), reads))
 
-class TierEvents(NamedTuple):
-    """The events since the step before was launched.
-
-    Attributes:
-        loaded: requests whose KV had come, in order; the scheduler hears of them first
-        released: requests whose blocks had been written after their end; the scheduler hears of them next
-        attempts: plans that ran nothing, if they had any news to consider, or began to load
-        loads: loads that began: request, number of tokens, and whether after a preemption
-        transfers: copies that were seen to have ended
-    """
-
-    loaded: list[int]
-    released: list[int]
-    loads: list[tuple[int, int, bool]]
-    transfers: list[Transfer]
-    attempts: list[Attempt]
+    def _copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> None:
+        for block, slot in pairs:
+            inside, outside = self._kv.block(block), self._blocks[slot]
+            target, source = (inside, outside) if reads else (outside, inside)
+            target.copy_(source, non_blocking=True)
 
 
 class _UnderWay(NamedTuple):
@@ -77,17 +158,13 @@ class _UnderWay(NamedTuple):
     request: Request | None  # request that loads, if any
 
 
-class Memory(Protocol):
-    """A runner, which copies blocks to host memory and back."""
-
-    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""
+BlockCopy = Callable[[Sequence[tuple[int, int]], bool], Copy]  # `ModelRunner.copy`
 
 
 class HostTier(TieredBlocks):
     """The one tier of an engine, with blocks of `block_bytes` on all ranks together.
 
-    Each of `memories`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
+    Each of `copies`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
     tier serves.
 
     Attributes:
@@ -96,7 +173,7 @@ class HostTier(TieredBlocks):
 
     def __init__(
         self,
-        memories: Sequence[Memory],
+        copies: Sequence[BlockCopy],
         tiers: KvTiersConfig,
         block_bytes: int,
         config: SchedulerConfig,
@@ -107,7 +184,7 @@ class HostTier(TieredBlocks):
         (self._capacity,) = tier_blocks(tiers, block_bytes)
         self._block_bytes = block_bytes
         self.must_settle = False
-        self._memories = memories
+        self._copies = copies
         self._policy = policy
         self._slots: dict[bytes, int] = {}  # slot of each block
         self._free = list(range(self._capacity))[::-1]
@@ -244,7 +321,7 @@ class HostTier(TieredBlocks):
     def _submit(self, pairs: Sequence[tuple[int, int]], request: Request | None = None) -> None:
         self._submitted += 1
         reads, size_bytes, now_ns = request is not None, len(pairs) * self._block_bytes, perf_counter_ns()
-        copy = Copies([memory.copy(pairs, reads) for memory in self._memories])
+        copy = Copies([copy(pairs, reads) for copy in self._copies])
         self._under_way.append(_UnderWay(copy, reads, size_bytes, now_ns, request))
 
     def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:

@@ -1,7 +1,8 @@
-"""The changes of a request to its logits before a token is chosen: penalties, bias, and forbidden tokens.
+"""The changes of a request to its logits before a token is chosen: penalties, bias, and forbidden tokens; logprobs.
 
 The meaning of each is vLLM's. The host gives the changes that depend on tokens that it has seen. For a token that was
-sampled and not yet seen, the device adds its consequences: see `realengine.changed_logits`.
+sampled and not yet seen, the device adds its consequences: see `realengine.sampling.changed_logits`. Nothing here needs
+torch.
 """
 
 from __future__ import annotations
@@ -139,27 +140,37 @@ class StepChanges(NamedTuple):
     allowed: Ints
 
 
-def step_changes(of_samples: Sequence[LogitChanges | None]) -> StepChanges | None:
+def step_changes(by_sample: Sequence[LogitChanges | None]) -> StepChanges | None:
     """Return the changes of a step from those of each of its samples; None if no sample has any."""
-    changed = [(sample, changes) for sample, changes in enumerate(of_samples) if changes is not None]
+    changed = [(sample, changes) for sample, changes in enumerate(by_sample) if changes is not None]
     if not changed:
         return None
     samples, changes = zip(*changed, strict=True)
     return StepChanges(
         np.array(samples, dtype=np.int32),
-        np.array([each[:4] for each in changes], dtype=np.float32),
-        np.array([each.unseen for each in changes]),
-        np.array([len(each.allowed) > 0 for each in changes]),
-        _numbered([each.prompt[:, None] for each in changes]),
-        _numbered([each.outputs for each in changes]),
-        _numbered([each.biased[:, None] for each in changes]),
-        np.concatenate([each.bias for each in changes]),
-        _numbered([each.banned for each in changes]),
-        _numbered([each.allowed[:, None] for each in changes]),
+        np.array([change[:4] for change in changes], dtype=np.float32),
+        np.array([change.unseen for change in changes]),
+        np.array([len(change.allowed) > 0 for change in changes]),
+        _numbered([change.prompt[:, None] for change in changes]),
+        _numbered([change.outputs for change in changes]),
+        _numbered([change.biased[:, None] for change in changes]),
+        np.concatenate([change.bias for change in changes]),
+        _numbered([change.banned for change in changes]),
+        _numbered([change.allowed[:, None] for change in changes]),
     )
 
 
 def _numbered(rows: Sequence[Ints]) -> Ints:
     """Return all rows, each with the index of its group in front."""
-    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(each) for each in rows])
+    numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
     return np.concatenate([numbers[:, None], np.concatenate(rows)], 1)
+
+
+class Logprob(NamedTuple):
+    """The natural logarithm of a token's probability by the model, before temperature and limits.
+
+    `top` are the likeliest tokens, the likeliest first, each with its own.
+    """
+
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()

@@ -1,19 +1,86 @@
 """A workload as clients offer it to a real engine, whichever engine that is: requests, times and tokens.
 
-Nothing here needs torch, so that vLLM's own process can also use it.
+Token j of segment s is a fixed random function of (s, j), so equal segment prefixes give equal tokens, as the workload
+promises. A later turn's prompt has the recorded answer as `out:<id>`. So the replay forces the output of request <id>
+to that segment's tokens (sampling still runs and is timed). If it cannot, it notes the output, and later turns quote
+that.
+
+Nothing here needs torch, so that vLLM can be recorded where torch is not installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from heapq import heappop, heappush
+from typing import Any
 
-from realengine.segment_tokens import SegmentTokens, quotes
+import numpy as np
+
 from serving.clients import Clients
-from serving.workload import Workload, WorkloadRequest
+from serving.deployments.config import Deployment
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.parquet import write_parquet
 from traces.recording import RecordingWriter
+
+_OUT = "out:"
+
+
+def quotes(prompt: tuple[Segment, ...]) -> bool:
+    """Return whether the prompt has a part of another request's output."""
+    return any(name.startswith(_OUT) for name, _ in prompt)
+
+
+def named_segments(request: WorkloadRequest) -> list[Segment]:
+    """Return the segments of a prompt, private ones under names that no other segment has."""
+    return [
+        (name if name != PRIVATE else f"\0{request.id}.{number}", count)
+        for number, (name, count) in enumerate(request.prompt)
+    ]
+
+
+class SegmentTokens:
+    """Tokens from a vocabulary of `vocab_size`, from token `first` on: vocabularies often begin with special ones.
+
+    Another `salt` makes other tokens of the same segments.
+    """
+
+    def __init__(self, vocab_size: int, first: int = 0, salt: str = "") -> None:
+        self._vocab_size = vocab_size
+        self._first = first
+        self._salt = salt
+        self._outputs: dict[str, list[int]] = {}
+
+    def prompt(self, request: WorkloadRequest) -> list[int]:
+        """Return the token ids of the whole prompt."""
+        tokens: list[int] = []
+        for name, count in named_segments(request):
+            tokens += self.segment(name, count)
+        return tokens
+
+    def output(self, request: WorkloadRequest) -> list[int]:
+        """Return the token ids that the request's output is forced to."""
+        return self.segment(f"{_OUT}{request.id}", request.output_len)
+
+    def note_output(self, id: int, tokens: list[int]) -> None:
+        """Note that the output of request `id` was not forced, and began with `tokens`."""
+        self._outputs[f"{_OUT}{id}"] = tokens
+
+    def quotable(self, prompt: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """Return `prompt`, with other names for outputs that were not noted yet."""
+        return tuple(
+            (f"unsaid:{name}" if name.startswith(_OUT) and name not in self._outputs else name, count)
+            for name, count in prompt
+        )
+
+    def segment(self, name: str, count: int) -> list[int]:
+        """Return the first `count` tokens of a segment."""
+        seed = int.from_bytes(blake2b(f"{self._salt}{name}".encode(), digest_size=8).digest(), "little")
+        drawn = np.random.default_rng(seed).integers(self._first, self._vocab_size, count)
+        noted = self._outputs.get(name, [])[:count]
+        return noted + list(map(int, drawn[len(noted) :]))
 
 
 @dataclass(frozen=True)
@@ -59,7 +126,7 @@ class ReplayTexts:
         self._unlike[request.id] = sent = replace(request, prompt=prompt)
         return sent
 
-    def of(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
+    def tokens(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         """Return the ids of its prompt, and of its output if that is forced. It may be called once for each request."""
         made = self._made.pop(sent.id)
         return made if self._forces or not quotes(sent.prompt) else self._make(sent)
@@ -110,3 +177,26 @@ class OfferedRequests:
     def ended(self, request: WorkloadRequest, now_ns: int) -> None:
         """Note that `request` has left, answered or not."""
         self._clients.ended(request, now_ns)
+
+
+def run_columns(
+    run_id: str,
+    workload: Workload,
+    deployment: Deployment,
+    hardware: Mapping[str, str | int],
+    num_blocks: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the columns of `runs` that are known before a replay: of one engine, with `num_blocks` KV blocks."""
+    return {
+        "run_id": run_id,
+        "clock": "wall",
+        "workload": workload.name,
+        "deployment": deployment.model_dump_json(),
+        "replicas": 1,
+        "seed": seed,
+        "hardware": json.dumps(hardware),
+        "calibration": "",
+        "num_blocks": num_blocks,
+        "block_size": deployment.scheduler.block_size,
+    }

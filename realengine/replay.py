@@ -19,17 +19,15 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, sleep
 
-from realengine.ctrl_c import ctrl_c_heard
+from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
-from realengine.hardware import describe
 from realengine.loop import drive
-from realengine.no_cycle_search import no_cycle_search
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.run_columns import run_columns
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
 from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence
 from realengine.step import Step
+from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.call_limit import watching
 from serving.canary import canary_rows
 from serving.request import Request, Status
@@ -159,7 +157,7 @@ class _ReplayedClients:
                 self._ended(request, self.now())
         for arrived in map(self._texts.sent, self._offered.arrivals(now)):
             send_ns = self.now()
-            if not self._requests.add(arrived, *self._texts.of(arrived), send_ns):
+            if not self._requests.add(arrived, *self._texts.tokens(arrived), send_ns):
                 self._offered.ended(arrived, send_ns)
 
     def ran(self, step: Step) -> None:
@@ -179,7 +177,7 @@ class _ReplayedClients:
             raise RuntimeError(f"{self._recorder.open_requests} requests left, nothing to run: a scheduling bug")
         if arrival_ns - self.now() > FLUSH_NS:
             self._recorder.flush_steps()
-        while (ahead := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
-            sleep(min(ahead, _LONGEST_SLEEP_NS) / 1e9)
+        while (left_ns := arrival_ns - self.now() - _SPIN_NS) > 0 and not stopped():
+            sleep(min(left_ns, _LONGEST_SLEEP_NS) / 1e9)
         while self.now() < arrival_ns and not stopped():
             pass

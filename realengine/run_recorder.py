@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realengine.host_tier import TierEvents
-from realengine.step import Step
+from realengine.step import Step, TierEvents
 from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 from serving.workload import STOPPED
@@ -237,11 +236,11 @@ def expert_imbalance(tokens: NDArray[np.int32]) -> dict[int, float]:
     layers, experts = tokens.shape
     total = tokens.sum(axis=1)
 
-    def of(devices: int) -> float:
+    def imbalance(devices: int) -> float:
         loads = tokens.reshape(layers, devices, -1).sum(axis=2)
         return float((loads.max(axis=1) * devices / total).mean())
 
-    return {devices: of(devices) for devices in range(2, experts + 1) if experts % devices == 0}
+    return {devices: imbalance(devices) for devices in range(2, experts + 1) if experts % devices == 0}
 
 
 def _load(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:

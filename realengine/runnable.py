@@ -1,13 +1,21 @@
-"""The models of a `ModelSpec` that the real engine computes: a model that is nearly right is wrong."""
+"""What the real engine can do: it refuses models that it would compute wrongly, and never ignores a setting."""
 
 from __future__ import annotations
 
-from realengine.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
+from realengine.models.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
+from realengine.models.weight_loader import QUANTIZATIONS
+from realengine.parallel.tensor_parallel import shard_spec
+from serving.deployments.config import Deployment
+from serving.deployments.kv_groups import kv_groups, stating_kv_groups
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
 _STORED = ("none", "fp8", "fp8_block", "int4", "int8")
+_SIMULATED = (
+    "pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node", "fusion",
+    "engine",
+)  # fmt: skip
 
 
 def check_runnable(spec: ModelSpec) -> None:
@@ -40,3 +48,40 @@ def check_runnable(spec: ModelSpec) -> None:
         raise UserError(f"{name}.attention_bias", True, f"{simulated} attention biases only in the QKV of Qwen2")
     if spec.rotary_share != 1:
         raise UserError(f"{name}.partial_rotary_factor", spec.rotary_share, f"{simulated} a factor of 1")
+
+
+def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
+    """Return `deployment` with the block tables of the model `spec`.
+
+    Raises UserError, naming the first setting that the engine cannot do for that model.
+    """
+    scheduler = deployment.scheduler
+    for name in _SIMULATED:
+        if getattr(deployment, name) != Deployment.model_fields[name].default:
+            remedy = "works only in the simulator; leave it out for the real engine"
+            raise UserError(name, getattr(deployment, name), remedy)
+    if deployment.kv_tiers is not None and len(tiers := deployment.kv_tiers.tiers) > 1:
+        remedy = "real engines have one tier, the host's memory; leave the others out"
+        raise UserError("kv_tiers.tiers", ", ".join(tier.name for tier in tiers), remedy)
+    if deployment.fleet is not None:
+        replicas = sum(pool.replicas for pool in deployment.fleet.pools)
+        raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
+    if scheduler.speculative is not None and scheduler.speculative.method in ("eagle", "mtp"):
+        remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
+        raise UserError("scheduler.speculative.method", scheduler.speculative.method, remedy)
+    if deployment.quantization not in QUANTIZATIONS:
+        remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.quantization not in ("none", stored := spec.checkpoint_quantization) and stored != "none":
+        remedy = f"cannot be made of {spec.name}, which is stored in {stored}; leave it out"
+        raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.enable_expert_parallel and not spec.num_experts:
+        raise UserError("enable_expert_parallel", True, f"needs a mixture; {spec.name} is dense; leave it out")
+    shard_spec(spec, deployment.tensor_parallel_size, deployment.enable_expert_parallel)
+    if scheduler.policy == "priority" and scheduler.enable_prefix_caching and not scheduler.forget_withdrawn:
+        remedy = "could reuse blocks that were never computed under policy priority, as vLLM does; set it to true"
+        raise UserError("scheduler.forget_withdrawn", False, remedy)
+    if scheduler.max_model_len > spec.max_positions:
+        remedy = f"must be at most {spec.max_positions}, the positions of {spec.name}"
+        raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)
+    return stating_kv_groups(deployment, kv_groups(spec, deployment))

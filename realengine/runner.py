@@ -9,30 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from realengine.attention_backends import find_attention
-from realengine.changed_logits import changed_logits
-from realengine.collective import Alone, Collective
-from realengine.copier import Copy, HostMemory
-from realengine.devices import find_device
-from realengine.kv_budget import KvBudget
-from realengine.kv_cache import FP8, KvCache
-from realengine.launched import Launched
-from realengine.layer_ops import LayerOps, TorchOps
-from realengine.model import Model
-from realengine.op_times import COLLECTIVES, Timed
-from realengine.out_of_memory import memory_for
-from realengine.sampling import MOST_LOGPROBS, logprobs_of
-from realengine.shard import own_experts, shard_spec, shard_state
-from realengine.speed import Speed
+from realengine.attention.backend import find_attention
+from realengine.attention.kv_cache import FP8, KvCache
+from realengine.devices.device import OpTimes
+from realengine.devices.machine import find_device
+from realengine.devices.memory import KvBudget, memory_for
+from realengine.devices.speed import Speed
+from realengine.host_tier import Copy, HostMemory
+from realengine.models.layer_ops import LayerOps
+from realengine.models.model import Model
+from realengine.models.weights import ModelFiles
+from realengine.parallel.tensor_parallel import COLLECTIVES, Collective, own_experts, shard_spec, shard_state
+from realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
+from realengine.step import Launched
 from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
-from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.deployments.kv_groups import layers_of_a_group
@@ -54,7 +52,7 @@ class ModelRunner:
     """The runner of one rank. `allocate` must be called once before steps are launched."""
 
     def __init__(self, deployment: Deployment, files: ModelFiles, collective: Collective | None = None) -> None:
-        self._collective = collective or Alone()
+        self._collective = collective or Collective()
         torch.set_num_threads(deployment.threads)
         self.deployment = deployment
         self.device = find_device(deployment, self._collective.rank)
@@ -71,7 +69,7 @@ class ModelRunner:
         self._stamping = True
         self._speed: Speed | None = None
         self._speed_before: float | None = None
-        self._times: Timed | None = None  # times of the step that the device is at
+        self._times: OpTimes | None = None  # times of the step that the device is at
         mixed = self.attention.capturable == "always" and self.device.torch_device.type == "cuda"
         self._graphs = StepGraphs(self.device, mixed)
         need, free = self._weight_bytes(files), self.device.memory().free
@@ -139,8 +137,8 @@ class ModelRunner:
 
     def _ops(self) -> LayerOps:
         if not self._in_triton:
-            return TorchOps(self.spec)
-        from realengine.triton_ops import TritonOps
+            return LayerOps(self.spec)
+        from realengine.models.triton_ops import TritonOps
 
         return TritonOps(self.spec)
 
@@ -238,61 +236,64 @@ class ModelRunner:
 
         Raises UserError when its activations do not fit into the device's memory.
         """
-        layout = step.layout
         host = self._host[self._launches % _HOST_BUFFERS]
         self._launches += 1
-        graph = self._graphs.layout_for(layout) if self._captures else None
+        graph = self._graphs.layout_for(step.layout) if self._captures else None
+        launched = Launched(step.layout, host.tokens, graph is not None, host.expert_tokens)
         if graph is not None:
             step = pad(step, graph)
-        size = len(step.packed)
-        host.step[:size].numpy()[:] = step.packed
-        launched = Launched(layout, host.tokens, graph is not None, host.expert_tokens)
+        host.step[: len(step.packed)].numpy()[:] = step.packed
         if self._timing:
-            launched.times = Timed(self.device.mark)
+            launched.times = OpTimes(self.device.mark)
         elif self._collective.size > 1 and not (launched.graph and self.device.torch_device.type == "cuda"):
-            launched.times = Timed(self.device.mark, COLLECTIVES)
-
-        @torch.inference_mode()
-        def work() -> None:
-            self._mark(launched)
-            self._buffer[:size].copy_(host.step[:size], non_blocking=True)
-            # A copy from memory that is not pinned waits for the device's work, of which there is none yet.
-            masks = step.masks and [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks]
-            batch = Batch.of(self._buffer, step.layout, step.packed)
-            self.attention.prepare(batch, graph is not None)
-            self._times = launched.times
-            if graph is None:
-                hidden = self._forward(batch)
-            else:
-                hidden = self._graphs.get(graph, lambda: self._forward(Batch.of(self._buffer, graph)))()
-            logits = self.model.compute_logits(hidden[: layout.samples], self._times)
-            batch = batch.first(layout.samples)
-            self._mark(launched)
-            if masks:
-                self.model.ops.mask(logits, *masks)
-            own = logits  # the model's own logits
-            if step.changes:
-                logits = changed_logits(own, step.changes, self._last_tokens[batch.seats.long()])
-            if self._keeps_logits:
-                launched.logits = logits
-            if layout.samples:
-                tokens = self.model.ops.sample(logits, batch, step.greedy)
-                if self._config.async_scheduling:
-                    self._last_tokens[batch.seats.long()] = tokens
-                host.tokens[: layout.samples].copy_(tokens, non_blocking=True)
-                if step.logprobs is not None:
-                    launched.token_logprobs = logprobs_of(own, tokens, step.logprobs).to_host(host.logprobs)
-            if host.expert_tokens is not None and self.model.expert_tokens is not None:
-                host.expert_tokens.copy_(self.model.expert_tokens, non_blocking=True)
-            self._mark(launched)
-            if self._speed is not None:
-                after = self._speed()
-                launched.speed = _mean(self._speed_before, after)
-                self._speed_before = after
-
+            launched.times = OpTimes(self.device.mark, COLLECTIVES)
         with self._memory_for("step"):
-            launched.pending = self.device.submit(work)
+            launched.pending = self.device.submit(partial(self._run, step, graph, host, launched))
         return launched
+
+    @torch.inference_mode()
+    def _run(self, step: StepInput, graph: Layout | None, host: _HostBuffer, launched: Launched) -> None:
+        """Do the work of a step, from within the device; `graph` is the layout of its graph, if it has one."""
+        self._mark(launched)
+        size, samples = len(step.packed), launched.layout.samples
+        self._buffer[:size].copy_(host.step[:size], non_blocking=True)
+        # A copy from memory that is not pinned waits for the device's work, of which there is none yet.
+        masks = step.masks and [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks]
+        batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
+        self.attention.prepare(batch, graph is not None)
+        self._times = launched.times
+        if graph is None:
+            hidden = self._forward(batch)
+        else:
+            hidden = self._graphs.get(graph, lambda: self._forward(Batch.from_buffer(self._buffer, graph)))()
+        logits = self.model.compute_logits(hidden[:samples], self._times)
+        self._mark(launched)
+        if masks:
+            self.model.ops.mask(logits, *masks)
+        self._sample(step, batch.first(samples), logits, host, launched)
+        if host.expert_tokens is not None and self.model.expert_tokens is not None:
+            host.expert_tokens.copy_(self.model.expert_tokens, non_blocking=True)
+        self._mark(launched)
+        if self._speed is not None:
+            after = self._speed()
+            launched.speed = _mean(self._speed_before, after)
+            self._speed_before = after
+
+    def _sample(self, step: StepInput, batch: Batch, own: torch.Tensor, host: _HostBuffer, launched: Launched) -> None:
+        """Sample from the model's `own` logits, and bring the tokens to the host."""
+        logits = own
+        if step.changes:
+            logits = changed_logits(own, step.changes, self._last_tokens[batch.seats.long()])
+        if self._keeps_logits:
+            launched.logits = logits
+        if not len(own):
+            return
+        tokens = self.model.ops.sample(logits, batch, step.greedy)
+        if self._config.async_scheduling:
+            self._last_tokens[batch.seats.long()] = tokens
+        host.tokens[: len(own)].copy_(tokens, non_blocking=True)
+        if step.logprobs is not None:
+            launched.token_logprobs = logprobs_of(own, tokens, step.logprobs).to_host(host.logprobs)
 
     def _mark(self, launched: Launched) -> None:
         if self._stamping:

@@ -1,4 +1,4 @@
-"""The choice of tokens from logits: greedy, temperature, top-k, top-p, with a seed per request.
+"""The choice of tokens from logits: rules, greedy, temperature, top-k, top-p, with a seed per request.
 
 A request's draws depend on its seed and on how many tokens it has, never on the batch that it is in: the uniform number
 behind a draw is a hash of the two, so there is no generator whose state could leak from row to row. Order and meaning
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from realengine.logprob import Logprob
+from realengine.logit_rules import Logprob, StepChanges
 from serving.errors import UserError
 
 _GREEDY_BELOW = 1e-5  # vLLM's limit: a smaller temperature cannot be told from 0 in float32
@@ -46,16 +46,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < _GREEDY_BELOW
 
-    def draw(self, step: int, of: str = "") -> tuple[float, int, float, float] | None:
+    def draw(self, step: int, name: str = "") -> tuple[float, int, float, float] | None:
         """Return temperature, top-k, top-p and the uniform number for token number `step`; None for greedy.
 
-        `of` names another uniform number of the token.
+        `name` names another uniform number of the token.
         """
-        return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, of))
+        return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, name))
 
-    def uniform(self, step: int, of: str = "") -> float:
-        """Return the uniform number behind token number `step`, or another one, named by `of`."""
-        return uniform(self.seed or 0, step, of)
+    def uniform(self, step: int, name: str = "") -> float:
+        """Return the uniform number behind token number `step`, or another one, called `name`."""
+        return uniform(self.seed or 0, step, name)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return each token's probability of being drawn, float64 `[vocab]`, by `logits` `[vocab]`; not for greedy."""
@@ -156,10 +156,53 @@ def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor
     return likeliest[(mass < share).sum().clamp(max=len(likeliest) - 1)]
 
 
-def uniform(seed: int, step: int, of: str = "") -> float:
+def uniform(seed: int, step: int, name: str = "") -> float:
     """Return a number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`.
 
-    `of` names another number of that token.
+    `name` names another number of that token.
     """
-    digest = blake2b(f"{seed}:{step}{of}".encode(), digest_size=8).digest()
+    digest = blake2b(f"{seed}:{step}{name}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 40) / 2**24
+
+
+def changed_logits(logits: torch.Tensor, changes: StepChanges, last_tokens: torch.Tensor) -> torch.Tensor:
+    """Return `logits` `[S, vocab]` in float32 with `changes`.
+
+    `last_tokens` `[S]` are the last sampled tokens of each sample's request. If every token would be forbidden, none
+    is.
+    """
+    on_device = [torch.from_numpy(part).to(logits.device) for part in changes]
+    samples, numbers, unseen, limited, prompt, outputs, bias, biases, banned, allowed = on_device
+    samples = samples.long()
+    presence, frequency, repetition, floor = numbers.unsqueeze(2).unbind(1)
+    last = last_tokens[samples].long()
+    whole = logits.float()
+    ruled = whole[samples]
+
+    counts = torch.zeros_like(ruled)
+    _add(counts, outputs[:, 0], outputs[:, 1], outputs[:, 2].float())
+    counts.scatter_add_(1, last.unsqueeze(1), unseen.float().unsqueeze(1))
+    seen = counts.clone()
+    _add(seen, prompt[:, 0], prompt[:, 1], torch.ones_like(prompt[:, 0], dtype=torch.float32))
+
+    _add(ruled, bias[:, 0], bias[:, 1], biases)
+    repeated = torch.where(ruled > 0, ruled / repetition, ruled * repetition)
+    ruled = torch.where(seen > 0, repeated, ruled)
+    ruled -= frequency * counts
+    ruled -= presence * (counts > 0)
+
+    forbidden = torch.zeros_like(ruled)
+    number, token, after = banned.unbind(1)
+    _add(forbidden, number, token, ((after < 0) | (after == last[number.long()])).float())
+    only = torch.zeros_like(ruled)
+    _add(only, allowed[:, 0], allowed[:, 1], torch.ones_like(allowed[:, 0], dtype=torch.float32))
+    left = ruled.masked_fill((forbidden > 0) | (limited.unsqueeze(1) & (only == 0)), -torch.inf)
+    left = left.masked_fill(left < left.amax(1, keepdim=True) + floor, -torch.inf)
+    nothing = (left == -torch.inf).all(1, keepdim=True)
+    whole = whole.clone() if whole is logits else whole
+    whole[samples] = torch.where(nothing, ruled, left)
+    return whole
+
+
+def _add(to: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, numbers: torch.Tensor) -> None:
+    to.index_put_((rows.long(), tokens.long()), numbers, accumulate=True)

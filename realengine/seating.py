@@ -1,7 +1,8 @@
-"""Seats: a place on the device for each running request, and its block table on the host.
+"""Seats for running requests, and the demand of waiting ones: what the engine keeps up to date from plan to plan.
 
-A seat has the last token sampled for its request, so that the next step can be launched before the host has seen it,
-and a row of block ids that grows with the request instead of being made anew each step.
+A seat is a place on the device for each running request, and its block table on the host. It has the last token sampled
+for its request, so that the next step can be launched before the host has seen it, and a row of block ids that grows
+with the request instead of being made anew each step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from realengine.sequence import TokenSequence
 from realengine.step_input import Ints, RowInput
 from serving.deployments.config import SchedulerConfig
+from serving.deployments.kv_groups import most_held
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
 
@@ -25,9 +27,9 @@ class Seating:
 
     def __init__(self, config: SchedulerConfig, tables: Callable[[Request], Sequence[Sequence[int]]]) -> None:
         self._block_size = config.block_size
-        self._nobody = config.max_num_seqs
+        self._null_seat = config.max_num_seqs
         self._drafts = config.speculative is not None
-        self._of = tables
+        self._block_tables = tables
         shape = (max(len(config.kv_groups), 1), config.max_num_seqs, -(-config.max_model_len // config.block_size))
         self._tables = np.zeros(shape, dtype=np.int32)
         self._filled = [0] * config.max_num_seqs
@@ -65,7 +67,7 @@ class Seating:
             return self._left[request.id]
         need, filled = -(-tokens // self._block_size), self._filled[seat]
         if filled < need:  # blocks that have left a window since they were filled in are not read
-            for table, blocks in zip(self._tables, self._of(request), strict=True):
+            for table, blocks in zip(self._tables, self._block_tables(request), strict=True):
                 table[seat, filled:need] = blocks[filled:need]
             self._filled[seat] = need
         return self._tables[:, seat]
@@ -79,7 +81,7 @@ class Seating:
         request, start, count, samples, drafts = row
         seat = self._seats.get(request.id)
         if seat is None or sequence is None:
-            return self._nobodys(start, count)
+            return self._null_row(start, count)
         if self._drafts:
             start = min(start, len(sequence.tokens) - 1)
         first = start + count - drafts - sequence.prompt_len  # number of the output token that is sampled first
@@ -92,8 +94,39 @@ class Seating:
 
     def padding(self, plan: StepPlan) -> list[RowInput]:
         """Return the rows of a plan that belong to no request."""
-        return [self._nobodys(row.start, row.tokens) for row in plan.padding for _ in range(row.rows)]
+        return [self._null_row(row.start, row.tokens) for row in plan.padding for _ in range(row.rows)]
 
-    def _nobodys(self, start: int, count: int) -> RowInput:
+    def _null_row(self, start: int, count: int) -> RowInput:
         null = np.zeros(-(-(start + count) // self._block_size), dtype=np.int32)
-        return RowInput([0] * count, start, null, self._nobody, (), other_blocks=(null,) * (len(self._tables) - 1))
+        return RowInput([0] * count, start, null, self._null_seat, (), other_blocks=(null,) * (len(self._tables) - 1))
+
+
+class WaitingDemand:
+    """The demand of waiting requests; `blocks` is what all their known tokens would take."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._demands: dict[int, int] = {}
+        self.blocks = 0
+
+    def wait(self, request: Request) -> None:
+        """Count a request that waits from now on, or waits already and has another known token."""
+        self.leave(request.id)
+        need = self._demands[request.id] = most_held(self._config, request.known)
+        self.blocks += need
+
+    def leave(self, id: int) -> None:
+        """Stop counting a request, if it was counted."""
+        self.blocks -= self._demands.pop(id, 0)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Count preempted requests, and stop counting admitted ones."""
+        for request in plan.preempted:
+            self.wait(request)
+        for request in plan.admitted:
+            self.leave(request.id)
+
+    def returned(self, request: Request) -> None:
+        """Note a new token of a request; a preempted request may still get one from an earlier step."""
+        if request.id in self._demands:
+            self.wait(request)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from realengine.grammar import Bits, Grammar
-from realengine.logit_rules import LogitChanges, LogitRules, RuledLogits
-from realengine.logprob import Logprob
+from realengine.logit_rules import LogitChanges, LogitRules, Logprob, RuledLogits
 from realengine.sampling import SamplingParams
 from serving.request import Request
 from serving.step_plan import Row
@@ -76,8 +75,8 @@ class TokenSequence:
             return known
         if drafts:
             return [*known, *self.drafts, *[0] * drafts][:count]
-        ahead = start + count - 1 - self.prompt_len  # the overlapped loop is at most one token ahead
-        return [*known, -1 - seat if self._forced is None else self._forced[ahead]]
+        output = start + count - 1 - self.prompt_len  # the overlapped loop is at most one token ahead
+        return [*known, -1 - seat if self._forced is None else self._forced[output]]
 
     def masks(self, drafts: int, vocab_size: int) -> tuple[Bits, ...]:
         """Return the masks of the next token and of the one after each draft, as rows of `TokenMasks.bits`.
@@ -87,13 +86,13 @@ class TokenSequence:
         """
         if self.grammar is None:
             return ()
-        found = [self.grammar.mask(vocab_size)]
+        masks = [self.grammar.mask(vocab_size)]
         for token in self.drafts[:drafts]:
-            if not self.grammar.ahead([token]):
+            if not self.grammar.advance([token]):
                 break
-            found.append(self.grammar.mask(vocab_size))
-        self.grammar.back(len(found) - 1)
-        return tuple(found)
+            masks.append(self.grammar.mask(vocab_size))
+        self.grammar.take_back(len(masks) - 1)
+        return tuple(masks)
 
     def changes(self, drafts: int, unseen: bool) -> tuple[LogitChanges, ...]:
         """Return the changes to the logits of the next token and of the one after each draft; nothing without rules.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from realengine.device import Device
+from realengine.devices.device import Device
 from realengine.step_input import Layout, StepInput
 from serving.deployments.decode_buckets import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 
@@ -67,9 +67,9 @@ class StepGraphs:
         for steps, count in kinds:
             costs = []
             for sizes in steps[:2]:
-                held = self._device.held_bytes()
+                before = self._device.used_bytes()
                 run(sizes)
-                costs.append(max(self._device.held_bytes() - held, 0))
+                costs.append(max(self._device.used_bytes() - before, 0))
             if costs:
                 taken += costs[0] + costs[-1] * (count - 1)
         self.release()

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
         sizes |= dict.fromkeys(("sampled", "seats", "temperature", "top_p", "uniform", "top_k"), self.samples)
         sizes |= dict.fromkeys(("tile_row", "tile_first"), self.tiles)
         for group in range(1, self.groups):
-            sizes |= {_of_group("slots", group): self.tokens, _of_group("table_start", group): self.rows}
+            sizes |= {_group_field("slots", group): self.tokens, _group_field("table_start", group): self.rows}
         places, offset = {}, 0
         for name, size in sizes.items():
             places[name] = slice(offset, offset + size)
@@ -62,14 +62,14 @@ class Layout(NamedTuple):
         return places
 
 
-def _of_group(name: str, group: int) -> str:
+def _group_field(name: str, group: int) -> str:
     return f"{name} {group}" if group else name
 
 
 class Batch(NamedTuple):
     """The fields of a step on the device, all int32 unless stated.
 
-    `slots` and `table_start` are those of one group of layers, at first of the first; `of_group` gives the others.
+    `slots` and `table_start` are those of one group of layers, at first of the first; `for_group` gives the others.
 
     Attributes:
         tokens: [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
@@ -115,19 +115,19 @@ class Batch(NamedTuple):
         return self._replace(**{name: getattr(self, name)[:samples] for name in names})
 
     @classmethod
-    def of(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
+    def from_buffer(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
         """Return views into `buffer`, an int32 tensor that contains a step of that layout."""
         fields: dict[str, Any] = {name: buffer[place] for name, place in layout.places().items()}
         for name in ("temperature", "top_p", "uniform"):
             fields[name] = fields[name].view(torch.float32)
         others = [
-            (fields.pop(_of_group("slots", group)), fields.pop(_of_group("table_start", group)))
+            (fields.pop(_group_field("slots", group)), fields.pop(_group_field("table_start", group)))
             for group in range(1, layout.groups)
         ]
         tables = ((fields["slots"], fields["table_start"]), *others)
         return cls(layout=layout, host=host, tables=tables, **fields)
 
-    def of_group(self, group: int) -> Batch:
+    def for_group(self, group: int) -> Batch:
         """Return the same step for the layers of another group."""
         slots, table_start = self.tables[group]
         return self._replace(slots=slots, table_start=table_start, group=group)
@@ -135,7 +135,7 @@ class Batch(NamedTuple):
     def on_host(self, name: str) -> list[int]:
         """Return a field as a list; without `host` this waits for the device."""
         if self.host is not None:
-            name = _of_group(name, self.group) if name in ("slots", "table_start") else name
+            name = _group_field(name, self.group) if name in ("slots", "table_start") else name
             numbers: list[int] = self.host[self.layout.places()[name]].tolist()
             return numbers
         return list(getattr(self, name).tolist())
@@ -228,8 +228,8 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
     }
     for group, start in enumerate(table_starts):
         block = blocks[start[row_of] + positions // block_size]
-        fields[_of_group("slots", group)] = block * block_size + positions % block_size
-        fields[_of_group("table_start", group)] = start
+        fields[_group_field("slots", group)] = block * block_size + positions % block_size
+        fields[_group_field("table_start", group)] = start
     places = layout.places()
     packed = np.zeros(places["blocks"].start + len(blocks), dtype=np.int32)
     for name, values in fields.items():
@@ -276,8 +276,8 @@ def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
     samples = []
     for row, given in enumerate(ordered):
         draws = given.draws or ((None,) if row < decode_rows else ())
-        each = zip_longest(draws, given.masks, given.changes)
-        samples += [_Sample(row, len(draws) - at, draw, mask, own) for at, (draw, mask, own) in enumerate(each)]
+        for place, (draw, mask, changes) in enumerate(zip_longest(draws, given.masks, given.changes)):
+            samples.append(_Sample(row, len(draws) - place, draw, mask, changes))
     return samples
 
 
@@ -286,7 +286,8 @@ def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str,
     hows = [draw or (0.0, 0, 1.0, 0.0) for draw in draws]
     temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
     floats = {"temperature": temperature, "top_p": top_p, "uniform": uniform}
-    return {"top_k": top_k, **{name: np.array(of, dtype=np.float32).view(np.int32) for name, of in floats.items()}}
+    bits = {name: np.array(numbers, dtype=np.float32).view(np.int32) for name, numbers in floats.items()}
+    return {"top_k": top_k, **bits}
 
 
 def _block_tables(ordered: Sequence[RowInput], needs: NDArray[Any]) -> tuple[Ints, list[Ints]]:
@@ -300,8 +301,8 @@ def _block_tables(ordered: Sequence[RowInput], needs: NDArray[Any]) -> tuple[Int
     return blocks, [start + group * needs.sum(dtype=np.int32) for group in range(len(tables))]
 
 
-def _masks(of_samples: Sequence[Ints | None]) -> TokenMasks | None:
-    masked = [(sample, mask) for sample, mask in enumerate(of_samples) if mask is not None]
+def _masks(by_sample: Sequence[Ints | None]) -> TokenMasks | None:
+    masked = [(sample, mask) for sample, mask in enumerate(by_sample) if mask is not None]
     if not masked:
         return None
     numbers, bits = zip(*masked, strict=True)

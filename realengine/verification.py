@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from realengine.logprob import Logprob
+from realengine.logit_rules import Logprob
 from realengine.sampling import logprobs_of, pick
 from realengine.sequence import TokenSequence
 from realengine.step import Step

@@ -1,4 +1,4 @@
-"""The messages through the pipe of a process with vLLM, beside the `realengine.replica_messages` of one of several.
+"""The messages through the pipe of a process with vLLM, beside those of `realengine.parallel.replica_pipe`.
 
 The first message is `Begin`, which `About` answers. The answer to a call is the return value of the method of
 `VllmReplayer`, or an exception. While a call replays a whole workload, `Ended` also comes, and any message to the

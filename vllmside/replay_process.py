@@ -26,12 +26,11 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from realengine.devices.speed import SpeedProbe, piece_of_work
 from realengine.grammar import ENDLESS_OBJECTS
-from realengine.inbox import Inbox
-from realengine.no_cycle_search import no_cycle_search
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready, Told
-from realengine.speed import SpeedProbe, piece_of_work
+from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
+from realengine.undisturbed import no_cycle_search
 from serving.canary import canary_rows
 from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest
@@ -196,7 +195,7 @@ class _Replay:
                 self._engine.abort_request([str(id)], internal=False)
                 self._has_ended(request)
         for request in map(self._texts.sent, self._offered.arrivals(now)):
-            prompt, _ = self._texts.of(request)
+            prompt, _ = self._texts.tokens(request)
             self._open[str(request.id)] = request
             _add(self._engine, self._recorder, request, prompt)
 
@@ -298,7 +297,7 @@ class _SentRequests:
         self._requests, self._steps, self._said = [], [], {}
         step = steps[-1]["step"] if steps else None
         if requests or steps:
-            self._pipe.send(Told(requests, steps, said, step, tuple(sampled)))
+            self._pipe.send(Report(requests, steps, said, step, tuple(sampled)))
 
 
 def _must_go_on(recorder: EngineRecorder) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab.gpu_suite.engine_benchmark import timing_cost
 from realengine.engine import Engine
-from realengine.weights import load_model_files
+from realengine.models.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ PAIRS = 3
 def machine() -> str:
     """Return the name of the machine: its GPU if it has one, else its CPU; raise UserError if torch is missing."""
     device = _device()
-    from realengine.hardware import describe
+    from realengine.devices.machine import describe
 
     about = describe(device)
     return f"{about.get('gpu') or '{cpu}, {cores} cores'.format(**about)}, torch {about['torch']}"

@@ -25,19 +25,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import Specialisation
 
 MODULES = (
     "kv_splits",
     "paged_attention",
     "rope_store",
-    "add_rms_norm",
-    "silu_mul",
+    "row_operations",
     "grouped_gemm",
     "packed_gemm",
-    "argmax",
-    "draw",
-    "token_mask",
+    "sampling",
 )
 TARGET = GPUTarget("cuda", 90, 32)
 _BEGIN = "<!-- begin: made by python -m lab.gpu_suite.aot --write -->"

@@ -21,10 +21,9 @@ from lab.gpu_suite.ragged_batch import (
     random_cache,
 )
 from lab.gpu_suite.references import attended, relative_error, rotated
-from realengine.kernels.attention_shapes import Shape
-from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms
-from realengine.rope import Rope
+from realengine.attention.kv_cache import LayerKv
+from realengine.kernels.launches import Shape
+from realengine.models.layer_ops import HeadNorms, Rope
 from realengine.step_input import Batch
 from serving.deployments.model_spec import ModelSpec
 

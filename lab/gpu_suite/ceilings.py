@@ -9,7 +9,7 @@ import torch
 
 from lab.gpu_suite.ragged_batch import Numbers
 from lab.gpu_suite.timing import Bench, Timing
-from realengine.projection import quantised
+from realengine.models.linear import quantised
 
 _COPY_BYTES = 4 << 30  # bytes that are read; as many are written
 _GEMM_SIZE = 8192

@@ -30,7 +30,7 @@ from lab.gpu_suite.operations import (
     token_mask,
 )
 from lab.gpu_suite.ragged_batch import layer_spec
-from realengine.kernels.attention_shapes import SHAPES, WINDOWED, Shape
+from realengine.kernels.launches import SHAPES, WINDOWED, Shape
 
 _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
@@ -163,7 +163,7 @@ def _backend_of(device: torch.device) -> str:
     if device.type != "cpu":
         return "triton"
     try:
-        from realengine.kernels.interpreting import INTERPRETING
+        from realengine.kernels.launches import INTERPRETING
     except ImportError:
         return "torch"
     return "triton" if INTERPRETING else "torch"

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from realengine.engine import Engine
-from realengine.layer_ops import LayerOps
+from realengine.models.layer_ops import LayerOps
+from realengine.models.weights import RANDOM, ModelFiles
 from realengine.step_input import Batch
-from realengine.weights import RANDOM, ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.model_spec import ModelSpec
 from serving.workload import WorkloadRequest

@@ -11,8 +11,8 @@ from time import perf_counter, perf_counter_ns
 from typing import Any
 
 from realengine.engine import Engine
-from realengine.no_cycle_search import no_cycle_search
 from realengine.step import Step
+from realengine.undisturbed import no_cycle_search
 from serving.deployments.model_spec import ModelSpec
 from serving.workload import WorkloadRequest
 

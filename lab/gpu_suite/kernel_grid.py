@@ -32,8 +32,8 @@ from lab.gpu_suite.operations import (
 )
 from lab.gpu_suite.ragged_batch import Row
 from lab.gpu_suite.timing import Bench
-from realengine.kernels.attention_shapes import Shape
-from realengine.weights import RANDOM
+from realengine.kernels.launches import Shape
+from realengine.models.weights import RANDOM
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from lab.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
 from lab.gpu_suite.references import distance_from_draw, normalised, relative_error
-from realengine.kernels.attention_shapes import Shape
-from realengine.layer_ops import LayerOps, Routing
-from realengine.loading import rounded
-from realengine.projection import DenseProjection, Fp8Projection, Fp8Rows, quantised
+from realengine.kernels.launches import Shape
+from realengine.models.layer_ops import LayerOps, Routing
+from realengine.models.linear import DenseProjection, Fp8Projection, Fp8Rows, PackedWeight, quantised
+from realengine.models.weight_loader import rounded
 from realengine.step_input import Batch
-from realengine.stored_weight import PackedWeight
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
 NAME = {torch.float32: "float32", torch.float16: "float16", _BF16: "bf16", _FP8: "fp8"}

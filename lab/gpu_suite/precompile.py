@@ -25,12 +25,12 @@ from lab.gpu_suite.kernel_grid import points
 from lab.gpu_suite.operations import Operation
 from lab.gpu_suite.ragged_batch import backend_for
 from lab.gpu_suite.sizes import Sizes
-from realengine.kv_cache import FP8, KvCache
-from realengine.model import Model
+from realengine.attention.kv_cache import FP8, KvCache
+from realengine.models.linear import StoredWeight
+from realengine.models.model import Model
+from realengine.models.weights import RANDOM, shapes
 from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
-from realengine.stored_weight import StoredWeight
-from realengine.weights import RANDOM, shapes
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.deployments.model_spec import ModelSpec
@@ -48,7 +48,7 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
     a row with `failed`. There are no rows if Triton is not installed or interprets.
     """
     try:
-        from realengine.kernels.interpreting import INTERPRETING
+        from realengine.kernels.launches import INTERPRETING
     except ImportError:
         return
     if INTERPRETING:
@@ -160,7 +160,7 @@ def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], Non
         samples = packed.layout.samples
         if graph:
             packed = pad(packed, mixed_layout(packed.layout))
-        batch = Batch.of(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
+        batch = Batch.from_buffer(torch.from_numpy(packed.packed).to(_META), packed.layout, packed.packed)
         logits = model.compute_logits(model.forward(batch.tokens, batch, kv)[:samples])
         ops.sample(logits, batch.first(samples), packed.greedy)
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realengine.attention import Attention, TorchAttention
-from realengine.kernels.attention_shapes import Shape
-from realengine.kv_cache import LayerKv
-from realengine.layer_ops import LayerOps, TorchOps
+from realengine.attention.backend import Attention
+from realengine.attention.kv_cache import LayerKv
+from realengine.attention.torch_attention import TorchAttention
+from realengine.kernels.launches import Shape
+from realengine.models.layer_ops import LayerOps
 from realengine.step_input import Batch, RowInput, pack
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
@@ -85,9 +86,9 @@ def backend_for(
     processors: Any = _Processors(_multiprocessors(device))
     kind: Any = TorchAttention
     if name == "torch":
-        return Backend(kind(spec, deployment, processors), TorchOps(spec))
-    from realengine.triton_attention import HybridAttention, TritonAttention
-    from realengine.triton_ops import TritonOps
+        return Backend(kind(spec, deployment, processors), LayerOps(spec))
+    from realengine.attention.triton_attention import HybridAttention, TritonAttention
+    from realengine.models.triton_ops import TritonOps
 
     kind = TritonAttention if name == "triton" else HybridAttention
     return Backend(kind(spec, deployment, processors), TritonOps(spec))
@@ -120,7 +121,7 @@ def batch_of(
         for (context, tokens), need, end, draw in zip(rows, needs, ends, draws or [None] * len(rows), strict=True)
     ]
     step = pack(inputs, page, 0, attention.tiles).step
-    return Batch.of(torch.from_numpy(step.packed).to(device), step.layout, step.packed)
+    return Batch.from_buffer(torch.from_numpy(step.packed).to(device), step.layout, step.packed)
 
 
 def pool_blocks(rows: Sequence[Row], page: int) -> int:

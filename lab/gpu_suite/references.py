@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from lab.gpu_suite.ragged_batch import Draw
-from realengine.kv_cache import LayerKv
-from realengine.layer_ops import HeadNorms
-from realengine.rope import Rope
+from realengine.attention.kv_cache import LayerKv
+from realengine.models.layer_ops import HeadNorms, Rope
 from realengine.step_input import Batch
 
 

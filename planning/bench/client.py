@@ -26,8 +26,8 @@ import aiohttp
 from planning.bench.answer_stream import Answered, Events, refusal
 from planning.bench.request import BenchTarget
 from planning.bench.server import Server, meet
-from realengine.ctrl_c import ctrl_c_heard
-from realengine.segment_tokens import SegmentTokens, named_segments, quotes
+from realengine.offered_workload import SegmentTokens, named_segments, quotes
+from realengine.undisturbed import ctrl_c_heard
 from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest

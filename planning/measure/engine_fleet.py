@@ -18,11 +18,9 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Any, Protocol, cast
 
-from realengine.ctrl_c import ctrl_c_heard
-from realengine.no_cycle_search import no_cycle_search
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
-from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Told
-from realengine.run_columns import run_columns
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
+from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Ran, Report
+from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
@@ -37,7 +35,7 @@ _POLLED_NS = 1_000_000  # waits are rounded up to this; closer to an arrival the
 
 
 class EngineProcess(Protocol):
-    """A process with one engine. Its first message is `About`; see `realengine.replica_messages`."""
+    """A process with one engine. Its first message is `About`; see `realengine.parallel.replica_pipe`."""
 
     number: int
     pipe: Connection
@@ -235,7 +233,7 @@ class _RoutedRun:
             replica = cast(RoutedReplica, self._router.choose(arrived, self._ready))
             replica.takes(arrived.id, arrived.prompt_len, arrived.output_limit)
             self._open[arrived.id] = arrived, replica.index
-            engines[replica.index].send(Arrival(arrived, *self.texts.of(arrived), send_ns))
+            engines[replica.index].send(Arrival(arrived, *self.texts.tokens(arrived), send_ns))
 
     def _listen(self) -> None:
         """Listen to the engines until there is something to do."""
@@ -250,7 +248,7 @@ class _RoutedRun:
             else:
                 self._hear(engine.number, said)
 
-    def _hear(self, number: int, report: Told) -> None:
+    def _hear(self, number: int, report: Report) -> None:
         replica, heard_ns = self._routed[number], self._moment()
         if report.step is not None:
             self._heard_ns[number, report.step] = heard_ns

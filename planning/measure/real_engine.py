@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from planning.measure.engine_fleet import EngineFleet
     from planning.measure.vllm_engine import VllmEngine
     from realengine.engine import Engine
+    from realengine.models.weights import ModelFiles
     from realengine.offered_workload import Replayed
-    from realengine.weights import ModelFiles
 
     RealEngines = Engine | EngineFleet | VllmEngine
 
@@ -63,7 +63,7 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
     if deployment.fleet is None:
         return load_engine(deployment, say)
     runs, files, draft = _runnable(deployment, say)
-    from realengine.replica_process import ReplicaProcess
+    from realengine.parallel.replica_process import ReplicaProcess
 
     def start(number: int, alone: Deployment, gpus: str | None) -> ReplicaProcess:
         return ReplicaProcess(number, alone, files, draft, gpus)
@@ -76,7 +76,7 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     if find_spec("torch") is None:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
-    from realengine.weights import load_model_files, model_folder
+    from realengine.models.weights import load_model_files, model_folder
 
     check_name("policy", deployment.policy, POLICIES)  # errors are reported before a model is loaded
     model_folder(deployment.model, home())
@@ -96,7 +96,7 @@ def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deploy
     """Return `deployment` in this CPU's faster type if it states none; without torch it stays as it is."""
     if find_spec("torch") is None:
         return deployment
-    from realengine.fast_dtype import with_fast_dtype
+    from realengine.devices.machine import with_fast_dtype
 
     deployment, chosen = with_fast_dtype(deployment)
     if chosen:

@@ -10,7 +10,7 @@ from shutil import move, rmtree
 from typing import TYPE_CHECKING, cast
 
 from planning.measure.vllm_process import VllmProcess
-from realengine.replica_messages import About
+from realengine.parallel.replica_pipe import About
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError, reason
 from serving.workload import Workload

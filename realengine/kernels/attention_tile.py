@@ -14,17 +14,17 @@ LOWEST = tl.constexpr(-3.0e38)  # score before the first one: finite, because -i
 
 
 @triton.jit
-def load_heads(pointer, token, head, dims, stride, held, DIM: tl.constexpr, COMPUTE: tl.constexpr):
-    """Return [rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; zeros where not `held`."""
+def load_heads(pointer, token, head, dims, stride, present, DIM: tl.constexpr, COMPUTE: tl.constexpr):
+    """Return [rows, dims] of a [tokens, heads, DIM] tensor whose tokens lie `stride` apart; 0 where not `present`."""
     offsets = token.to(tl.int64)[:, None] * stride + head[:, None] * DIM + dims[None, :]
-    return tl.load(pointer + offsets, mask=held[:, None] & (dims[None, :] < DIM), other=0.0).to(COMPUTE)
+    return tl.load(pointer + offsets, mask=present[:, None] & (dims[None, :] < DIM), other=0.0).to(COMPUTE)
 
 
 @triton.jit
-def _load_cached(pointer, offsets, held, dims, DIM: tl.constexpr, MASKED: tl.constexpr):
+def _load_cached(pointer, offsets, present, dims, DIM: tl.constexpr, MASKED: tl.constexpr):
     """Return a tile of keys or values, with a mask only if needed, because it costs registers and instructions."""
     if MASKED:
-        return tl.load(pointer + offsets, mask=held[:, None] & (dims[None, :] < DIM), other=0.0)
+        return tl.load(pointer + offsets, mask=present[:, None] & (dims[None, :] < DIM), other=0.0)
     if dims.shape[0] == DIM:
         return tl.load(pointer + offsets)
     return tl.load(pointer + offsets, mask=dims[None, :] < DIM, other=0.0)
@@ -66,12 +66,12 @@ def attend_tile(
         WINDOW: if MASKED, the number of its last visible tokens that a query sees; 0 is all
     """
     positions = first + tl.arange(0, BLOCK_N)
-    held = positions < context
-    block = tl.load(table + positions // PAGE, mask=held, other=0) if MASKED else tl.load(table + positions // PAGE)
+    inside = positions < context
+    block = tl.load(table + positions // PAGE, mask=inside, other=0) if MASKED else tl.load(table + positions // PAGE)
     slots = (block.to(tl.int64) * KV_HEADS + kv_head) * PAGE + positions % PAGE
     offsets = slots[:, None] * DIM + dims[None, :]
 
-    key = _load_cached(keys, offsets, held, dims, DIM, MASKED).to(COMPUTE)
+    key = _load_cached(keys, offsets, inside, dims, DIM, MASKED).to(COMPUTE)
     scores = tl.dot(query, key.T, input_precision="tf32x3") * scale_log2
     if MASKED:
         scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
@@ -82,6 +82,6 @@ def attend_tile(
     decay = tl.exp2(highest - new_highest)
     total = total * decay + tl.sum(weights, axis=1)
     weighted = weighted * decay[:, None]
-    value = _load_cached(values, offsets, held, dims, DIM, MASKED).to(COMPUTE)
+    value = _load_cached(values, offsets, inside, dims, DIM, MASKED).to(COMPUTE)
     weighted = tl.dot(weights.to(COMPUTE), value, weighted, input_precision="tf32x3")
     return weighted, total, new_highest

@@ -16,11 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, I64, U8, shaped
-from realengine.kernels.interpreting import compute_dtype
+from realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compute_dtype, shaped
 from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
-from realengine.kernels.specialisation import Specialisation
-from realengine.stored_weight import FP8_BLOCK, Fp8Weight
+from realengine.models.linear import FP8_BLOCK, Fp8Weight
 
 ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts, with a dimension for them in front
 
@@ -50,7 +48,7 @@ def _rows_of_tile(offsets, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _float_sum(
-    tokens, held_tokens, values, scales, rows, held_rows,
+    tokens, tokens_inside, values, scales, rows, rows_inside,
     INPUTS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
@@ -65,20 +63,20 @@ def _float_sum(
         some = k < INPUTS
         weight = tl.load(
             values + rows.to(tl.int64)[:, None] * INPUTS + k[None, :],
-            mask=held_rows[:, None] & some[None, :],
+            mask=rows_inside[:, None] & some[None, :],
             other=0.0,
         ).to(COMPUTE)
-        activation = tl.load(tokens[None, :] + k[:, None], mask=some[:, None] & held_tokens[None, :], other=0.0).to(
+        activation = tl.load(tokens[None, :] + k[:, None], mask=some[:, None] & tokens_inside[None, :], other=0.0).to(
             COMPUTE
         )
         if GROUPS > 1:
             part = tl.dot(weight, activation, input_precision="ieee")
-            scale = tl.load(scales + rows // SHARED * GROUPS + first // GROUP, mask=held_rows, other=0.0)
+            scale = tl.load(scales + rows // SHARED * GROUPS + first // GROUP, mask=rows_inside, other=0.0)
             total += part * scale[:, None]
         else:
             total = tl.dot(weight, activation, total, input_precision="ieee")
     if SHARED and GROUPS == 1:
-        total *= tl.load(scales + rows // SHARED, mask=held_rows, other=0.0)[:, None]
+        total *= tl.load(scales + rows // SHARED, mask=rows_inside, other=0.0)[:, None]
     return total
 
 
@@ -89,43 +87,43 @@ def _grouped(
     BITS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, ASYMMETRIC: tl.constexpr, SPAN: tl.constexpr,
     BASE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    expert, places, held = _rows_of_tile(offsets, tl.program_id(0), EXPERTS, TOKENS)
+    expert, places, inside = _rows_of_tile(offsets, tl.program_id(0), EXPERTS, TOKENS)
     if expert < EXPERTS:
         rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         WEIGHTS: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
-        held_rows = rows < WEIGHTS
+        rows_inside = rows < WEIGHTS
         if GATED:
             rows = rows // 2 + rows % 2 * OUTPUTS
-            tokens = x + tl.load(choices + places, mask=held, other=0) // TOPK * INPUTS
+            tokens = x + tl.load(choices + places, mask=inside, other=0) // TOPK * INPUTS
         else:
             tokens = x + places.to(tl.int64) * INPUTS
         which = expert.to(tl.int64)
         if BITS == 16:
             SCALES: tl.constexpr = WEIGHTS // max(SHARED, 1) * ((INPUTS + GROUP - 1) // GROUP)
             total = _float_sum(
-                tokens, held, values + which * WEIGHTS * INPUTS, scales + which * SCALES, rows, held_rows,
+                tokens, inside, values + which * WEIGHTS * INPUTS, scales + which * SCALES, rows, rows_inside,
                 INPUTS, GROUP, SHARED, TOKENS, ROWS, BLOCK_K, COMPUTE,
             )  # fmt: skip
         else:
             STEPS: tl.constexpr = (INPUTS * BITS + 511) // 512
             SCALES: tl.constexpr = WEIGHTS * ((INPUTS + GROUP - 1) // GROUP)  # type: ignore[no-redef]
             total = packed_sum(
-                tokens, held, values + which * STEPS * WEIGHTS * 16, scales + which * SCALES, zeros + which * SCALES,
-                rows, held_rows, 0, STEPS,
+                tokens, inside, values + which * STEPS * WEIGHTS * 16, scales + which * SCALES, zeros + which * SCALES,
+                rows, rows_inside, 0, STEPS,
                 WEIGHTS, INPUTS, GROUP, BITS, ASYMMETRIC, SPAN, TOKENS, ROWS, COMPUTE, BASE,
             )  # fmt: skip
         if GATED:
             WIDTH: tl.constexpr = ROWS // 2
             gate, up = tl.split(tl.permute(tl.reshape(total, (WIDTH, 2, TOKENS)), (0, 2, 1)))
-            found = gate * tl.sigmoid(gate) * up
+            result = gate * tl.sigmoid(gate) * up
             into = places.to(tl.int64)
         else:
             WIDTH: tl.constexpr = ROWS  # type: ignore[no-redef]
-            into = tl.load(choices + places, mask=held, other=0)
-            found = total * tl.load(shares + into, mask=held, other=0.0)[None, :]
+            into = tl.load(choices + places, mask=inside, other=0)
+            result = total * tl.load(shares + into, mask=inside, other=0.0)[None, :]
         columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
         to = out + into[None, :] * OUTPUTS + columns[:, None]
-        tl.store(to, found.to(out.dtype.element_ty), mask=held[None, :] & (columns < OUTPUTS)[:, None])
+        tl.store(to, result.to(out.dtype.element_ty), mask=inside[None, :] & (columns < OUTPUTS)[:, None])
 
 
 def grouped_mlp(
@@ -169,12 +167,13 @@ def _compiled_in(
     """Return all arguments of a launch that are compiled into its kernel."""
     few = rows < _FEW * experts
     if isinstance(weight, KernelWeight):
-        outputs, of_weight = weight.words.shape[-2], {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
+        outputs = weight.words.shape[-2]
+        compiled = {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
     else:
         values = weight if isinstance(weight, Tensor) else weight.values
         outputs, inputs = values.shape[1:]
         grouped = isinstance(weight, Fp8Weight) and weight.scale.shape[2] > 1
-        of_weight = {
+        compiled = {
             "INPUTS": inputs,
             "GROUP": FP8_BLOCK if grouped else inputs,
             "BITS": 16,
@@ -186,7 +185,7 @@ def _compiled_in(
             "BLOCK_K": _BLOCK_K if dtype != torch.float32 else 32,
         }
     return {
-        **of_weight,
+        **compiled,
         "GATED": gated,
         "OUTPUTS": outputs // 2 if gated else outputs,
         "EXPERTS": experts,

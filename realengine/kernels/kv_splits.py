@@ -18,9 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, shaped
 from realengine.kernels.attention_tile import LOWEST
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import F32, I32, Specialisation, shaped
 
 _CHUNK = 1024  # units that the planning program looks at together
 _FIELDS = tl.constexpr(4)  # numbers of an item
@@ -63,19 +62,19 @@ def _steps_of(
     WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Return the steps of KV that each unit reads; 0 for items that are no units."""
-    held = unit < units
+    inside = unit < units
     if PREFILL:
-        row = tl.load(tile_row + unit, mask=held, other=-1)
-        held = row >= 0
-        tokens = tl.load(context + row, mask=held, other=0)
-        past = tokens - tl.load(query_len + row, mask=held, other=0)
-        first = past + tl.load(tile_first + unit, mask=held, other=0)
+        row = tl.load(tile_row + unit, mask=inside, other=-1)
+        inside = row >= 0
+        tokens = tl.load(context + row, mask=inside, other=0)
+        past = tokens - tl.load(query_len + row, mask=inside, other=0)
+        first = past + tl.load(tile_first + unit, mask=inside, other=0)
         tokens = tl.minimum(tokens, first + TOKENS) - passed_steps(first + 1, WINDOW)
-        tokens = tl.where(held, tokens, 0)
+        tokens = tl.where(inside, tokens, 0)
     else:
-        tokens = tl.load(context + unit, mask=held, other=0)
+        tokens = tl.load(context + unit, mask=inside, other=0)
         tokens -= passed_steps(tokens, WINDOW)
-        tokens = tl.where(tl.load(query_len + unit, mask=held, other=0) == 1, tokens, 0)
+        tokens = tl.where(tl.load(query_len + unit, mask=inside, other=0) == 1, tokens, 0)
     return tl.cdiv(tokens, STEP)
 
 
@@ -105,34 +104,34 @@ def _plan_splits(
         steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
         present += tl.sum((steps > 0).to(tl.int32))
         longest = tl.maximum(longest, tl.max(steps))
-    each = longest
+    length = longest
     if MOST == 0:
         fitting = tl.maximum(programs, present + programs // 2)
         shortest = 1
-        while shortest < each:
-            middle = (shortest + each) // 2
+        while shortest < length:
+            middle = (shortest + length) // 2
             parts = 0
             for first in range(0, units, CHUNK):
                 steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
                 parts += tl.sum(tl.cdiv(steps, middle))
-            each = tl.where(parts <= fitting, middle, each)
+            length = tl.where(parts <= fitting, middle, length)
             shortest = tl.where(parts <= fitting, shortest, middle + 1)
     next_item = 0
     next_slot = 0
     for first in range(0, units, CHUNK):
         steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
-        parts = tl.cdiv(steps, each) if MOST == 0 else tl.minimum(steps, MOST)
+        parts = tl.cdiv(steps, length) if MOST == 0 else tl.minimum(steps, MOST)
         parts = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, tl.maximum(parts, 1)), 1))  # of equal length, none empty
         slots = tl.where(parts > 1, parts, 0)
         item = next_item + tl.cumsum(parts, 0) - parts
         slot = next_slot + tl.cumsum(slots, 0) - slots
         for part in tl.range(tl.max(parts)):
-            held = part < parts
+            inside = part < parts
             place = items + (item + part) * _FIELDS
-            tl.store(place, first + at, mask=held)
-            tl.store(place + 1, part + at * 0, mask=held)
-            tl.store(place + 2, parts, mask=held)
-            tl.store(place + 3, slot, mask=held)
+            tl.store(place, first + at, mask=inside)
+            tl.store(place + 1, part + at * 0, mask=inside)
+            tl.store(place + 2, parts, mask=inside)
+            tl.store(place + 3, slot, mask=inside)
         next_item += tl.sum(parts)
         next_slot += tl.sum(slots)
     for first in range(next_item, capacity, CHUNK):
@@ -180,11 +179,11 @@ def merged_parts(
     total = tl.zeros([ROWS], tl.float32)
     highest = tl.full([ROWS], LOWEST, tl.float32)
     for first in tl.range(0, parts, TOGETHER):
-        held = (first + part < parts) & (member < MEMBERS)
+        inside = (first + part < parts) & (member < MEMBERS)
         place = ((slot + first + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + member
         # The load bypasses the L1 cache, which may have the last layer's results.
-        log_sum = tl.load(log_sums + place, mask=held, other=float("-inf"), cache_modifier=".cg")
-        kept = held[:, None] & (dims[None, :] < DIM)
+        log_sum = tl.load(log_sums + place, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        kept = inside[:, None] & (dims[None, :] < DIM)
         result = tl.load(partial + place[:, None] * DIM + dims[None, :], mask=kept, other=0.0, cache_modifier=".cg")
         log_sum = tl.reshape(log_sum, [TOGETHER, ROWS])
         new_highest = tl.maximum(highest, tl.max(log_sum, axis=0))
@@ -225,8 +224,12 @@ def plan_splits(
     With `most` 0 no part is longer than it must be for max(programs, units + programs / 2) of them, and at most
     `programs` are parts of a unit that was cut.
     """
-    capacity = units * most if most else max(programs, units + programs // 2)
-    slots = programs if most == 0 else capacity if most > 1 else 1
+    if most:
+        capacity = units * most
+        slots = capacity if most > 1 else 1
+    else:
+        capacity = max(programs, units + programs // 2)
+        slots = programs
     device = context.device
     items = torch.empty(capacity, 4, dtype=torch.int32, device=device)
     arrived = torch.empty(slots, kv_heads, dtype=torch.int32, device=device)

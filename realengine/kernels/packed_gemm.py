@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import I32, TRITON_NAME, U8, shaped
-from realengine.kernels.interpreting import compute_dtype
-from realengine.kernels.specialisation import Specialisation
-from realengine.stored_weight import PackedWeight
+from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, compute_dtype, shaped
+from realengine.models.linear import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones
@@ -69,7 +67,7 @@ def _exact(integer, BASE: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def packed_sum(
-    tokens, held_tokens, words, scales, zeros, rows, held_rows, begin, end,
+    tokens, tokens_inside, words, scales, zeros, rows, rows_inside, begin, end,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr, BASE: tl.constexpr,
 ):  # fmt: skip
@@ -83,15 +81,15 @@ def packed_sum(
     from_tokens = tokens[None, :] + inner[:, None]
     total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
     for step in range(begin, end):
-        packed = tl.load(from_words + step * OUTPUTS * STEP, mask=held_rows[:, None], other=0)
+        packed = tl.load(from_words + step * OUTPUTS * STEP, mask=rows_inside[:, None], other=0)
         part = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
         for at in tl.static_range(VALUES):
             first = (step * VALUES + at) * STEP
             if at * STEP % SPAN == 0:
                 group = tl.minimum(first, INPUTS - 1) // GROUP  # nothing is counted beyond the last input
-                scale = tl.load(scales + group * OUTPUTS + rows, mask=held_rows, other=0.0).to(tl.float32)
+                scale = tl.load(scales + group * OUTPUTS + rows, mask=rows_inside, other=0.0).to(tl.float32)
                 if ASYMMETRIC:
-                    zero = tl.load(zeros + group * OUTPUTS + rows, mask=held_rows, other=0).to(tl.int32)
+                    zero = tl.load(zeros + group * OUTPUTS + rows, mask=rows_inside, other=0).to(tl.int32)
                 else:
                     zero = tl.full((ROWS,), MIDDLE, dtype=tl.int32)
             integer = (packed >> (BITS * at)) & LARGEST
@@ -99,8 +97,8 @@ def packed_sum(
                 weight = _exact(integer, BASE, COMPUTE) - _exact(zero, BASE, COMPUTE)[:, None]
             else:
                 weight = (integer - zero[:, None]).to(COMPUTE)
-            held = (inner + first < INPUTS)[:, None] & held_tokens[None, :]
-            activation = tl.load(from_tokens + first, mask=held, other=0.0).to(COMPUTE)
+            inside = (inner + first < INPUTS)[:, None] & tokens_inside[None, :]
+            activation = tl.load(from_tokens + first, mask=inside, other=0.0).to(COMPUTE)
             part = tl.dot(weight, activation, part, input_precision="ieee")
             if (at + 1) * STEP % SPAN == 0:
                 total += part * scale[:, None]
@@ -120,15 +118,15 @@ def _packed_gemm(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     batch = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     split = tl.program_id(2)
-    held_rows = rows < OUTPUTS
-    held_batch = batch < tokens
+    rows_inside = rows < OUTPUTS
+    batch_inside = batch < tokens
     total = packed_sum(
-        x + batch.to(tl.int64) * INPUTS, held_batch, words, scales, zeros, rows, held_rows,
+        x + batch.to(tl.int64) * INPUTS, batch_inside, words, scales, zeros, rows, rows_inside,
         split * SHARE, tl.minimum(split * SHARE + SHARE, STEPS),
         OUTPUTS, INPUTS, GROUP, BITS, ASYMMETRIC, SPAN, TOKENS, ROWS, COMPUTE, BASE,
     )  # fmt: skip
     into = out + (split * tokens + batch[None, :]).to(tl.int64) * OUTPUTS + rows[:, None]
-    tl.store(into, total.to(out.dtype.element_ty), mask=held_rows[:, None] & held_batch[None, :])
+    tl.store(into, total.to(out.dtype.element_ty), mask=rows_inside[:, None] & batch_inside[None, :])
 
 
 def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> Tensor:
@@ -139,15 +137,15 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> T
     """
     tokens, outputs = len(x), weight.words.shape[1]
     splits = splits or _choose_splits(tokens, weight, x.device)
-    found = x.new_empty(splits, tokens, outputs, dtype=torch.float32 if splits > 1 else x.dtype)
+    sums = x.new_empty(splits, tokens, outputs, dtype=torch.float32 if splits > 1 else x.dtype)
     batch, rows = _tile(tokens)
     grid = (triton.cdiv(outputs, rows), triton.cdiv(tokens, batch), splits)
     zero = weight.words if weight.zero is None else weight.zero
     _packed_gemm[grid](
-        x, weight.words, weight.scale, zero, found, tokens, OUTPUTS=outputs, SPLITS=splits, TOKENS=batch, ROWS=rows,
+        x, weight.words, weight.scale, zero, sums, tokens, OUTPUTS=outputs, SPLITS=splits, TOKENS=batch, ROWS=rows,
         **compiled_weight(weight, x.dtype), num_warps=4 if batch < 64 else 8, num_stages=4 if batch < 64 else 3,
     )  # fmt: skip
-    return found[0] if splits == 1 else found.sum(0).to(x.dtype)
+    return sums[0] if splits == 1 else sums.sum(0).to(x.dtype)
 
 
 def _tile(tokens: int) -> tuple[int, int]:

@@ -20,12 +20,18 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, SHAPES, WINDOWED, shaped
 from realengine.kernels.attention_tile import LOG2_E, LOWEST, attend_tile, load_heads
-from realengine.kernels.dependent_launch import dependent_launch
-from realengine.kernels.interpreting import compute_dtype
 from realengine.kernels.kv_splits import NO_SPLITS, STEP, Splits, is_last_part, merged_parts, passed_steps, plan_splits
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import (
+    F32,
+    I32,
+    SHAPES,
+    WINDOWED,
+    Specialisation,
+    compute_dtype,
+    dependent_launch,
+    shaped,
+)
 
 FIXED_SPLITS = 16  # batch-invariant splits: enough for one row of 8 KV heads to have a program per multiprocessor
 _DECODE_RESIDENT = 4  # programs of a decode on one multiprocessor; measured on an H200, as all settings here
@@ -178,8 +184,8 @@ def _attention_part(
         else:
             slot = tl.load(item + 3)
             own = ((slot + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + members
-            held = (members < MEMBERS)[:, None] & (dims[None, :] < DIM)
-            tl.store(partial + own[:, None] * DIM + dims[None, :], result, mask=held)
+            stored = (members < MEMBERS)[:, None] & (dims[None, :] < DIM)
+            tl.store(partial + own[:, None] * DIM + dims[None, :], result, mask=stored)
             tl.store(log_sums + own, highest + tl.log2(total), mask=members < MEMBERS)
             if is_last_part(arrived, slot, parts, kv_head, KV_HEADS):
                 merged = merged_parts(

@@ -12,19 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from realengine.kernels.attention_shapes import F32, I32, SHAPES, shaped
-from realengine.kernels.dependent_launch import dependent_launch
-from realengine.kernels.specialisation import Specialisation
+from realengine.kernels.launches import F32, I32, SHAPES, Specialisation, dependent_launch, shaped
 
 _TILE_HEADS = 16
 _FP8_MAX = tl.constexpr(448.0)  # largest of e4m3, which has no infinity: larger values are stored as this
 
 
 @triton.jit
-def _load_heads(qkv, query_norm, key_norm, heads, dims, held, inverse, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+def _load_heads(qkv, query_norm, key_norm, heads, dims, inside, inverse, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                 DIM: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
     """Return [heads, dims] of a token in fp32; with NORM queries and keys times `inverse` and the norm's weights."""
-    value = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=held, other=0.0).to(tl.float32)
+    value = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=inside, other=0.0).to(tl.float32)
     if NORM:
         query_weight = tl.load(query_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
         key_weight = tl.load(key_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -73,27 +71,27 @@ def _rope_store(
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
     dims = tl.arange(0, triton.next_power_of_2(DIM))
-    held = (heads < ALL)[:, None] & (dims < DIM)[None, :]
+    inside = (heads < ALL)[:, None] & (dims < DIM)[None, :]
     qkv += token * ALL * DIM
 
     inverse = tl.full([TILE_HEADS], 1.0, tl.float32)
     if NORM:
-        raw = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=held, other=0.0).to(tl.float32)
+        raw = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=inside, other=0.0).to(tl.float32)
         inverse = tl.rsqrt(tl.sum(raw * raw, axis=1) / DIM + eps)
     # The other member of each dimension's pair is loaded once more, from the cache that the first load has filled.
     partner = dims ^ 1 if INTERLEAVED else (dims + HALF) % DIM
     angle = dims // 2 if INTERLEAVED else dims % HALF
     first = dims % 2 == 0 if INTERLEAVED else dims < HALF
-    value = _load_heads(qkv, query_norm, key_norm, heads, dims, held, inverse, HEADS, KV_HEADS, DIM, NORM)
-    other = _load_heads(qkv, query_norm, key_norm, heads, partner, held, inverse, HEADS, KV_HEADS, DIM, NORM)
+    value = _load_heads(qkv, query_norm, key_norm, heads, dims, inside, inverse, HEADS, KV_HEADS, DIM, NORM)
+    other = _load_heads(qkv, query_norm, key_norm, heads, partner, inside, inverse, HEADS, KV_HEADS, DIM, NORM)
     row = tl.load(positions + token).to(tl.int64) * HALF
     cosine = tl.load(cos + row + angle, mask=dims < DIM, other=0.0)
     sine = tl.load(sin + row + angle, mask=dims < DIM, other=0.0)
     rotated = value * cosine[None, :] + other * tl.where(first, -sine, sine)[None, :]
 
-    is_query = held & (heads < HEADS)[:, None]
-    is_key = held & ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
-    is_value = held & (heads >= HEADS + KV_HEADS)[:, None]
+    is_query = inside & (heads < HEADS)[:, None]
+    is_key = inside & ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
+    is_value = inside & (heads >= HEADS + KV_HEADS)[:, None]
     places = (token * HEADS + heads)[:, None] * DIM + dims[None, :]
     tl.store(queries + places, rotated.to(queries.dtype.element_ty), mask=is_query)
     slot = tl.load(slots + token).to(tl.int64)

@@ -2,7 +2,7 @@
 
 vLLM measures what loading and one largest step leave of its share of the memory. Here weights are exact, and the
 activations of that step follow from the shapes, so the answer comes with an interval. The terms are the same as in
-`realengine.kv_budget`; trust that module once the engine is there.
+`realengine.devices.memory`; trust that module once the engine is there.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_the_real_engine_publishes_what_its_twin_does(way: dict[str, Any]) -> No
     """On the twin's clock; its answers are given, and its tokens are those that it computed with."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
-    from realengine.weights import load_model_files
+    from realengine.models.weights import load_model_files
 
     config = SchedulerConfig(**vllm.config(way))
     engine = Engine(

@@ -13,7 +13,7 @@ from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import About, Add
 from apiserver.real import RealEngine
 from realengine.engine import Engine
-from realengine.weights import load_model_files
+from realengine.models.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from tests.apiserver.test_live_metrics import Rows, Scraped, Wire
 

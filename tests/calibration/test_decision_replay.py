@@ -74,8 +74,8 @@ def test_ends_are_where_the_next_plans_need_them() -> None:
 def test_an_overlapped_run_of_the_engine_is_reproduced(more: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
+    from realengine.models.weights import load_model_files
     from realengine.replay import record
-    from realengine.weights import load_model_files
 
     deployment = Deployment(model="random:llama", dtype="float32", scheduler=config(async_scheduling=True, **more))
     engine = Engine(deployment, load_model_files("random:llama", Path()))
@@ -117,8 +117,8 @@ def chats(seed: int, gap_ms: float, requests: int = 24) -> Workload:
 def test_real_chats_are_reproduced(overlapped: bool, gap_ms: float, more: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
+    from realengine.models.weights import load_model_files
     from realengine.replay import record
-    from realengine.weights import load_model_files
 
     deployment = Deployment(
         model="random:llama", dtype="float32", scheduler=config(async_scheduling=overlapped, **more)

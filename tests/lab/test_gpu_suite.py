@@ -21,9 +21,9 @@ from lab.gpu_suite.recorded_runs import pace_of, record_runs
 from lab.gpu_suite.results import Results, load
 from lab.gpu_suite.scenarios import Pace, scenarios
 from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
+from realengine.devices.machine import _driver
 from realengine.engine import Engine
-from realengine.hardware import _driver
-from realengine.weights import RANDOM, load_model_files
+from realengine.models.weights import RANDOM, load_model_files
 from traces.recording import Recording
 
 pytestmark = pytest.mark.engine

@@ -11,7 +11,7 @@ import torch
 
 from lab.gpu_suite import end_to_end
 from lab.gpu_suite.end_to_end import Checked, check_engine, check_engines, checked
-from realengine.cpu_device import CpuDevice
+from realengine.devices.cpu_device import CpuDevice
 from realengine.engine import Engine
 from realengine.seating import Seating
 from realengine.sequence import TokenSequence

@@ -38,8 +38,8 @@ from lab.gpu_suite.operations import (
 from lab.gpu_suite.page import decode_shares
 from lab.gpu_suite.references import distance_from_draw, relative_error
 from lab.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
-from realengine.kernels.attention_shapes import Shape
-from realengine.weights import RANDOM
+from realengine.kernels.launches import Shape
+from realengine.models.weights import RANDOM
 from serving.deployments.model_spec import ModelSpec
 
 pytestmark = pytest.mark.engine

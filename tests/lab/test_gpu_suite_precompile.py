@@ -18,7 +18,7 @@ CASES = """
 import json, torch
 from lab.gpu_suite.attention_operations import attention
 from lab.gpu_suite.operations import On, add_rms_norm, argmax, silu_mul
-from realengine.kernels.attention_shapes import Shape
+from realengine.kernels.launches import Shape
 
 def cases(device):
     bf16 = torch.bfloat16

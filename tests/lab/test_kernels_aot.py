@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton, which is n
 pytest.importorskip("torch")
 
 from lab.gpu_suite import aot
-from realengine.kernels.silu_mul import specialisations
+from realengine.kernels.row_operations import specialisations
 
 REPOSITORY = Path(__file__).parents[2]
 USED = aot.Resources(4, 1, 64, 0, 0, 0, {"ld.global.v4.b32": 2, "griddepcontrol": 1, "wgmma": 0, "cp.async": 0})

@@ -22,7 +22,7 @@ from calibration.validation.bands import run_metrics
 from planning.bench.answer_stream import Answered, Events
 from planning.bench.client import ChatPrompts, TokenPrompts, bench
 from planning.bench.request import BenchTarget
-from realengine.segment_tokens import SegmentTokens
+from realengine.offered_workload import SegmentTokens
 from serving.errors import UserError
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tests.apiserver.served import TWIN, serving

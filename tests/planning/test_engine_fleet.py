@@ -20,8 +20,8 @@ from calibration.validation.route_replay import replay_routes
 from planning.compare.comparer import compare_on_engine
 from planning.compare.request import CompareRequest
 from planning.measure.engine_fleet import EngineFleet
-from realengine.replica_process import ReplicaProcess
-from realengine.weights import load_model_files
+from realengine.models.weights import load_model_files
+from realengine.parallel.replica_process import ReplicaProcess
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.errors import UserError

@@ -19,8 +19,8 @@ from hypothesis import settings
 from lab.gpu_suite.correctness import cases, check_case
 from lab.gpu_suite.end_to_end import Noting
 from realengine.engine import Engine
+from realengine.models.weights import ModelFiles, load_model_files
 from realengine.sampling import SamplingParams
-from realengine.weights import ModelFiles, load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import WorkloadRequest
 from tests import budget  # noqa: F401
@@ -58,10 +58,10 @@ def quantised_engine() -> None:
     """Weights that stay packed on our kernels give the tokens of the reference; a layer has products of each kind.
     Other bits are other tiles: `kernels_packed_interpret`."""
     few = {"num_layers": 1, "dense_at": (), "num_experts": 4, "experts_per_token": 2}
-    found, wanted = (
+    ours, wanted = (
         outputs("qwen2-moe", attention, False, few, quantization="int4") for attention in ("triton", "torch")
     )
-    assert found == wanted
+    assert ours == wanted
 
 
 def scaled_kv_engine() -> None:
@@ -81,10 +81,10 @@ def logits_of_fp8_kv(attention: str, scales: tuple[float, ...]) -> torch.Tensor:
         state |= {f"model.layers.{layer}.self_attn.{name}": scale for name, scale in named}
     config = SchedulerConfig(max_model_len=64, max_num_batched_tokens=24, num_blocks=40, block_size=4, max_num_seqs=4)
     deployment = Deployment(dtype="float32", kv_cache_dtype="fp8", attention=attention, scheduler=config)
-    found = Engine(deployment, ModelFiles(files.spec, state, "tiny"))
-    noting = found.runner.model.ops = Noting(found.runner.model.ops)  # type: ignore[assignment]
-    found.add(WorkloadRequest(0, 0, (("", 30),), 3), [7 * at for at in range(30)], forced=[5, 6, 7])
-    while found.step() is not None:
+    engine = Engine(deployment, ModelFiles(files.spec, state, "tiny"))
+    noting = engine.runner.model.ops = Noting(engine.runner.model.ops)  # type: ignore[assignment]
+    engine.add(WorkloadRequest(0, 0, (("", 30),), 3), [7 * at for at in range(30)], forced=[5, 6, 7])
+    while engine.step() is not None:
         pass
     return torch.stack([logits[0] for logits in noting.logits])
 
@@ -96,15 +96,15 @@ def outputs(model: str, attention: str, overlapped: bool, shape: dict[str, Any],
         max_model_len=64, max_num_batched_tokens=12, num_blocks=40, block_size=4, max_num_seqs=4,
         async_scheduling=overlapped,
     )  # fmt: skip
-    found = Engine(Deployment(model="tiny", dtype="float32", attention=attention, scheduler=config, **settings), files)
-    found.runner.graph_mixed_steps(attention == "triton")  # padded, as on a GPU
+    engine = Engine(Deployment(model="tiny", dtype="float32", attention=attention, scheduler=config, **settings), files)
+    engine.runner.graph_mixed_steps(attention == "triton")  # padded, as on a GPU
     sequences = []
     for number, length in enumerate((15, 4, 1)):  # the first step samples nothing
         how = SamplingParams(0.7, top_k=20, top_p=0.9, seed=3) if number == 1 else None
         prompt = [7 * i + number for i in range(length)]
-        found.add(WorkloadRequest(number, 0, (("", length),), 2), prompt, sampling=how)
-        sequences.append(found.sequences[number])
-    while found.step() is not None:
+        engine.add(WorkloadRequest(number, 0, (("", length),), 2), prompt, sampling=how)
+        sequences.append(engine.sequences[number])
+    while engine.step() is not None:
         pass
     return [sequence.outputs for sequence in sequences]
 

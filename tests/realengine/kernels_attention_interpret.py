@@ -250,10 +250,10 @@ def splits(contexts: list[int], programs: int, most: int) -> None:
     ]
     assert sorted(counts) == [unit for unit, length in enumerate(steps) if length]
     for unit, parts in counts.items():
-        each = -(-steps[unit] // parts)
-        assert (parts - 1) * each < steps[unit], "an empty part"
+        length = -(-steps[unit] // parts)
+        assert (parts - 1) * length < steps[unit], "an empty part"
         if most:
-            assert parts <= most and each == -(-steps[unit] // min(steps[unit], most))
+            assert parts <= most and length == -(-steps[unit] // min(steps[unit], most))
     slots = [slot + part for _, part, parts, slot in items if parts > 1]
     assert len(set(slots)) == len(slots) and all(slot < len(made.partial) for slot in slots)
     if not most and counts:

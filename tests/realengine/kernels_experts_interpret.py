@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from realengine.layer_ops import Routing
-from realengine.stored_weight import Fp8Weight, PackedWeight, StoredWeight, pack
-from realengine.triton_ops import TritonOps
-from realengine.weights import RANDOM
+from realengine.models.layer_ops import Routing
+from realengine.models.linear import Fp8Weight, PackedWeight, StoredWeight, pack
+from realengine.models.triton_ops import TritonOps
+from realengine.models.weights import RANDOM
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, FP8, close
 
 
@@ -25,9 +25,9 @@ def layer(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Sto
     integers = torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8)
     scale = ((torch.rand(outputs, -(-inputs // group)) + 0.5) * 4 / 2**bits * inputs**-0.5).to(dtype)
     zero = torch.randint(0, 2**bits, scale.shape, dtype=torch.uint8) if kind == "int4 with zeros" else None
-    of = torch.arange(inputs) // group
+    group_of = torch.arange(inputs) // group
     middle = torch.full_like(scale, 2 ** (bits - 1)) if zero is None else zero
-    dense = (integers.double() - middle.double()[:, of]) * scale.double()[:, of]
+    dense = (integers.double() - middle.double()[:, group_of]) * scale.double()[:, group_of]
     return PackedWeight(pack(integers, bits), scale, zero, bits, group), dense
 
 
@@ -52,7 +52,7 @@ def experts() -> None:
         chosen[:, 0] = own[0]  # two columns may then name it: a choice is what counts
         ordered, choices = chosen.flatten().sort(stable=True)
         bounds = torch.searchsorted(ordered, torch.arange(own.start, own.stop + 1), out_int32=True)
-        weights = (ops.expert_weights((stored for stored, _ in each), len(own), dtype) for each in (gate_up, down))
+        weights = (ops.expert_weights((stored for stored, _ in layers), len(own), dtype) for layers in (gate_up, down))
         out = ops.experts(x, *weights, Routing(choices, bounds, shares))
         expected = torch.zeros(tokens, hidden, dtype=torch.float64)
         for token in range(tokens):

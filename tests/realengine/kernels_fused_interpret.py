@@ -4,13 +4,10 @@ import torch
 from torch import Tensor
 
 from lab.gpu_suite.references import distance_from_draw, normalised
-from realengine.kernels.add_rms_norm import add_rms_norm
-from realengine.kernels.argmax import argmax
-from realengine.kernels.draw import draw
 from realengine.kernels.rope_store import rope_store
-from realengine.kernels.silu_mul import silu_mul
-from realengine.kernels.token_mask import token_mask
-from realengine.projection import quantised
+from realengine.kernels.row_operations import add_rms_norm, silu_mul
+from realengine.kernels.sampling import argmax, draw, token_mask
+from realengine.models.linear import quantised
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 # Of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.

@@ -3,7 +3,7 @@
 import torch
 
 from realengine.kernels.packed_gemm import kernel_weight, packed_gemm
-from realengine.stored_weight import PackedWeight, pack
+from realengine.models.linear import PackedWeight, pack
 from tests.realengine.kernels_fused_interpret import BF16, F16, F32, close
 
 
@@ -26,9 +26,9 @@ def packed() -> None:
         if zeros and bits == 4:
             zero[0, 0] = 16  # which GPTQ can store
         x = torch.randn(tokens, inputs, generator=draw).to(dtype)
-        of = torch.arange(inputs) // group
+        group_of = torch.arange(inputs) // group
         middle = torch.full_like(scale, 2.0 ** (bits - 1)).double() if zero is None else zero.double()
-        expected = x.double() @ ((integers.double() - middle[:, of]) * scale.double()[:, of]).T
+        expected = x.double() @ ((integers.double() - middle[:, group_of]) * scale.double()[:, group_of]).T
         weight = kernel_weight(PackedWeight(pack(integers, bits), scale, zero, bits, group))
         close(packed_gemm(x, weight, splits), expected, dtype, f"{bits} bits, groups of {group}, {dtype}")
 

@@ -43,16 +43,18 @@ class Quantised:
         self.zeros = draw.integers(1, 2**bits, (outputs, groups)) if zeros else np.full((outputs, groups), middle)
         size = 0.4 / 2**bits
         self.scales = torch.from_numpy(draw.uniform(0.5 * size, 1.5 * size, (outputs, groups))).half()
-        of = np.arange(inputs) // self.group
-        self.dense = ((self.integers - self.zeros[:, of]) * self.scales.double().numpy()[:, of]).astype(np.float32)
-        self.of = of
+        group_of = np.arange(inputs) // self.group
+        self.dense = ((self.integers - self.zeros[:, group_of]) * self.scales.double().numpy()[:, group_of]).astype(
+            np.float32
+        )
+        self.group_of = group_of
 
     def gptq(self, version: int) -> dict[str, torch.Tensor]:
         return {
             "qweight": words(self.integers, self.bits).t().contiguous(),
             "qzeros": words(self.zeros.T - (1 if version == 1 else 0), self.bits),
             "scales": self.scales.t().contiguous(),
-            "g_idx": torch.from_numpy(self.of.astype(np.int32)),
+            "g_idx": torch.from_numpy(self.group_of.astype(np.int32)),
         }
 
     def awq(self) -> dict[str, torch.Tensor]:

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers makes the models; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
-from realengine.layer_ops import TorchOps  # noqa: E402
+from realengine.models.layer_ops import LayerOps  # noqa: E402
+from realengine.models.weights import RANDOM, load_model_files  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
-from realengine.weights import RANDOM, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
@@ -125,4 +125,4 @@ def test_what_does_not_go_together_is_one_line(folder, model, scheduler, setting
 def test_masks_stay_on_the_device_of_the_logits() -> None:
     """Structured answers beside torch's attention on a GPU; `meta` stands for any device but the CPU."""
     samples, bits = (torch.zeros(shape, dtype=torch.int32, device="meta") for shape in ((2,), (2, 3)))
-    TorchOps(RANDOM["llama"]).mask(torch.zeros(5, 96, device="meta"), samples, bits)
+    LayerOps(RANDOM["llama"]).mask(torch.zeros(5, 96, device="meta"), samples, bits)

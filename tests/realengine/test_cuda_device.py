@@ -10,14 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-import realengine.copier  # noqa: E402
-import realengine.cuda_device  # noqa: E402
-from realengine.copier import StreamCopier  # noqa: E402
-from realengine.cpu_device import CpuDevice  # noqa: E402
-from realengine.cuda_device import CudaDevice  # noqa: E402
-from realengine.device import Device  # noqa: E402
-from realengine.kv_cache import KvCache  # noqa: E402
-from realengine.model import Model  # noqa: E402
+import realengine.devices.cuda_device  # noqa: E402
+import realengine.host_tier  # noqa: E402
+from realengine.attention.kv_cache import KvCache  # noqa: E402
+from realengine.devices.cpu_device import CpuDevice  # noqa: E402
+from realengine.devices.cuda_device import CudaDevice  # noqa: E402
+from realengine.devices.device import Device  # noqa: E402
+from realengine.host_tier import StreamCopier  # noqa: E402
+from realengine.models.model import Model  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -104,7 +104,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr(realengine.cuda_device, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    monkeypatch.setattr(realengine.devices.cuda_device, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     return fake
 
 
@@ -148,7 +148,7 @@ def test_whatever_thread_submits_work_goes_to_the_devices_own_stream(cuda: FakeC
 
 def test_copies_run_beside_the_steps_on_a_stream_of_their_own(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     of_torch = {"cuda": cuda, "inference_mode": torch.inference_mode}
-    monkeypatch.setattr(realengine.copier, "torch", SimpleNamespace(**of_torch))
+    monkeypatch.setattr(realengine.host_tier, "torch", SimpleNamespace(**of_torch))
     monkeypatch.setattr(cuda, "Stream", lambda device: f"a stream for copies of {device}")
     copy = StreamCopier(torch.device("cuda", 0)).submit(cuda.launch)
     assert cuda.done == [(what, "a stream for copies of cuda:0") for what in ("event", "kernel", "event")]
@@ -204,9 +204,9 @@ def test_waiting_for_a_device_that_is_stuck_ends_when_the_watch_says_so(cuda: Fa
 def test_graphs_share_memory_and_are_released_whoever_holds_them(cuda: FakeCuda) -> None:
     device = CudaDevice(0)
     graphs = [device.capture(lambda: cuda.launch()) for _ in range(3)]  # type: ignore[arg-type, return-value]
-    held = list(device._graphs)
-    assert len({id(graph.pool()) for graph in held}) == 1
-    held.clear()
+    owned = list(device._graphs)
+    assert len({id(graph.pool()) for graph in owned}) == 1
+    owned.clear()
     del graphs[2]  # of the others one still has the pool
     graphs.append(device.capture(lambda: cuda.launch()))  # type: ignore[arg-type, return-value]
     device.release_graphs()

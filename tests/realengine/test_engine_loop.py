@@ -14,13 +14,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.devices import find_device  # noqa: E402
+from realengine.attention.kv_cache import LayerKv, read, write  # noqa: E402
+from realengine.devices.machine import find_device  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
-from realengine.kv_cache import LayerKv, read, write  # noqa: E402
+from realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step import Step  # noqa: E402
-from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import STOPPED, Workload, WorkloadRequest  # noqa: E402
@@ -225,11 +225,11 @@ def last_logits(engine: Engine) -> torch.Tensor:
 def test_memory_is_measured_and_the_blocks_follow() -> None:
     free, total = find_device(Deployment()).memory()
     engine = engine_for(gpu_memory_utilization=(total - free + 2e9) / total)
-    found = engine.deployment
-    assert found.gpu_memory_utilization is None
-    assert found.scheduler.num_blocks > 1000
-    assert engine.runner.kv.num_blocks == found.scheduler.num_blocks
-    assert f"= {found.scheduler.num_blocks:,}" in engine.memory_report
+    sized = engine.deployment
+    assert sized.gpu_memory_utilization is None
+    assert sized.scheduler.num_blocks > 1000
+    assert engine.runner.kv.num_blocks == sized.scheduler.num_blocks
+    assert f"= {sized.scheduler.num_blocks:,}" in engine.memory_report
 
 
 def test_too_little_memory_names_the_knob() -> None:
@@ -351,7 +351,7 @@ import os, signal, sys
 from pathlib import Path
 from realengine.engine import Engine
 from realengine.replay import record
-from realengine.weights import load_model_files
+from realengine.models.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import Workload, WorkloadRequest
 

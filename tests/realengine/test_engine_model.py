@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
-from realengine.logprob import Logprob  # noqa: E402
+from realengine.logit_rules import Logprob  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step_input import Batch, RowInput, pack  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.request import Status  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
@@ -47,7 +47,7 @@ def test_logits_agree_with_transformers(family: str, models: dict[str, tuple[Pat
     for start, end in ((0, 70), (70, 71), (71, 149), (149, 150)):  # chunks and single tokens
         row = RowInput(tokens[0, start:end].tolist(), start, blocks, 0)
         step = pack([row], 4, 8, engine.runner.attention.tiles).step
-        batch = Batch.of(torch.from_numpy(step.packed), step.layout)
+        batch = Batch.from_buffer(torch.from_numpy(step.packed), step.layout)
         with torch.inference_mode():
             model = engine.runner.model
             logits = model.compute_logits(model.forward(batch.tokens, batch, engine.runner.kv))
@@ -60,26 +60,26 @@ def test_the_likelihood_of_each_token_is_that_of_transformers(models: dict[str, 
     folder, judge = models["qwen3"]
     for overlapped in (False, True):
         engine = engine_for(folder, async_scheduling=overlapped, max_num_seqs=3)
-        told: dict[int, list[tuple[int, Logprob | None]]] = {}
+        heard: dict[int, list[tuple[int, Logprob | None]]] = {}
         for number, prompt in enumerate(prompts()[:4]):
-            told[number] = []
+            heard[number] = []
             engine.add(
                 WorkloadRequest(number, 0, (("", len(prompt)),), 6),
                 prompt,
                 sampling=SamplingParams(0.8, seed=number),
-                on_token=lambda token, logprob, mine=told[number]: bool(mine.append((token, logprob))),
+                on_token=lambda token, logprob, mine=heard[number]: bool(mine.append((token, logprob))),
                 logprobs=None if number % 2 else number,
             )
         while engine.step():
             pass
         for number, prompt in enumerate(prompts()[:4]):
-            tokens = [token for token, _ in told[number]]
+            tokens = [token for token, _ in heard[number]]
             with torch.no_grad():
                 judged = judge(torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
             if number % 2:
-                assert [likely for _, likely in told[number]] == [None] * 6
+                assert [likely for _, likely in heard[number]] == [None] * 6
                 continue
-            for (token, likely), logprobs in zip(told[number], judged[len(prompt) - 1 :], strict=False):
+            for (token, likely), logprobs in zip(heard[number], judged[len(prompt) - 1 :], strict=False):
                 assert likely is not None and likely.logprob == pytest.approx(logprobs[token].item(), abs=1e-4)
                 best = logprobs.topk(number)
                 assert [other for other, _ in likely.top] == best.indices.tolist()

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 from calibration.kv_link import as_linked  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_tiers import KvTier, KvTiersConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402

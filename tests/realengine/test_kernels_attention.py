@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from realengine.kernels import dependent_launch  # noqa: E402
+from realengine.kernels import launches  # noqa: E402
 from realengine.kernels.paged_attention import make_tiles, tile_for, tile_tokens  # noqa: E402
 
 
@@ -31,10 +31,10 @@ def test_a_tile_holds_whole_groups_and_more_tokens_in_long_steps(heads, kv_heads
     assert tile_tokens(tile_for(2049, True), heads, kv_heads) == few  # batch-invariant
 
 
-@pytest.mark.skipif(dependent_launch.INTERPRETING, reason="the interpreter has no dependent launches")
+@pytest.mark.skipif(launches.INTERPRETING, reason="the interpreter has no dependent launches")
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), True), ((10, 3), True)])
 def test_launches_overlap_from_sm_90_on(capability, has, monkeypatch):
-    monkeypatch.setattr(dependent_launch, "_capability", lambda index: capability)
-    found = dependent_launch.dependent_launch(torch.device("cuda", 0))
-    assert found == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})
-    assert dependent_launch.dependent_launch(torch.device("meta"))["PDL"]  # as what is compiled ahead
+    monkeypatch.setattr(launches, "_capability", lambda index: capability)
+    arguments = launches.dependent_launch(torch.device("cuda", 0))
+    assert arguments == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})
+    assert launches.dependent_launch(torch.device("meta"))["PDL"]  # as what is compiled ahead

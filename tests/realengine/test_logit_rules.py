@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.changed_logits import changed_logits  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.logit_rules import LogitRules, RuledLogits, step_changes  # noqa: E402
-from realengine.sampling import SamplingParams  # noqa: E402
+from realengine.sampling import SamplingParams, changed_logits  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
 from tests.budget import examples  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, prompts  # noqa: E402
@@ -83,7 +82,7 @@ RULED = [
 def answers(engine: Engine) -> tuple[list[list[int]], list[Any]]:
     """Those to several prompts that run side by side, every third without rules, some drawn; and what was told of how
     likely tokens were."""
-    told: list[Any] = []
+    logprobs: list[Any] = []
     sequences = []
     for number, prompt in enumerate(prompts(6)):
         rules = RULED[number % len(RULED)] if number % 3 else None
@@ -91,22 +90,22 @@ def answers(engine: Engine) -> tuple[list[list[int]], list[Any]]:
         arrived = WorkloadRequest(number, number, (("", len(prompt)),), 16)
 
         def take(token: int, logprob: Any) -> bool:
-            told.append(logprob)
+            logprobs.append(logprob)
             return False
 
         engine.add(arrived, prompt, sampling=how, rules=rules, on_token=take, logprobs=number if number else None)
         sequences.append(engine.sequences[number])
     while engine.scheduler.requests:
         engine.step()
-    return [sequence.outputs for sequence in sequences], told
+    return [sequence.outputs for sequence in sequences], logprobs
 
 
 def test_every_loop_gives_the_same_tokens() -> None:
-    plain, told = answers(engine_for(scheduler={"async_scheduling": False}))
+    plain, logprobs = answers(engine_for(scheduler={"async_scheduling": False}))
     overlapped, _ = answers(engine_for(scheduler={"async_scheduling": True}))
     assert overlapped == plain
-    assert {len(one.top) for one in told if one is not None} == {1, 2, 3, 4, 5} and None in told
-    likely = [one for one in told if one is not None]
+    assert {len(one.top) for one in logprobs if one is not None} == {1, 2, 3, 4, 5} and None in logprobs
+    likely = [one for one in logprobs if one is not None]
     assert all(one.logprob <= one.top[0][1] + 1e-5 for one in likely)
     assert all(list(one.top) == sorted(one.top, key=lambda top: -top[1]) for one in likely)
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
 
 from realengine.engine import Engine  # noqa: E402
+from realengine.models.weights import ModelFiles, load_model_files  # noqa: E402
 from realengine.run_recorder import expert_imbalance, experts_hit  # noqa: E402
-from realengine.weights import ModelFiles, load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import WorkloadRequest  # noqa: E402
@@ -60,7 +60,7 @@ def test_tokens_of_each_expert_are_counted_and_padding_is_not(model: tuple[Path,
     chosen: list[Any] = []
     for module in judge.modules():
         if type(module).__name__.lower().endswith("topkrouter"):
-            module.register_forward_hook(lambda _, args, found: chosen.append(found[2]))
+            module.register_forward_hook(lambda _, args, outputs: chosen.append(outputs[2]))
     engine = engine_for(folder, max_num_batched_tokens=64)
     for number in (0, 2, 4):
         engine.add(WorkloadRequest(number, 0, (("", len(PROMPTS[number])),), OUTPUTS), PROMPTS[number])
@@ -121,9 +121,9 @@ def test_load_statistics_are_what_counting_finds(layers: int, experts: int, toke
     chosen = np.random.default_rng(seed).integers(0, experts, (layers, tokens))
     counts = np.array([np.bincount(layer, minlength=experts) for layer in chosen], dtype=np.int32)
     assert experts_hit(counts) == pytest.approx(np.mean([len(set(layer)) for layer in chosen.tolist()]))
-    found = expert_imbalance(counts)
-    assert list(found) == {8: [2, 4, 8], 12: [2, 3, 4, 6, 12], 15: [3, 5, 15]}[experts]
-    for devices, ratio in found.items():
+    imbalance = expert_imbalance(counts)
+    assert list(imbalance) == {8: [2, 4, 8], 12: [2, 3, 4, 6, 12], 15: [3, 5, 15]}[experts]
+    for devices, ratio in imbalance.items():
         busiest = [max((layer // (experts // devices) == d).sum() for d in range(devices)) for layer in chosen]
         assert ratio == pytest.approx(np.mean(busiest) * devices / tokens)
         assert 1 <= ratio <= devices

@@ -13,22 +13,22 @@ pytest.importorskip("transformers", reason="transformers makes the models here; 
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from realengine.attention.kv_cache import FP8, KvCache, read  # noqa: E402
+from realengine.attention.kv_cache import write as store  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
-from realengine.kv_cache import FP8, KvCache, read  # noqa: E402
-from realengine.kv_cache import write as store  # noqa: E402
-from realengine.layer_ops import TorchOps  # noqa: E402
-from realengine.model import Model  # noqa: E402
-from realengine.shard import shard_spec, shard_state  # noqa: E402
-from realengine.step_input import Batch, RowInput  # noqa: E402
-from realengine.step_input import pack as pack_step  # noqa: E402
-from realengine.stored_weight import (  # noqa: E402
+from realengine.models.layer_ops import LayerOps  # noqa: E402
+from realengine.models.linear import (  # noqa: E402
     Fp8Weight,
     PackedWeight,
     pack,
     quantise,
     unpack,
 )
-from realengine.weights import RANDOM, load_model_files, random_state  # noqa: E402
+from realengine.models.model import Model  # noqa: E402
+from realengine.models.weights import RANDOM, load_model_files, random_state  # noqa: E402
+from realengine.parallel.tensor_parallel import shard_spec, shard_state  # noqa: E402
+from realengine.step_input import Batch, RowInput  # noqa: E402
+from realengine.step_input import pack as pack_step  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_capacity import weight_bytes  # noqa: E402
 from serving.errors import UserError  # noqa: E402
@@ -76,9 +76,9 @@ def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_checkpoint_answers_as_the_weights_that_it_stands_for(name: str, plain: Path, tmp_path: Path) -> None:
     write(plain, tmp_path / "quantised", tmp_path / "dense", name, kept="layers.0.mlp")
-    found = answers(tmp_path / "quantised")
-    assert found == answers(tmp_path / "dense")
-    assert found != answers(plain)
+    quantised = answers(tmp_path / "quantised")
+    assert quantised == answers(tmp_path / "dense")
+    assert quantised != answers(plain)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_mixture_answers_as_the_weights_that_it_stands_for(model, name, kept, 
         write(*folders, name, kept)
     else:
         write_fp8(*folders, name, kept, {})
-    found = answers(tmp_path / "quantised")
-    assert found == answers(tmp_path / "dense")
-    assert found != answers(mixtures[model])
+    quantised = answers(tmp_path / "quantised")
+    assert quantised == answers(tmp_path / "dense")
+    assert quantised != answers(mixtures[model])
 
 
 def test_experts_that_are_not_stored_alike_are_one_line(mixtures: dict[str, Path], tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_two_ranks_have_the_blocks_of_one(mixtures: dict[str, Path], tmp_path: P
         whole, *parts = (state[name] for state in states if state)
         assert isinstance(whole, Fp8Weight)
         assert len(whole.scale) == (2 if part != "down" else 32)
-        assert torch.equal(whole.dense(torch.float32), torch.cat([each.dense(torch.float32) for each in parts], along))
+        assert torch.equal(whole.dense(torch.float32), torch.cat([part.dense(torch.float32) for part in parts], along))
     wide = files.spec.model_copy(update={"moe_intermediate_size": 384})
     with pytest.raises(UserError, match=r"tensor_parallel_size: 2: would split a block of 128 of the 384 outputs"):
         shard_spec(wide, 2)
@@ -169,15 +169,15 @@ def test_experts_are_rounded_on_loading_and_routers_are_not(setting, limit, mixt
     )
     assert torch.equal(rounded._route._weight, exact._route._weight)
     for ours, wanted in ((rounded._gate_up, exact._gate_up), (rounded._down, exact._down)):
-        for found, weight in zip(ours, wanted, strict=True):
-            assert limit / 10 < float((found - weight).norm() / weight.norm()) < limit
+        for output, weight in zip(ours, wanted, strict=True):
+            assert limit / 10 < float((output - weight).norm() / weight.norm()) < limit
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
 def test_a_mixture_on_kernels_takes_the_memory_that_is_estimated(quantization: str) -> None:
     """But for FP8's scales, of which the estimate leaves 4 bytes an output out."""
     pytest.importorskip("triton")
-    from realengine.triton_ops import TritonOps
+    from realengine.models.triton_ops import TritonOps
 
     sizes = {"hidden_size": 256, "head_dim": 32, "moe_intermediate_size": 128, "vocab_size": 64, "max_positions": 16}
     spec = RANDOM["qwen2-moe"].model_copy(update=sizes)
@@ -206,7 +206,7 @@ def logits(folder: Path, **settings: Any) -> Any:
     try:
         row = RowInput([3, 14, 15, 92, 65], 0, np.arange(1, 3, dtype=np.int32), 0)
         step = pack_step([row], 4, 4, engine.runner.attention.tiles).step
-        batch = Batch.of(torch.from_numpy(step.packed), step.layout)
+        batch = Batch.from_buffer(torch.from_numpy(step.packed), step.layout)
         with torch.inference_mode():
             model = engine.runner.model
             return model.compute_logits(model.forward(batch.tokens, batch, engine.runner.kv))
@@ -222,12 +222,12 @@ def test_fp8_weights_are_those_of_the_checkpoint(name: str, plain: Path, tmp_pat
     assert files.state is not None and dense.state is not None
     for key, wanted in dense.state.items():
         stored = files.state[key]
-        found, scale = stored if isinstance(stored, Fp8Weight) else (stored, None)
-        found = found.float()
+        values, scale = stored if isinstance(stored, Fp8Weight) else (stored, None)
+        values = values.float()
         assert (scale is None) == ("_proj" not in key or key.endswith("bias") or "layers.0.mlp" in key), key
         if scale is not None:
-            found = found * scale
-        off = (found - wanted).abs()
+            values = values * scale
+        off = (values - wanted).abs()
         if name == "fp8 by block" and scale is not None:
             assert (off <= torch.maximum(wanted.abs() / 16, scale / 1024) * 1.001).all()
         else:
@@ -241,19 +241,19 @@ def test_rows_are_made_in_fp8_where_a_projection_in_fp8_follows(plain, tmp_path,
     write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "layers.0.mlp", {})
     made = []
     for name in ("add_norm", "silu_mul"):
-        kept = getattr(TorchOps, name)
+        kept = getattr(LayerOps, name)
 
         def noted(*a: Any, name: str = name, kept: Any = kept) -> Any:
             made.extend([name] * (a[-1] is True))  # fp8
             return kept(*a)
 
-        monkeypatch.setattr(TorchOps, name, noted)
+        monkeypatch.setattr(LayerOps, name, noted)
     logits(tmp_path / "quantised")
     assert made == ["add_norm"] * 3 + ["silu_mul"]
 
 
 @pytest.mark.parametrize(
-    ("kv", "found"),
+    ("kv", "expected"),
     [
         ({"k_scale": 0.5, "v_scale": 0.25, "q_scale": 3.0}, (0.5, 0.25)),
         ({"k_proj.k_scale": 0.5, "v_proj.v_scale": 0.25}, (0.5, 0.25)),
@@ -261,10 +261,10 @@ def test_rows_are_made_in_fp8_where_a_projection_in_fp8_follows(plain, tmp_path,
         ({"kv_scale": 0.125}, (0.125, 0.125)),
     ],
 )
-def test_scales_of_kv_are_read_by_all_their_names(kv: Any, found: Any, plain: Path, tmp_path: Path) -> None:
+def test_scales_of_kv_are_read_by_all_their_names(kv: Any, expected: Any, plain: Path, tmp_path: Path) -> None:
     """And count only where KV is in FP8."""
     write_fp8(plain, tmp_path / "quantised", tmp_path / "dense", "fbgemm_fp8", "nothing", kv)
-    for kept, scales in (("fp8", found), ("auto", (1.0, 1.0))):
+    for kept, scales in (("fp8", expected), ("auto", (1.0, 1.0))):
         deployment = Deployment(dtype="float32", kv_cache_dtype=kept, scheduler=SCHEDULER)
         engine = Engine(deployment, load_model_files(str(tmp_path / "quantised"), Path()))
         assert {engine.runner.kv.layer(index)[2:] for index in range(2)} == {scales}

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.gguf_model import unpermute  # noqa: E402
-from realengine.rope import Rope  # noqa: E402
-from realengine.weights import RANDOM  # noqa: E402
+from realengine.models.layer_ops import Rope  # noqa: E402
+from realengine.models.smollm2 import unpermute  # noqa: E402
+from realengine.models.weights import RANDOM  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -19,7 +19,7 @@ def test_both_rope_pairings_are_the_same_rotation() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(spec.num_heads * spec.head_dim, 32, generator=generator)
     x = torch.randn(10, 32, generator=generator)
-    cos, sin = halves.at(torch.arange(10))
+    cos, sin = halves.cosines_and_sines(torch.arange(10))
 
     def scores(rope: Rope, weight: torch.Tensor) -> torch.Tensor:
         rotated = rope.rotate((x @ weight.T).view(10, spec.num_heads, spec.head_dim), cos, sin)

@@ -1,6 +1,6 @@
 """Tokens that stand for a trace's segments."""
 
-from realengine.segment_tokens import SegmentTokens
+from realengine.offered_workload import SegmentTokens
 from serving.workload import WorkloadRequest
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.kv_groups import most_held  # noqa: E402
 from serving.errors import UserError  # noqa: E402

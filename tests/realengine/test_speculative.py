@@ -18,15 +18,15 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.acceptance import with_acceptance  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
-from realengine.drafting.ngram import NgramDrafter  # noqa: E402
+from realengine.drafters import NgramDrafter  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams, draw  # noqa: E402
 from realengine.seating import Seating  # noqa: E402
 from realengine.sequence import TokenSequence  # noqa: E402
 from realengine.step import Step  # noqa: E402
 from realengine.verification import rejection_sampled, verify  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.cost_model import TokenCost  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
@@ -114,12 +114,12 @@ class Foreteller:
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
     ) -> dict[int, list[int]]:
-        found = {}
+        drafts = {}
         for request, *_ in rows:
             said = sequences[request.id].output_len
-            ahead = self._outputs[request.id][said : said + self._chance.randrange(5)]
-            found[request.id] = [token if self._chance.random() < self._right else 7 for token in ahead]
-        return found
+            coming = self._outputs[request.id][said : said + self._chance.randrange(5)]
+            drafts[request.id] = [token if self._chance.random() < self._right else 7 for token in coming]
+        return drafts
 
     def leave(self, id: int) -> None:
         pass
@@ -156,8 +156,8 @@ def test_outputs_are_those_of_plain_decoding(seed, right, scheduler, stops, over
         engine._drafter = usual
     for number, (got, whole) in enumerate(zip(outputs, plain, strict=True)):
         ends = [i for i, token in enumerate(whole) if token in stop_ids]
-        told = whole[: ends[0] + 1 if ends else None]
-        assert got == (told[: len(got)] if number == hung_up else told)
+        expected = whole[: ends[0] + 1 if ends else None]
+        assert got == (expected[: len(got)] if number == hung_up else expected)
     for step in steps:
         assert sum(step.accepted.values()) == step.plan.accepted_tokens <= step.plan.draft_tokens
         if overlapped or hung_up is not None:  # rows may be for nobody, and drafts longer than anything proposed
@@ -318,9 +318,9 @@ def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
     order = logits.argsort(descending=True)[: how.top_k or None]
     weights = torch.softmax(logits[order].double() / how.temperature, -1)
     kept = int((weights.cumsum(-1) - weights < how.top_p).sum())
-    found = torch.zeros(len(logits), dtype=torch.double)
-    found[order[:kept]] = weights[:kept] / weights[:kept].sum()
-    return found.tolist()
+    probabilities = torch.zeros(len(logits), dtype=torch.double)
+    probabilities[order[:kept]] = weights[:kept] / weights[:kept].sum()
+    return probabilities.tolist()
 
 
 # Recorded, replayed, and fed to the simulator
@@ -350,16 +350,16 @@ def test_a_recorded_run_is_replayed_and_its_acceptance_simulated(speculative, ov
     config = engine.deployment.scheduler.speculative
     assert config is not None and metrics["acceptance_length"] is not None
     stated = with_acceptance(config, [recording])
-    found = []
+    sums = []
     for seed in range(24):
         drawn = stated.model_copy(update={"seed": seed})
         sink = TableSink()
         simulated = engine.deployment.rescheduled(speculative=drawn)
         Cluster(simulated, TokenCost(1_000_000, 0, 0), sink, shares_prefixes=False).run(workload)
-        found.append([sum(sink.requests[name].to_pylist()) for name in ("drafts", "draft_tokens", "accepted_tokens")])
+        sums.append([sum(sink.requests[name].to_pylist()) for name in ("drafts", "draft_tokens", "accepted_tokens")])
     requests = recording.table("requests", ["drafts", "draft_tokens", "accepted_tokens"])
     real = [pc.sum(column).as_py() for column in requests.columns]
-    assert real[2] and np.mean(found, axis=0) == pytest.approx(real, rel=0.1)
+    assert real[2] and np.mean(sums, axis=0) == pytest.approx(real, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from realengine import fast_dtype, speed
-from realengine.speed import GpuClock, SpeedProbe
+from realengine.devices import machine, speed
+from realengine.devices.speed import GpuClock, SpeedProbe
 from serving.deployments.config import Deployment
 
 
@@ -55,7 +55,7 @@ def test_a_gpus_clock_is_a_share_of_its_highest_and_absent_without_nvml(monkeypa
 )
 def test_the_faster_type_where_none_is_stated(monkeypatch, stated, bfloat16_ns, chosen):
     times = {"torch.bfloat16": bfloat16_ns, "torch.float32": 100}
-    monkeypatch.setattr(fast_dtype, "_time_ns", lambda dtype: times[str(dtype)])
-    deployment, told = fast_dtype.with_fast_dtype(Deployment.model_validate(stated))
+    monkeypatch.setattr(machine, "_time_ns", lambda dtype: times[str(dtype)])
+    deployment, reason = machine.with_fast_dtype(Deployment.model_validate(stated))
     assert deployment.dtype == chosen
-    assert ("6.0 times" in told) == (chosen == "float32")
+    assert ("6.0 times" in reason) == (chosen == "float32")

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from realengine.cpu_device import CpuDevice  # noqa: E402
+from realengine.devices.cpu_device import CpuDevice  # noqa: E402
 from realengine.step_graphs import (  # noqa: E402
     StepGraphs,
     largest_layout,
@@ -68,14 +68,14 @@ def test_padding_changes_no_result(rows: list[tuple[int, int]], data: st.DataObj
     wanted = [sample for sample, row in enumerate(sample_rows) if row is not None]
     large = mixed_layout(step.layout)
     more = data.draw(st.sampled_from((large, large._replace(rows=large.rows + 3, tiles=5), mixed_layout(large))))
-    found = []
+    results = []
     for packed in (step, pad(step, more)):
         runner.kv._tensor.zero_()
-        batch = Batch.of(torch.from_numpy(packed.packed), packed.layout)
+        batch = Batch.from_buffer(torch.from_numpy(packed.packed), packed.layout)
         with torch.inference_mode():
             hidden = runner.model.forward(batch.tokens, batch, runner.kv)
-        found.append((hidden[wanted], runner.kv._tensor[:, :, 1:].clone()))
-    for exact, got in zip(*found, strict=True):
+        results.append((hidden[wanted], runner.kv._tensor[:, :, 1:].clone()))
+    for exact, got in zip(*results, strict=True):
         torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
 
 
@@ -91,23 +91,23 @@ def test_a_mixed_layout_holds_the_step_and_is_one_of_few(decodes, prefills, draf
     if tokens > TOKEN_BUCKETS[-1]:
         assert graphs.layout_for(layout) is None
         return
-    found = graphs.layout_for(layout)
-    assert found is not None and not found.decodes_only and found.tokens in TOKEN_BUCKETS
-    for held, size, most in zip(found, layout, largest_layout(tokens), strict=True):
-        assert size <= held <= most
-    assert found.tokens <= max(4 / 3 * tokens, 128)
+    graph = graphs.layout_for(layout)
+    assert graph is not None and not graph.decodes_only and graph.tokens in TOKEN_BUCKETS
+    for taken, size, most in zip(graph, layout, largest_layout(tokens), strict=True):
+        assert size <= taken <= most
+    assert graph.tokens <= max(4 / 3 * tokens, 128)
     assert StepGraphs(CpuDevice(False), mixed=False).layout_for(layout) is None
 
 
 def test_warming_up_captures_each_number_of_tokens_and_samples() -> None:
     sizes = mixed_steps(2048, 256, lambda tokens: [tokens])
-    found = [
+    layouts = [
         mixed_layout(Layout((n := padded(step.count(1))), n + 1, n + step[-1], n + 1, -(-step[-1] // 32)))
         for step in sizes
     ]
-    assert {layout.tokens for layout in found} == set(TOKEN_BUCKETS)
-    assert {layout.samples for layout in found if layout.tokens >= 512} == {64, 256}
-    assert len(set(found)) <= 40
+    assert {layout.tokens for layout in layouts} == set(TOKEN_BUCKETS)
+    assert {layout.samples for layout in layouts if layout.tokens >= 512} == {64, 256}
+    assert len(set(layouts)) <= 40
     assert all(sum(step) <= 2048 and len(step) <= 256 for step in sizes)
 
 
@@ -125,15 +125,15 @@ def test_the_mixed_graph_used_longest_ago_gives_way() -> None:
 
 def test_memory_of_graphs_counts_the_mixed_ones() -> None:
     """30 bytes for the first of a kind and 2 for each of the others."""
-    held = [0]
+    used = [0]
 
     def run_sizes(sizes: list[int]) -> None:
-        held[0] += 30 if len(sizes) in (64, 9) else 2
+        used[0] += 30 if len(sizes) in (64, 9) else 2
 
-    device: Any = SimpleNamespace(held_bytes=lambda: held[0], release_graphs=lambda: None)
+    device: Any = SimpleNamespace(used_bytes=lambda: used[0], release_graphs=lambda: None)
     for mixed, expected in ((False, 30 + 2 * 2), (True, 30 + 2 * 2 + 30 + 63 * 2)):
-        found = StepGraphs(device, mixed).memory([64, 32, 16], [[1] * 8 + [9], [5]], run_sizes)
-        assert found == expected
+        memory = StepGraphs(device, mixed).memory([64, 32, 16], [[1] * 8 + [9], [5]], run_sizes)
+        assert memory == expected
 
 
 class Launches(TorchDispatchMode):
@@ -165,10 +165,10 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
     """Llama-3.1-8B's step on our kernels, on torch's meta device, up to the head. docs/kernels.md has both."""
     pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 only)")
     from lab.gpu_suite.ragged_batch import backend_for
-    from realengine.kernels.interpreting import INTERPRETING
-    from realengine.kv_cache import KvCache
-    from realengine.model import Model
-    from realengine.weights import RANDOM, shapes
+    from realengine.attention.kv_cache import KvCache
+    from realengine.kernels.launches import INTERPRETING
+    from realengine.models.model import Model
+    from realengine.models.weights import RANDOM, shapes
 
     if INTERPRETING:
         pytest.skip("the interpreter launches nothing")
@@ -183,7 +183,7 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
     layout = graphs.layout_for(step.layout)
     assert layout is not None
     step = pad(step, layout)
-    batch = Batch.of(torch.from_numpy(step.packed).to(meta), layout)
+    batch = Batch.from_buffer(torch.from_numpy(step.packed).to(meta), layout)
     with counting(monkeypatch) as eager:
         model.forward(batch.tokens, batch, kv)
     assert len(eager.names) == 10 * spec.num_layers + 7  # embedding, two plans, zeros, gathers, the last norm

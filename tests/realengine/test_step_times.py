@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from realengine.cpu_device import CpuDevice  # noqa: E402
-from realengine.device import Pending  # noqa: E402
+from realengine.devices.cpu_device import CpuDevice  # noqa: E402
+from realengine.devices.device import Pending  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from serving.kv.blocks import blocks_for  # noqa: E402
@@ -61,7 +61,7 @@ class _Waiting:
 
 
 def engine_on(device: type[CpuDevice], patch: pytest.MonkeyPatch, **scheduler: Any) -> Engine:
-    patch.setattr("realengine.cpu_device.CpuDevice", device)
+    patch.setattr("realengine.devices.cpu_device.CpuDevice", device)
     return engine_for(scheduler=scheduler)
 
 

@@ -17,11 +17,11 @@ from calibration.steps.features import MeasuredSteps  # noqa: E402
 from calibration.validation.decision_replay import recorded_deployment, replay_decisions  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
 from realengine.grammar import json_grammar, regex_grammar  # noqa: E402
+from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from realengine.step import Step  # noqa: E402
 from realengine.tokenizer import Tokenizer  # noqa: E402
-from realengine.weights import load_model_files  # noqa: E402
 from serving.cost_model import MASK_NS, TokenCost  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.operations import PrefillAttention, uniform_step  # noqa: E402
 from calibration.step_operations import step_operations  # noqa: E402
-from realengine.attention import Span, TorchAttention, UnfusedAttention  # noqa: E402
-from realengine.kv_cache import LayerKv  # noqa: E402
+from realengine.attention.kv_cache import LayerKv  # noqa: E402
+from realengine.attention.torch_attention import Span, TorchAttention, UnfusedAttention  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.deployments.model_catalogue import find_model  # noqa: E402
 from tests.budget import examples  # noqa: E402
@@ -48,8 +48,8 @@ def test_both_are_what_float64_says(seed: int) -> None:
                 expected[start + token, head] = weights @ v
     for backend in (TorchAttention, UnfusedAttention):
         attention = backend.__new__(backend)  # its only setting is the size of a block, which plans use
-        found = attention.attend(queries, spans, LayerKv(keys, values, 1.0, 1.0))
-        assert torch.allclose(found.double(), expected, atol=1e-5)
+        attended = attention.attend(queries, spans, LayerKv(keys, values, 1.0, 1.0))
+        assert torch.allclose(attended.double(), expected, atol=1e-5)
 
 
 def test_the_engine_says_the_same_with_either(plain: list[list[int]]) -> None:  # noqa: F811

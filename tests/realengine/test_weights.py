@@ -15,9 +15,9 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from realengine import smollm2  # noqa: E402
+from realengine.models import smollm2  # noqa: E402
+from realengine.models.weights import RANDOM, load_model_files, random_state  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
-from realengine.weights import RANDOM, load_model_files, random_state  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from tests.realengine.tiny_models import CONFIGS, save  # noqa: E402
 

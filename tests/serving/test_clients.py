@@ -113,8 +113,8 @@ def test_users_of_the_engine_read_and_think(policy: str, concurrency: int | None
     """What comes when is exact on the wall clock too, and every decision follows from it."""
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
+    from realengine.models.weights import load_model_files
     from realengine.replay import record
-    from realengine.weights import load_model_files
 
     limits: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 256, "num_blocks": 80}
     config = SchedulerConfig(**limits, block_size=4, ageing_s=0.004)

@@ -150,7 +150,7 @@ def test_what_cannot_be_reserved_is_one_line(wrong: dict[str, Any], said: str) -
 def test_the_engine_says_the_same_from_contiguous_memory(kind: str) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
-    from realengine.weights import load_model_files
+    from realengine.models.weights import load_model_files
 
     files = load_model_files("random:llama", Path())
     said = []

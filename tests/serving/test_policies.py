@@ -525,8 +525,8 @@ def engine_traffic(seed: int) -> Workload:
 def test_a_run_of_the_engine_is_reproduced(policy, overlapped, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
+    from realengine.models.weights import load_model_files
     from realengine.replay import record
-    from realengine.weights import load_model_files
 
     config = SchedulerConfig(**{**ENGINE, **SETTINGS, "async_scheduling": overlapped})
     deployment = Deployment(model="random:llama", dtype="float32", policy=policy, scheduler=config)
@@ -547,8 +547,8 @@ def test_a_run_of_the_engine_is_reproduced(policy, overlapped, tmp_path, monkeyp
 def test_a_padded_run_of_the_engine_is_reproduced_and_its_steps_computed_the_padding(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from realengine.engine import Engine
+    from realengine.models.weights import load_model_files
     from realengine.replay import record
-    from realengine.weights import load_model_files
 
     config = SchedulerConfig(**{**ENGINE, "num_blocks": 400, "max_num_seqs": 8, "static_timeout_ms": 20})
     deployment = Deployment(model="random:llama", dtype="float32", policy="static", scheduler=config)

@@ -9,8 +9,8 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="tiny models are made with it; install the dev extra")
 
 from realengine.engine import Engine
+from realengine.models.weights import load_model_files
 from realengine.replay import record
-from realengine.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.kv_tiers import KvTier, KvTiersConfig
 from serving.workload import Segment, Workload, WorkloadRequest

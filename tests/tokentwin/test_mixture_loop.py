@@ -9,8 +9,8 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.expert_routing import experts_touched
 from realengine.engine import Engine
+from realengine.models.weights import load_model_files
 from realengine.replay import record
-from realengine.weights import load_model_files
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import Workload, WorkloadRequest
 from tokentwin import api

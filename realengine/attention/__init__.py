@@ -1,0 +1,12 @@
+"""Attention backends by name, with their places.
+
+This module loads nothing, so that a name can be checked without torch.
+"""
+
+ATTENTION = {
+    "auto": "",  # triton on CUDA, torch on the CPU
+    "torch": "realengine.attention.torch_attention:TorchAttention",
+    "unfused": "realengine.attention.torch_attention:UnfusedAttention",  # scores in memory, as a baseline
+    "triton": "realengine.attention.triton_attention:TritonAttention",
+    "hybrid": "realengine.attention.triton_attention:HybridAttention",
+}

@@ -1,0 +1,104 @@
+"""The interface of attention backends, and the search for one by name, `module:Class` or entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, cast
+
+import torch
+
+from realengine.attention import ATTENTION
+from realengine.attention.kv_cache import LayerKv
+from realengine.devices.device import Device
+from realengine.step_input import Batch, Ints
+from serving.deployments.config import Deployment
+from serving.deployments.model_spec import ModelSpec
+from serving.errors import UserError, raised
+from serving.plugins import find, make
+
+_CALLS = ("tiles", "prepare", "plan", "attend")
+_CAPTURABLE = ("never", "decode", "always")
+
+
+class Attention(Protocol):
+    """An attention backend, made as `Backend(spec, deployment, device)`, where `spec` is a rank's share of the model.
+
+    Attributes:
+        name: name in the deployment and in recordings
+        capturable: steps whose `plan` and `attend` may be captured in a CUDA graph
+
+    A constructor raises UserError, or any other exception, for a model or deployment that the backend cannot run.
+    """
+
+    name: str
+    capturable: Literal["never", "decode", "always"]
+
+    def tiles(self, rows: Sequence[tuple[int, int, int]]) -> tuple[Ints, Ints]:
+        """Return `tile_row` and `tile_first` of `Batch`, on the host, for prefill rows.
+
+        `rows` are `(row, query tokens, context)`.
+        """
+
+    def prepare(self, batch: Batch, captured: bool) -> None:
+        """Prepare a step before its model runs, outside of what a graph captures.
+
+        It is called for every step; `batch.host` has the step's content. If the step runs as a graph (`captured`), all
+        that `attend` then reads must lie where it lay at the capture.
+        """
+
+    def plan(self, batch: Batch, window: int = 0) -> Any:
+        """Return what all layers of a group share in a step.
+
+        In a graph, it is captured with the layers, and `batch.host` is None. A query sees `window` tokens, its own the
+        last; 0 means all tokens.
+        """
+
+    def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
+        """Return causal attention of `queries` `[T, heads, head_dim]` over each row's own context, in the same shape.
+
+        This step's keys and values of the layer are already in `kv`. Tokens that belong to no row must come out finite.
+        """
+
+
+class OwnAttention:
+    """A backend that is not ours; its exceptions become errors of one line."""
+
+    def __init__(self, name: str, backend: Attention) -> None:
+        self.name, self._backend = name, backend
+        self.capturable = getattr(backend, "capturable", "never")
+        if self.capturable not in _CAPTURABLE:
+            raise UserError("attention", name, f"capturable must be {', '.join(_CAPTURABLE)}, not {self.capturable!r}")
+
+    def plan(self, batch: Batch, window: int = 0) -> Any:
+        return self._called("plan", batch)  # models with windows never get such a backend
+
+    def __getattr__(self, call: str) -> Any:
+        return partial(self._called, call)
+
+    def _called(self, call: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._backend, call)(*arguments)
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise UserError("attention", self.name, f"{call} failed: {raised(error)}") from error
+
+
+def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
+    """Return the backend that a deployment names, for the heads of `spec` (one rank's); raise UserError without one."""
+    name = deployment.attention
+    if name == "auto":
+        name = "triton" if deployment.device == "cuda" else "torch"
+    if name in ("triton", "hybrid"):
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            remedy = "needs triton (Linux, x86_64): pip install 'tokentwin[engine]'"
+            raise UserError("attention", name, remedy) from None
+    if spec.sliding_window and name not in ATTENTION:
+        raise UserError(
+            "attention", name, f"is not asked for sliding windows, which {spec.name} has; use torch or triton"
+        )
+    backend: Attention = make("attention", name, find("attention", name, ATTENTION, _CALLS), spec, deployment, device)
+    return backend if name in ATTENTION else cast(Attention, OwnAttention(name, backend))

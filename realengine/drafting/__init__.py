@@ -1,1 +1,0 @@
-"""Proposers of draft tokens on the real engine."""

@@ -1,0 +1,171 @@
+"""The MLP of a layer: dense, or a mixture of experts.
+
+In a mixture a router sends each token to a few of many small MLPs, and weighs their answers. Choices are sorted by
+expert, so that each expert's rows lie together and two grouped GEMMs do the work. Nothing of this needs the host: a GPU
+kernel reads where each expert's rows begin. A rank may have a slice of every expert, or, in expert parallelism, whole
+experts; either way it computes its part of every token, and the ranks' sum is the output. A shared expert, which every
+token passes, is an ordinary MLP of which each rank has a slice.
+
+Mixtral's and Qwen's routers take the softmax over all experts. DeepSeek-V3's, which dots.llm1 also has, takes a sigmoid
+of each score, chooses by it plus a bias learnt for balance, and weighs without the bias. Groups of experts may be
+chosen first (DeepSeek-V2 and V3, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import linear
+
+from realengine.devices.device import OpTimes
+from realengine.models.layer_ops import LayerOps, Routing
+from realengine.models.linear import Fp8Rows
+from realengine.models.weight_loader import WeightLoader
+from serving.deployments.model_spec import ModelSpec
+
+BIAS = "e_score_correction_bias"
+_PARTS = ("gate", "up", "down")
+
+
+class Router:
+    """The router called `gate` of a layer's mixture; `own` are the experts of this rank.
+
+    `chosen` are the experts `[T, k]` of each token of the last step.
+    """
+
+    chosen: torch.Tensor
+
+    def __init__(self, spec: ModelSpec, weights: WeightLoader, gate: str, own: range) -> None:
+        self._spec = spec
+        self._weight = weights.unrounded(gate)
+        self._bias = weights.take(f"{gate}.{BIAS}", torch.float32) if spec.router_bias else None
+        if spec.router_bias:  # DeepSeek computes all of this router in float32
+            self._weight = self._weight.float()
+        self._bounds = torch.arange(own.start, own.stop + 1, device=self._weight.device)
+
+    def __call__(self, x: torch.Tensor) -> Routing:
+        """Return the routing of `x` `[T, hidden]`.
+
+        Mixtral's softmax over the best k is the normalised softmax over all experts.
+        """
+        logits = linear(x.to(self._weight.dtype), self._weight).float()
+        scores = logits.softmax(-1) if self._bias is None else logits.sigmoid()
+        ranked = scores if self._bias is None else scores + self._bias
+        if self._spec.expert_groups:
+            ranked = self._within_groups(ranked)
+        self.chosen = ranked.topk(self._spec.experts_per_token).indices
+        shares = scores.gather(1, self.chosen)
+        if self._spec.norm_topk_prob:
+            shares = shares / shares.sum(-1, keepdim=True)
+        ordered, choices = self.chosen.flatten().sort(stable=True)
+        offsets = torch.searchsorted(ordered, self._bounds, out_int32=True)
+        factor = self._spec.routed_scaling_factor
+        return Routing(choices, offsets, shares if factor == 1 else shares * factor)
+
+    def _within_groups(self, ranked: torch.Tensor) -> torch.Tensor:
+        """Return scores with -inf outside the best groups: V3 ranks a group by its two best experts, V2 by its best."""
+        groups = ranked.unflatten(1, (self._spec.expert_groups, -1))
+        best = groups.topk(1 if self._bias is None else 2).values.sum(-1).topk(self._spec.groups_per_token).indices
+        outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(1, best, False)
+        return groups.masked_fill(outside[..., None], -torch.inf).flatten(1)
+
+
+class MixtureNames(NamedTuple):
+    """A family's names for the parts of a layer's mixture; `shared` is the expert that every token passes."""
+
+    mixture: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = ""
+
+    @property
+    def router(self) -> str:
+        return f"{self.mixture}.gate"
+
+    def module(self, expert: int | None, part: str) -> str:
+        """Return the name of one of `_PARTS` of an expert, where None is the shared one."""
+        return f"{self.mixture}.{self.shared if expert is None else f'experts.{expert}'}.{getattr(self, part)}"
+
+    @property
+    def shared_gate(self) -> str:
+        return f"{self.mixture}.shared_expert_gate"
+
+
+_NAMES = {
+    "mixtral": MixtureNames("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen2_moe": MixtureNames(shared="shared_expert"),
+    "qwen3_moe": MixtureNames(),
+    "dots1": MixtureNames(shared="shared_experts"),
+}
+MIXTURE_FAMILIES = tuple(_NAMES)
+SHARING_FAMILIES = tuple(family for family, names in _NAMES.items() if names.shared)
+
+
+def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name, within a layer, and shape of every weight of its mixture."""
+    names, hidden = _NAMES[spec.family], spec.hidden_size
+    inter, shared = spec.moe_intermediate_size, spec.shared_intermediate_size
+    yield f"{names.router}.weight", (spec.num_experts, hidden)
+    if spec.router_bias:
+        yield f"{names.router}.{BIAS}", (spec.num_experts,)
+    sizes = [*((expert, inter) for expert in range(spec.num_experts)), *([(None, shared)] if shared else [])]
+    for expert, size in sizes:
+        for part in _PARTS:
+            yield f"{names.module(expert, part)}.weight", (hidden, size) if part == "down" else (size, hidden)
+    if spec.shared_gate:
+        yield f"{names.shared_gate}.weight", (1, hidden)
+
+
+class DenseMlp:
+    """SwiGLU (Shazeer 2020), with gate and up in one GEMM. `weights` gives the weights of the named modules."""
+
+    def __init__(self, weights: WeightLoader, gate: str, up: str, down: str) -> None:
+        self._gate_up, self._down = weights.projection([gate, up]), weights.projection([down])
+        self.fp8 = self._gate_up.fp8
+
+    def __call__(self, x: torch.Tensor | Fp8Rows, ops: LayerOps, times: OpTimes) -> torch.Tensor:
+        """Return the MLP of `x`, both `[T, hidden]`."""
+        with times("gate_up"):
+            gate_up = self._gate_up(x)
+        with times("silu_mul"):
+            product = ops.silu_mul(gate_up, self._down.fp8)
+        with times("down"):
+            return self._down(product)
+
+
+class Mixture:
+    """The MLP of layer `index`. `weights` gives its weights, once; `own` are the experts of this rank."""
+
+    fp8 = False
+
+    def __init__(self, spec: ModelSpec, weights: WeightLoader, index: int, own: range) -> None:
+        names, at = _NAMES[spec.family], f"model.layers.{index}."
+        self._route = Router(spec, weights, at + names.router, own)
+        self._shared = None
+        if spec.shared_intermediate_size:
+            self._shared = DenseMlp(weights, *(at + names.module(None, part) for part in _PARTS))
+        self._shared_gate = weights.unrounded(at + names.shared_gate) if spec.shared_gate else None
+        self._gate_up = weights.experts([[at + names.module(e, part) for part in ("gate", "up")] for e in own])
+        self._down = weights.experts([[at + names.module(e, "down")] for e in own])
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """The experts `[T, k]` of each token of the last step."""
+        return self._route.chosen
+
+    def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
+        """Return the answers of each token's experts for `x` `[T, hidden]`."""
+        with times("router"):
+            routing = self._route(x)
+        with times("experts"):
+            out = ops.experts(x, self._gate_up, self._down, routing)
+        if self._shared is None:
+            return out
+        shared = self._shared(x, ops, times)
+        with times("shared"):
+            if self._shared_gate is not None:
+                shared = shared * linear(x, self._shared_gate).sigmoid()
+            return out + shared

@@ -1,0 +1,1 @@
+"""Several processes: the ranks of one engine, and several engines."""

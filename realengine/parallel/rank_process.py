@@ -1,0 +1,124 @@
+"""The process of ranks 1, 2, ..., which obeys rank 0 until it hangs up; how ranks join and leave their group."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections import deque
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+from realengine.host_tier import Copy
+from realengine.models.weights import ModelFiles
+from realengine.parallel.tensor_parallel import DistributedGroup
+from realengine.runner import ModelRunner
+from realengine.step import Launched
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+
+PATIENCE_S = 120.0  # a rank that is silent for longer counts as dead
+ENDING_S = 30.0  # time that ranks may take to end by themselves: on a busy machine, seconds
+_LOOK_AT_WORK_S = 0.002  # interval at which ranks look whether the work of a step has failed
+
+
+def join_group(deployment: Deployment, rank: int, meeting: str) -> None:
+    import torch.distributed as dist
+
+    cuda = deployment.device == "cuda"
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"file://{meeting}",  # a file instead of a port, which could be taken
+        rank=rank,
+        world_size=deployment.tensor_parallel_size,
+        # NCCL's watchdog would end the process. Rank 0's own patience ends earlier, and names the rank.
+        timeout=timedelta(seconds=2 * PATIENCE_S if cuda else PATIENCE_S),
+    )
+
+
+def leave_group(in_step: bool) -> None:
+    """Leave the group, whose graphs are gone; out of step, end its operations first, because no rank will join them."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if in_step or dist.get_backend() != "nccl":
+        dist.destroy_process_group()
+        return
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    aborting = threading.Thread(target=_abort_process_group, daemon=True)
+    aborting.start()
+    aborting.join(ENDING_S)
+
+
+def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pipe: Connection) -> None:
+    """Run a rank 1, 2, ...: obey rank 0 until it hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
+    runner: ModelRunner | None = None
+    in_step = False
+    try:
+        pipe.send(("answer", None))
+        join_group(deployment, rank, meeting)
+        runner = ModelRunner(deployment, files, DistributedGroup())
+        runner.device.watch = _give_up
+        _obey(runner, pipe)
+    except (EOFError, ConnectionResetError):
+        in_step = True
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            pipe.send(("refused", (error.field, error.value, error.remedy)))
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            pipe.send(("failed", f"{type(error).__name__}: {error}"))
+    finally:
+        if runner is not None:
+            try:
+                if in_step:
+                    runner.device.synchronize()
+            except Exception:
+                in_step = False  # rank 0 has gone in the middle of a step
+            runner.release_graphs()
+            runner.close_device()
+        leave_group(in_step)
+
+
+def _obey(runner: ModelRunner, pipe: Connection) -> None:
+    """Run the calls of rank 0.
+
+    Raises EOFError when rank 0 hangs up, and the error of a step's work soon after it has happened.
+    """
+    result: object = None
+    under_way: deque[Launched] = deque()
+    copies: deque[Copy] = deque()
+    steps_ended = copies_ended = 0
+    while True:
+        while under_way and not pipe.poll(_LOOK_AT_WORK_S):
+            if under_way[0].done():
+                under_way.popleft().wait()
+                steps_ended += 1
+        name, arguments = pipe.recv()
+        if name in ("ready", "last_result"):
+            pipe.send(("answer", result))
+            continue
+        if name == "await_copies":
+            (until,) = arguments
+            for _ in range(until - copies_ended):
+                copies.popleft().times_ns()
+            copies_ended = until
+            continue
+        if name == "copy":
+            until, *arguments = arguments
+            while steps_ended < until:
+                under_way.popleft().wait()
+                steps_ended += 1
+            copies.append(runner.copy(*arguments))
+            continue
+        result = getattr(runner, name)(*arguments)
+        if isinstance(result, Launched):
+            under_way.append(result)
+
+
+def _give_up(waited_s: float) -> None:
+    if waited_s > PATIENCE_S:
+        raise TimeoutError(f"its device has not answered for {waited_s:.0f} s")

@@ -1,0 +1,285 @@
+"""Tensor parallelism: a process for every rank, this one being rank 0.
+
+Rank 0 has the scheduler. It makes the calls to its own runner on the other ranks' runners, too, in the same order, over
+pipes; all other communication is by torch.distributed, NCCL on CUDA and gloo on the CPU. Each rank samples from the
+same joined logits, so no token has to be sent. A lost rank must never be waited for: NCCL would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from realengine.devices.device import LOOK_EVERY_S, Pending
+from realengine.devices.machine import require_devices
+from realengine.devices.memory import KvBudget
+from realengine.host_tier import Copy
+from realengine.models.weights import ModelFiles
+from realengine.parallel.rank_process import ENDING_S, PATIENCE_S, join_group, leave_group, serve
+from realengine.parallel.tensor_parallel import DistributedGroup
+from realengine.runner import ModelRunner
+from realengine.step import Launched
+from realengine.step_input import StepInput
+from realengine.undisturbed import ctrl_c_delayed
+from serving.deployments.config import Deployment
+from serving.errors import UserError
+from serving.python_process import without_main
+
+_ON_EVERY_RANK = (
+    "allocate", "keep_in_host", "warm_up", "dummy_step", "graph_mixed_steps", "time_steps", "time_operations",
+)  # fmt: skip
+_LAST_WORDS_S = 5.0  # time after a failed collective in which a rank may say why, or end
+
+
+class Ranks:
+    """A `ModelRunner` on each of `tensor_parallel_size` ranks, used as one. Call `close` to end the processes.
+
+    Raises UserError when the model cannot be divided, a rank cannot be started, or one is lost. After any error the
+    ranks are out of step, and only `close` may follow.
+    """
+
+    def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
+        import torch.multiprocessing as mp
+
+        require_devices(deployment)
+        size = deployment.tensor_parallel_size
+        self._meeting = tempfile.TemporaryDirectory(prefix="tokentwin-ranks-")
+        meeting = str(Path(self._meeting.name) / "meeting")
+        spawn = mp.get_context("spawn")
+        self._mine: ModelRunner | None = None
+        self._lost: Exception | None = None
+        self._closed = False
+        self._steps = self._steps_ended = 0
+        self._copies = self._copies_ended = self._copies_reported = 0
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(1, size):
+            mine, theirs = spawn.Pipe()
+            arguments = (deployment, files.to_send(), rank, meeting, theirs)
+            process = spawn.Process(target=serve, args=arguments, daemon=True)
+            with without_main():
+                process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+        try:
+            with self._in_step():
+                self._answers()  # each rank runs: an early error ends a process before it meets the others
+                join_group(deployment, 0, meeting)
+                self._mine = ModelRunner(deployment, files, DistributedGroup())
+                self._mine.device.watch = self._watch
+                self._ask("ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a call on every rank, or an attribute that is the same on all: spec, device, attention, buckets."""
+        return partial(self._do, name) if name in _ON_EVERY_RANK else getattr(self._mine, name)
+
+    def launch(self, step: StepInput) -> Launched:
+        assert self._mine is not None
+        with ctrl_c_delayed(), self._in_step():
+            if self._copies_reported < self._copies_ended:
+                self._copies_reported = self._copies_ended
+                self._tell("await_copies", self._copies_reported)
+            self._tell("launch", step)
+            launched = self._mine.launch(step)
+        assert launched.pending is not None
+        self._steps += 1
+        launched.pending = _Watched(launched.pending, self, self._steps)
+        return launched
+
+    def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
+        """Copy blocks on every rank, after the steps that have ended on this one; return this rank's copy.
+
+        Once this copy was seen to have ended, the other ranks end theirs before the next step is launched.
+        """
+        assert self._mine is not None
+        with ctrl_c_delayed(), self._in_step():
+            self._tell("copy", self._steps_ended, list(pairs), reads)
+            self._copies += 1
+            return _SeenCopy(self._mine.copy(pairs, reads), self, self._copies)
+
+    def budget(self, utilization: float) -> KvBudget:
+        """Return the budget of the rank with the least room."""
+        mine: KvBudget = self._do("budget", utilization)
+        with self._in_step():
+            return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
+
+    def close(self) -> None:
+        """End the other ranks.
+
+        Graphs go first, on every rank, because they contain operations of the group. It may be called again, and after
+        an error; then the ranks are not waited for.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._mine is not None and self._lost is None:
+                self._mine.device.synchronize()
+        except Exception as error:
+            self._lost = error
+        for pipe in self._pipes:
+            pipe.close()  # a healthy rank then ends
+        if self._lost is not None:
+            for process in self._processes:
+                process.kill()
+        if self._mine is not None:
+            self._mine.release_graphs()
+        leave_group(in_step=self._lost is None)
+        if self._mine is not None:
+            self._mine.close_device()
+        for process in self._processes:
+            process.join(timeout=ENDING_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._meeting.cleanup()
+
+    def _do(self, name: str, *arguments: object) -> Any:
+        with self._in_step():
+            self._tell(name, *arguments)
+            return getattr(self._mine, name)(*arguments)
+
+    def _tell(self, name: str, *arguments: object) -> None:
+        self._check()
+        for pipe in self._pipes:
+            pipe.send((name, arguments))
+
+    def _ask(self, name: str) -> list[Any]:
+        self._tell(name)
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        """Return one answer from every rank."""
+        answers: dict[int, Any] = {}
+        while len(answers) < len(self._pipes):
+            for rank, said in self._messages(LOOK_EVERY_S):
+                if isinstance(said, Exception):
+                    raise said
+                answers[rank] = said
+        return [answers[rank] for rank in sorted(answers)]
+
+    # Unasked messages from ranks, and lost ranks
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Mark the ranks as out of step, for good, after an error in the block.
+
+        If a lost rank caused the error, that is raised.
+        """
+        if self._lost is not None:
+            raise self._lost
+        try:
+            yield
+        except BaseException as error:
+            lost: Exception | None = None
+            if isinstance(error, UserError):
+                lost = error
+            elif isinstance(error, RuntimeError | OSError):  # perhaps an error of a collective or a pipe
+                lost = self._last_words()
+                if lost is None and "Timed out" in str(error):
+                    lost = self._silence(PATIENCE_S)
+            self._lost = lost or UserError(
+                *self._field(),
+                f"the ranks lost their order after an error ({error or type(error).__name__}); start again",
+            )
+            if lost is not None and lost is not error:
+                raise lost from None
+            raise
+
+    def _messages(self, seconds: float) -> list[tuple[int, Any]]:
+        """Return messages that ranks have sent, or send within `seconds`, by rank.
+
+        A message is an answer, or the error that ended the rank.
+        """
+        ready = wait(self._pipes, seconds)
+        return [(rank, self._message(rank, pipe)) for rank, pipe in enumerate(self._pipes, 1) if pipe in ready]
+
+    def _message(self, rank: int, pipe: Connection) -> Any:
+        try:
+            kind, said = pipe.recv()
+        except (EOFError, OSError):
+            return self._end(rank)
+        if kind == "refused":
+            return UserError(*said)
+        return RuntimeError(f"rank {rank}: {said}") if kind == "failed" else said
+
+    def _check(self) -> None:
+        """Raise the error that has ended a rank."""
+        errors = [said for _, said in self._messages(0) if isinstance(said, Exception)]
+        if errors:
+            raise _cause(errors)
+
+    def _watch(self, waited_s: float) -> None:
+        self._check()
+        if waited_s > PATIENCE_S:
+            raise self._silence(waited_s)
+
+    def _last_words(self) -> Exception | None:
+        """Return the cause of a failed collective: a rank's message or its end, if either comes soon."""
+        errors = [said for _, said in self._messages(_LAST_WORDS_S) if isinstance(said, Exception)]
+        if errors:  # the first may be a mere effect of the loss of another rank, which will show soon
+            errors += [said for _, said in self._messages(LOOK_EVERY_S) if isinstance(said, Exception)]
+        return _cause(errors) if errors else None
+
+    def _end(self, rank: int) -> UserError:
+        process = self._processes[rank - 1]
+        process.join(timeout=_LAST_WORDS_S)
+        code = process.exitcode
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else "ended; see its output"
+        return UserError(*self._field(), f"rank {rank} {how}; start again")
+
+    def _silence(self, seconds: float) -> UserError:
+        names = " or ".join(str(rank) for rank in range(1, len(self._pipes) + 1))
+        return UserError(*self._field(), f"rank {names} has not answered for {seconds:.0f} s; start again")
+
+    def _field(self) -> tuple[str, int]:
+        return "tensor_parallel_size", len(self._pipes) + 1
+
+
+class _Watched:
+    """A step of rank 0 that other ranks compute with it."""
+
+    def __init__(self, pending: Pending, ranks: Ranks, number: int) -> None:
+        self._pending, self._ranks, self._number = pending, ranks, number
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def wait(self) -> None:
+        with self._ranks._in_step():
+            self._pending.wait()
+        self._ranks._steps_ended = max(self._ranks._steps_ended, self._number)
+
+
+class _SeenCopy:
+    """A copy of rank 0 that other ranks also make; copies end in order."""
+
+    def __init__(self, copy: Copy, ranks: Ranks, number: int) -> None:
+        self._copy, self._ranks, self._number = copy, ranks, number
+
+    def done(self) -> bool:
+        if done := self._copy.done():
+            self._see()
+        return done
+
+    def times_ns(self) -> tuple[int, int]:
+        times_ns = self._copy.times_ns()
+        self._see()
+        return times_ns
+
+    def _see(self) -> None:
+        self._ranks._copies_ended = max(self._ranks._copies_ended, self._number)
+
+
+def _cause(errors: list[Exception]) -> Exception:
+    """Return the cause of the errors: after the loss of a rank, collectives on the others fail with no UserError."""
+    return min(errors, key=lambda error: not isinstance(error, UserError))
