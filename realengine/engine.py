@@ -244,7 +244,7 @@ class Engine:
         This is so while KV is on its way from or to host memory, grammars are being compiled, or requests wait for a
         limited time.
         """
-        return self._hold.on or self._compiler.busy or (self.tier is not None and self.tier.busy)
+        return self._hold.waits or self._compiler.busy or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Step | None:
         """Plan a step and hand it to the device; return None when there is nothing to run.
@@ -397,7 +397,7 @@ class Engine:
         """
         while self.has_room and self.launch():
             pass
-        if not self._in_flight and self._hold.on:
+        if not self._in_flight and self._hold.waits:
             self._policy.hold_no_longer()
             return self.step()
         if not self._in_flight and self._compiler.busy:

@@ -171,8 +171,8 @@ class Audit:
             listed.pad(padding)
         self._tick(plan, plan.decode_rows - listed.decode_rows, listed)
         if (stated := _sums_of(plan)) != (counted := _sums_of(listed)):
-            at = next(at for at, one in enumerate(stated) if one != counted[at])
-            self._breach("sums", f"its {_SUMS[at]} is {stated[at]}; its rows have {counted[at]}")
+            index = next(index for index, one in enumerate(stated) if one != counted[index])
+            self._breach("sums", f"its {_SUMS[index]} is {stated[index]}; its rows have {counted[index]}")
         for row in plan.listed:
             if row.request.decodes is not None:
                 self._join(self._accounts[row.request.id])
@@ -185,7 +185,7 @@ class Audit:
             self._breach("rows", "is planned, and has not come or has ended", request)
         self._leave(account)
         if not account.admitted:
-            self._check_found(account, start)
+            self._check_cached(account, start)
             account.admitted = True
             account.start = account.computed = start
         elif start != account.computed and not (self._drafts and start < account.computed):
@@ -205,17 +205,17 @@ class Audit:
             self._breach("rows", what, request)
         account.sampled += samples
 
-    def _check_found(self, account: _Account, found: int) -> None:
-        """Check that the prefix cache or a load can account for the first `found` tokens of the request."""
-        if not found or self.external:
+    def _check_cached(self, account: _Account, cached: int) -> None:
+        """Check that the prefix cache or a load can account for the first `cached` tokens of the request."""
+        if not cached or self.external:
             return
         most = account.most if self._limits.enable_prefix_caching else 0
         if self._limits.enable_prefix_caching and not self._scheduler.pool.counts_only:
             most = (
                 account.request.known if self._prefixes is None else max(most, self._prefixes.shared(account.arrived))
             )
-        if found > most:
-            what = f"starts after {found} tokens; the prefix cache can hold {most} of them"
+        if cached > most:
+            what = f"starts after {cached} tokens; the prefix cache can hold {most} of them"
             self._breach("rows", what, account.request)
 
     # The decode set, each member of which gets a token in every step that holds the set
@@ -305,8 +305,8 @@ class Audit:
                 what = f"has {computed} tokens computed and holds {request.held} KV blocks of {size}"
                 self._breach("KV", what, request)
             needed += blocks_for(computed, size) - account.start // size
-        if needed > (held := pool.total - pool.free) and not self._drafts:
-            self._breach("KV", f"holds {held} KV blocks; what was computed of those that run takes {needed}")
+        if needed > (taken := pool.total - pool.free) and not self._drafts:
+            self._breach("KV", f"holds {taken} KV blocks; what was computed of those that run takes {needed}")
 
 
 class _Prefixes:

@@ -123,11 +123,11 @@ class DecodeSet:
             last = member.admitted
         return list(self.members)[: len(members)]  # the keys themselves, without new numbers
 
-    def crossing(self, after: int = 0) -> dict[int, Request]:
+    def at_block_start(self, after: int = 0) -> dict[int, Request]:
         """Return members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
         return self._phases[-(self.clock + after) % self.block_size]
 
-    def crossing_by_tick(self) -> list[int]:
+    def block_starts_by_tick(self) -> list[int]:
         """Return how many members cross into a new block at each of the next `block_size` ticks.
 
         After `block_size` ticks the counts repeat.
@@ -136,7 +136,7 @@ class DecodeSet:
         now = -self.clock % self.block_size  # phases go by downwards
         return [*members[now::-1], *members[:now:-1]]
 
-    def crossings(self, steps: int) -> int:
+    def block_starts(self, steps: int) -> int:
         """Return how many times a member will cross into a new block in `steps` more ticks."""
         rounds, rest = divmod(steps, self.block_size)
         last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards

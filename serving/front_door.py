@@ -97,5 +97,5 @@ class Beside:
 
 
 def _longer_ns(prices: tuple[float, float], sampled: int) -> int:
-    each, per_token = prices
-    return round(each + per_token * sampled)
+    per_step, per_token = prices
+    return round(per_step + per_token * sampled)

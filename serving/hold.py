@@ -10,7 +10,7 @@ class Hold:
         self._since_ns: int | None = None
 
     @property
-    def on(self) -> bool:
+    def waits(self) -> bool:
         """True if any request waits."""
         return self._since_ns is not None
 

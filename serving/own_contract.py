@@ -106,12 +106,12 @@ class OwnContract(Contract):
     def _check_decodes(self) -> None:
         """Check in O(1) that the decode set has this deployment's blocks and, if nothing is shared, enough of them."""
         decodes, pool, block_size = self.scheduler.decodes, self.scheduler.pool, self.limits.block_size
-        held = pool.total - pool.free
+        taken = pool.total - pool.free
         if decodes.block_size != block_size:
             what = f"has KV blocks of {decodes.block_size} tokens; the deployment's block_size is {block_size}"
             self.breach("KV", what)
-        if pool.counts_only and decodes.context > held * block_size:
-            self.breach("KV", f"decodes over {decodes.context} tokens and holds {held} KV blocks of {block_size}")
+        if pool.counts_only and decodes.context > taken * block_size:
+            self.breach("KV", f"decodes over {decodes.context} tokens and holds {taken} KV blocks of {block_size}")
 
     # Many steps at once
 
@@ -128,7 +128,7 @@ class OwnContract(Contract):
                 self.breach("promises", f"promises {steps} steady steps of {rows} decodes; {running} requests run")
             if steps > decodes.steps_to_exit():
                 self.breach("promises", f"promises {steps} steady steps; one ends in {decodes.steps_to_exit()}")
-            blocks, free = self.scheduler.pool.ahead(decodes, steps), self.scheduler.pool.free
+            blocks, free = self.scheduler.pool.net_blocks(decodes, steps), self.scheduler.pool.free
             if blocks > free:
                 self.breach("promises", f"promises {steps} steady steps; they take {blocks} KV blocks, {free} are free")
         return steps
@@ -197,7 +197,7 @@ def _request_at_hand(error: BaseException | None) -> Request | None:
     """Return the request of the innermost call that has one."""
     at_hand, frame = None, error.__traceback__ if error else None
     while frame is not None:
-        found = frame.tb_frame.f_locals.get("request")
-        at_hand = found if isinstance(found, Request) else at_hand
+        request = frame.tb_frame.f_locals.get("request")
+        at_hand = request if isinstance(request, Request) else at_hand
         frame = frame.tb_next
     return at_hand

@@ -35,17 +35,17 @@ def own_cost(name: str, deployment: Deployment) -> OwnCost:
 
     A class is called with the deployment if it has a constructor of its own, else with nothing.
     """
-    found = find_object(_FIELD, name, {})
+    model = find_object(_FIELD, name, {})
     if deployment.pipeline_parallel_size > 1:
         remedy = f"needs the time of each stage, which the cost model {name} does not give; leave it out, or use --gpu"
         raise UserError("pipeline_parallel_size", deployment.pipeline_parallel_size, remedy)
-    of_class = isinstance(found, type)
-    if not callable(getattr(found, "step_ns", None) if of_class else found):
+    of_class = isinstance(model, type)
+    if not callable(getattr(model, "step_ns", None) if of_class else model):
         raise UserError(_FIELD, name, "is neither a function of a step's plan nor a class with step_ns")
     if not of_class:
-        return OwnCost(name, SimpleNamespace(step_ns=found))
-    arguments = () if found.__init__ is object.__init__ else (deployment,)
-    return OwnCost(name, make(_FIELD, name, found, *arguments))
+        return OwnCost(name, SimpleNamespace(step_ns=model))
+    arguments = () if model.__init__ is object.__init__ else (deployment,)
+    return OwnCost(name, make(_FIELD, name, model, *arguments))
 
 
 def source_file(name: str) -> str | None:
@@ -122,8 +122,8 @@ class OwnCost:
         return ns if self._factor == 1.0 else round(ns * self._factor)
 
     def _wrong(self, method: str, plan: StepPlan, what: str) -> UserError:
-        held = ", ".join(f"{name}={amount}" for name in AGGREGATES if (amount := getattr(plan, name)))
-        return UserError(_FIELD, self.name, " ".join(f"{method} {what} in a step of {held}".split()))
+        amounts = ", ".join(f"{name}={amount}" for name in AGGREGATES if (amount := getattr(plan, name)))
+        return UserError(_FIELD, self.name, " ".join(f"{method} {what} in a step of {amounts}".split()))
 
     def _checked_interval(self, stated: Any) -> tuple[float, float] | None:
         if stated is None:

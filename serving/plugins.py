@@ -56,11 +56,11 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
 
     Raises UserError if there is no such name, file, module or class, or the class lacks a method that it `needs`.
     """
-    found = find_object(kind, name, known)
-    missing = [method for method in needs if not callable(getattr(found, method, None))]
-    if not isinstance(found, type) or missing:
+    named = find_object(kind, name, known)
+    missing = [method for method in needs if not callable(getattr(named, method, None))]
+    if not isinstance(named, type) or missing:
         raise UserError(kind, name, f"must be a class with {', '.join(needs)}")
-    return found
+    return named
 
 
 def check_name(kind: str, name: str, known: dict[str, str]) -> str:
@@ -74,8 +74,8 @@ def check_name(kind: str, name: str, known: dict[str, str]) -> str:
 
 def _installed(kind: str) -> dict[str, str]:
     """Return the objects that installed packages offer: `module:Class` by name."""
-    found = entry_points(group=f"tokentwin.{kind.replace(' ', '_')}")
-    return {entry.name: f"{entry.module}:{entry.attr}" for entry in sorted(found, key=lambda entry: entry.name)}
+    points = entry_points(group=f"tokentwin.{kind.replace(' ', '_')}")
+    return {entry.name: f"{entry.module}:{entry.attr}" for entry in sorted(points, key=lambda entry: entry.name)}
 
 
 def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
@@ -108,10 +108,10 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
     return getattr(module, class_name)
 
 
-def make(kind: str, name: str, found: Any, *arguments: Any, **settings: Any) -> Any:
-    """Return an object of the user's own class `found`. Raises UserError if its constructor fails in any way."""
+def make(kind: str, name: str, named: Any, *arguments: Any, **settings: Any) -> Any:
+    """Return an object of the user's own class `named`. Raises UserError if its constructor fails in any way."""
     try:
-        return limited_longer(found, *arguments, **settings)
+        return limited_longer(named, *arguments, **settings)
     except Fault as fault:
         raise UserError(kind, name, f"cannot be made: {fault.what.removeprefix('raised ')}") from fault.__cause__
 

@@ -193,7 +193,7 @@ class Request(BlockTable):
         if samples:
             self._placeholders -= 1 + drafts
 
-    def found(self, tokens: int) -> None:
+    def count_cached(self, tokens: int) -> None:
         """Count `tokens` of the known sequence as computed: they are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 

@@ -17,14 +17,14 @@ class EngineName(NamedTuple):
     version: str = ""
 
     @classmethod
-    def read(cls, told: str) -> EngineName:
+    def read(cls, text: str) -> EngineName:
         """Read a name such as `vLLM 0.19.0`, as people write it.
 
         Any unknown name is taken for vLLM, and a nightly build has no release.
         """
-        name = told.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
+        name = text.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
         engine = name if name in ENGINES else "vllm"
-        release = None if "nightly" in told else _RELEASE.search(told)
+        release = None if "nightly" in text else _RELEASE.search(text)
         return cls(engine, f"{engine} {release[0]}" if release else "")
 
     def __str__(self) -> str:

@@ -51,23 +51,24 @@ def kept_layers(
     """
     field = f"{name}.quantization_config"
     listed = [_Pattern(pattern, field) for pattern in patterns]
-    found: dict[str, list[int]] = {}
+    kept: dict[str, list[int]] = {}
     for layer in range(layers if listed else 0):
         here = [pattern for pattern in listed if pattern.layer in (None, layer)]
-        attention = _LINEAR if layer in linear else _LATENT if latent else _QKV
+        plain = _LATENT if latent else _QKV
+        attention = _LINEAR if layer in linear else plain
         for projection, spellings in _projections(not experts or layer in dense, experts, shared, attention):
             paths = [[f"model.layers.{layer}.{module}" for module in modules] for modules in spellings]
-            held = [[path for path in one if sum(pattern.names(path) for pattern in here)] for one in paths]
-            if any(map(eq, held, paths)):
-                found.setdefault(projection, []).append(layer)
-            elif alone := next(filter(None, held), None):
+            kept_paths = [[path for path in one if sum(pattern.names(path) for pattern in here)] for one in paths]
+            if any(map(eq, kept_paths, paths)):
+                kept.setdefault(projection, []).append(layer)
+            elif alone := next(filter(None, kept_paths), None):
                 remedy = "is in 16 bits, but not all that must be stored like it; use another checkpoint"
                 raise UserError(field, alone[0], remedy)
     for pattern in listed:
         if not pattern.used and not _OUTSIDE.search(pattern.said) and (pattern.layer or 0) < layers:
             remedy = "names no weights that are known; leave it out if it is no linear layer"
             raise UserError(field, pattern.said[:80], remedy)
-    return tuple((projection, tuple(at)) for projection, at in found.items())
+    return tuple((projection, tuple(kept_by)) for projection, kept_by in kept.items())
 
 
 class _Pattern:

@@ -21,9 +21,11 @@ def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) 
     """
     if given is not None:
         return given
-    drafts, each = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])
+    drafts, dtype_bytes = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])
     return sum(
-        _shapes(name, setting).kv_bytes_per_token(each) for name in (deployment.model, drafts and drafts.model) if name
+        _shapes(name, setting).kv_bytes_per_token(dtype_bytes)
+        for name in (deployment.model, drafts and drafts.model)
+        if name
     )
 
 

@@ -68,13 +68,13 @@ def _compressed(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if any(group.get("input_activations") for group in groups.values()):
         remedy = "in integers are not supported, only weights; use a checkpoint such as W4A16, or one in fp8"
         raise UserError(f"{where}.input_activations", "quantised activations", remedy)
-    found = [
+    stored = [
         _integers(name, scheme.get("num_bits"), scheme.get("group_size"), not scheme.get("symmetric", True))
         for scheme in schemes
     ]
-    if not found or any(one != found[0] for one in found):
-        raise UserError(f"{where}.config_groups", len(found), "must all store weights alike; use another checkpoint")
-    return found[0]
+    if not stored or any(one != stored[0] for one in stored):
+        raise UserError(f"{where}.config_groups", len(stored), "must all store weights alike; use another checkpoint")
+    return stored[0]
 
 
 def _integers(name: str, bits: Any, group: Any, zeros: bool) -> dict[str, Any]:

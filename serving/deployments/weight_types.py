@@ -53,11 +53,11 @@ def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: in
     if projection == "experts" and dtype == model.checkpoint_quantization:
         dtype = model.checkpoint_experts or dtype
     suffix = " (16 bits)" if kept < layers else ""
-    found = [
+    parts = [
         Stored(layers - kept, dtype, weight_width(dtype, model, deployment)),
         Stored(kept, deployment.dtype, DTYPE_BYTES[deployment.dtype], suffix),
     ]
-    return [one for one in found if one.layers]
+    return [part for part in parts if part.layers]
 
 
 def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> int:

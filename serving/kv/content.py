@@ -24,7 +24,7 @@ class Spans(Protocol):
     """
 
     @property
-    def ahead(self) -> int: ...
+    def lookahead(self) -> int: ...
 
     def spans(self, request: Request) -> Sequence[Span]:
         """Return `(name, begin, end)` over the sequence, or its full blocks; no span is empty.
@@ -56,7 +56,7 @@ def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
 class SegmentContent:
     """The contents of a request by its prompt's segments; the output of request r is segment `out:r`."""
 
-    ahead = 0
+    lookahead = 0
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -88,7 +88,7 @@ class ContentAhead(SegmentContent):
     The head of `eagle` computes the KV of a token from the token that follows it (`num_hash_lookahead_tokens`, here 1).
     """
 
-    ahead = 1
+    lookahead = 1
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
         tokens = SegmentContent(1)
@@ -100,7 +100,7 @@ class ContentAhead(SegmentContent):
 class OwnContent:
     """Spans by which a request finds only its own blocks."""
 
-    ahead = 0
+    lookahead = 0
 
     def spans(self, request: Request) -> Sequence[Span]:
         return ((request.id, 0, request.max_len),)

@@ -47,13 +47,13 @@ class TieredBlocks:
         """Return whether a block lies in a tier, or is on its way there."""
         return self.cache.tier(key) is not None
 
-    def matched(self, request: Request, found: int) -> int:
+    def matched(self, request: Request, cached: int) -> int:
         """Return the tokens that can be loaded, as `serving.kv.external.ExternalKv` says."""
         if request.preemptions and not self._swaps:
             return 0
         most = (request.known - 1) // self.block_size
         keys = block_keys(request, most, self._content)
-        first = last = found // self.block_size
+        first = last = cached // self.block_size
         while last < most and self.has(keys[last]):
             last += 1
         return (last - first) * self.block_size
@@ -81,7 +81,7 @@ class TieredBlocks:
                 spans.append((request, first // size, min(start + tokens, known) // size))
         else:
             spans = [(request, start // size, (start + tokens) // size) for request, start, tokens, *_ in plan.listed]
-        for request in plan.decodes.crossing().values():
+        for request in plan.decodes.at_block_start().values():
             full = request.computed // size
             spans.append((request, full - 1, full))
         return Filling(list(plan.preempted), spans)

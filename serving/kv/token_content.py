@@ -20,7 +20,7 @@ class Tokens(Protocol):
 class TokenContent:
     """The contents of a request's blocks from its token ids, in `sequences` by the request's id."""
 
-    ahead = 0
+    lookahead = 0
 
     def __init__(self, sequences: Mapping[int, Tokens], block_size: int) -> None:
         self._sequences = sequences

@@ -34,7 +34,7 @@ class FairScheduler(VllmScheduler):
         return TenantQueue(self.counters, super().new_queue)
 
     def _serve_one_by_one(self, plan: StepPlan, budget: int) -> int:
-        self._served = {(tenant := r.arrived.tenant): self.counters.of(tenant) for r in self.running.values()}
+        self._served = {(tenant := r.arrived.tenant): self.counters.service_of(tenant) for r in self.running.values()}
         return super()._serve_one_by_one(plan, budget)
 
     def victim(self) -> Request:

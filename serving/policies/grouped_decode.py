@@ -19,12 +19,12 @@ class GroupedDecode(SteadyDecode):
         if rows is None:
             return None
         lacking = sum(max(self._rules.lacking_blocks(request, tokens), 0) for request, tokens in rows)
-        need = self._groups * len(self._decodes.crossing()) + lacking
+        need = self._groups * len(self._decodes.at_block_start()) + lacking
         return rows if need <= self._pool.free else None
 
     def steps(self) -> int:
         steps = super().steps()
-        while steps and self._groups * self._decodes.crossings(steps) > self._pool.free:
+        while steps and self._groups * self._decodes.block_starts(steps) > self._pool.free:
             steps //= 2
         return steps
 

@@ -24,10 +24,10 @@ class PrefillInterval:
         """True if the next step leaves prompts alone, provided that a request decodes in it."""
         return not self._backlog and self._since + 1 < self._steps
 
-    def planned(self, plan: StepPlan, prefills: bool, held: bool, waiting: Iterable[Request]) -> None:
+    def planned(self, plan: StepPlan, prefills: bool, held_back: bool, waiting: Iterable[Request]) -> None:
         """Record a final `plan`, whether it computes prompts, and whether it has held any back."""
         self._since = 0 if prefills else self._since + bool(plan.tokens)
-        if not held and not plan.preempted:
+        if not held_back and not plan.preempted:
             self._look_for_backlog(waiting)
 
     def skipped(self, steps: int, waiting: Iterable[Request]) -> None:

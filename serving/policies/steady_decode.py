@@ -83,7 +83,7 @@ class SteadyDecode:
         if self._two_budgets:
             return None
         left = budget - len(decodes.members)
-        need = 0 if self._reserved else len(decodes.crossing())
+        need = 0 if self._reserved else len(decodes.at_block_start())
         if not self._unsteady:
             return [] if left >= 0 and need <= free else None
         wanting = [
@@ -179,7 +179,7 @@ class SteadyDecode:
         if rules.waiting and len(rules.running) < self._most_running:
             steps = self._steps_without_admission(steps)
         most_blocks = 0 if self._reserved else len(decodes.members) * (steps // self._block_size + 1)
-        while steps and most_blocks > pool.free and decodes.crossings(steps) > pool.free:
+        while steps and most_blocks > pool.free and decodes.block_starts(steps) > pool.free:
             steps //= 2
         return steps
 

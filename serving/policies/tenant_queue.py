@@ -28,7 +28,7 @@ class ServiceCounters:
         self._base: dict[str, int] = {}
         self._members: dict[str, int] = {}
 
-    def of(self, tenant: str) -> int:
+    def service_of(self, tenant: str) -> int:
         """Return the service so far."""
         return self._base.get(tenant, 0) + self.slope(tenant) * self._clock()
 
@@ -40,7 +40,7 @@ class ServiceCounters:
         self._base[tenant] = self._base.get(tenant, 0) + service
 
     def lift(self, tenant: str, to: int) -> None:
-        self.charge(tenant, max(to - self.of(tenant), 0))
+        self.charge(tenant, max(to - self.service_of(tenant), 0))
 
     # Calls of a scheduler
 
@@ -75,7 +75,7 @@ class TenantQueue:
         return self._length
 
     def __iter__(self) -> Iterator[Request]:
-        order = [(self._counters.of(tenant), tenant) for tenant in self._queues]
+        order = [(self._counters.service_of(tenant), tenant) for tenant in self._queues]
         heapify(order)
         while order:
             yield from self._queues[heappop(order)[1]]
@@ -99,21 +99,21 @@ class TenantQueue:
     def steps_at_head(self, head: Request, steps: int) -> int:
         """Return the steps until the first tenant is another, by counter and, among equal counters, by name."""
         counters = self._counters
-        service, first = min((counters.of(tenant), tenant) for tenant in self._queues)
+        service, first = min((counters.service_of(tenant), tenant) for tenant in self._queues)
         if head.arrived.tenant != first:  # the waiting requests of this tenant are being loaded
             return 0
         for tenant in self._queues:
             closing = counters.slope(first) - counters.slope(tenant)
             if closing > 0:
-                steps = min(steps, (counters.of(tenant) - service - (tenant < first)) // closing)
+                steps = min(steps, (counters.service_of(tenant) - service - (tenant < first)) // closing)
         return steps
 
     def _of(self, tenant: str) -> WaitingQueue:
         """Return the queue of `tenant`; a tenant without waiting requests is lifted first."""
         if tenant not in self._queues:
             if self._queues:
-                self._counters.lift(tenant, min(map(self._counters.of, self._queues)))
+                self._counters.lift(tenant, min(map(self._counters.service_of, self._queues)))
             elif self._last_left is not None:
-                self._counters.lift(tenant, self._counters.of(self._last_left))
+                self._counters.lift(tenant, self._counters.service_of(self._last_left))
             self._queues[tenant] = self._new_queue()
         return self._queues[tenant]

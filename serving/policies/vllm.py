@@ -388,7 +388,7 @@ class VllmScheduler(Residents):
                 return 0
         if hit is not None:
             self.pool.admit(request, hit)
-            request.found(found)
+            request.count_cached(found)
             if request.first_hit is None:
                 request.first_hit = found - loadable
         self.waiting.remove(request)

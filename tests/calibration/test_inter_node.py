@@ -141,7 +141,7 @@ def test_explain_names_the_network() -> None:
 def test_only_hops_that_leave_the_node_take_the_network() -> None:
     cost = predicted_cost("H100", engine(2, pp=8))
     assert isinstance(cost, PipelineCost)
-    plan = StepPlan.of(prefill_rows=1, prefill_tokens=1024, sampled_rows=1, prefill_pairs=1024 * 1025 // 2)
+    plan = StepPlan.from_amounts(prefill_rows=1, prefill_tokens=1024, sampled_rows=1, prefill_pairs=1024 * 1025 // 2)
     near, far = sorted(set(cost.transfers_ns(plan)))
     assert cost.transfers_ns(plan) == [near, near, near, far, near, near, near]
     sent = 2 * 1024 * 2 * 8192 / 2  # half of the hidden states and residuals each

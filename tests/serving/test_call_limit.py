@@ -53,7 +53,7 @@ def make_policy(file: Path) -> None:
 
 
 def price(file: Path) -> None:
-    cost, plan = own_cost(f"{file}:Mine", Deployment()), StepPlan.of(decode_rows=3)
+    cost, plan = own_cost(f"{file}:Mine", Deployment()), StepPlan.from_amounts(decode_rows=3)
     cost.step_ns(plan)
     list(cost.decode_run_ns(3, 60, 1200, 2))
 

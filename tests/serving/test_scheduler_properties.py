@@ -346,7 +346,7 @@ def leapt(
         if to_come:
             steps = min(steps, to_come[0].arrival_ns - done)
         if steps > 0 and leaps:
-            left = scheduler.pool.free - scheduler.pool.ahead(scheduler.decodes, steps)
+            left = scheduler.pool.free - scheduler.pool.net_blocks(scheduler.decodes, steps)
             finished = scheduler.skip(steps)
             assert finished or scheduler.pool.free == left
         else:
