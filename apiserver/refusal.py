@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from serving.remedies import remedy
+from serving.settings import remedy
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 _MALFORMED = "Bad Request"

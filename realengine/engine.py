@@ -31,16 +31,16 @@ from realengine.waiting_demand import WaitingDemand
 from realengine.weights import ModelFiles
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.hold import Hold
+from serving.kv.content import TokenContent
 from serving.kv.contiguous_pool import longest_free
 from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
-from serving.kv.token_content import TokenContent
 from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
+from serving.waiting import Hold
 from serving.workload import WorkloadRequest
 
 _CLOSED = "was closed; make another"

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from serving.request import Request
 
+if TYPE_CHECKING:
+    from serving.policies.fair import ServiceCounters
+
 _NEVER: Final = 1 << 60
-
-
-class MembershipListener(Protocol):
-    """A listener that hears when a request starts or stops to get a token at every tick."""
-
-    def joined(self, request: Request) -> None: ...
-    def left(self, request: Request) -> None: ...
 
 
 class DecodeSet:
@@ -44,7 +40,7 @@ class DecodeSet:
         self.lag = 0
         self.context = self.squares = 0
         self.newest = -1
-        self.listener: MembershipListener | None = None
+        self.listener: ServiceCounters | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
         self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id), and
         self._next_exit = _NEVER  # the first clock in `_exits`

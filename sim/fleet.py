@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.deployments.node_groups import nodes_of
+from serving.deployments.inter_node import nodes_of
 from serving.own_contract import contract_with
 from serving.request import Request
 from serving.scheduler import find_policy

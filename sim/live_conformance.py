@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.deployments.vllm_releases import release_settings
+from serving.deployments.engines import release_settings
 from serving.errors import UserError, one_line, shortened
 from serving.json_file import parse_json
 from serving.python_process import HOME

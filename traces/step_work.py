@@ -19,12 +19,11 @@ import pyarrow as pa
 
 from serving.deployments.compressed_attention import SPARSE, CompressedAttention
 from serving.deployments.config import Deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec, gpus
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import stored, weights_dtype
+from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
 from serving.errors import UserError
 from traces.numeric_columns import Floats, known_or_zero, numbers
 from traces.recording_notes import notes_of

@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from serving.deployments.engine_name import EngineName, check_engine
+from serving.deployments.engines import EngineName, check_engine
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.plugins import located
-from serving.remedies import remedy
-from serving.settings import TerseSettings
+from serving.settings import TerseSettings, remedy
 from serving.speculative import SpeculativeConfig
 from serving.yaml_file import read_mapping
 

@@ -14,11 +14,10 @@ from pydantic import BaseModel, Field
 
 from serving.deployments.compressed_attention import HEAVY, SPARSE, CompressedAttention
 from serving.deployments.config import parse
-from serving.deployments.kept_layers import kept_layers
 from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.linear_attention import LinearAttention
 from serving.deployments.model_spec import ModelSpec, RopeScaling
-from serving.deployments.quantization_config import checkpoint_fields, kept_modules
+from serving.deployments.quantization_config import checkpoint_fields, kept_layers, kept_modules
 from serving.errors import UserError
 
 FAMILIES = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from serving.deployments.config import Deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from serving.deployments.compressed_attention import BLOCK_SIZE, CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.kv.blocks import blocks_for
 

@@ -299,3 +299,25 @@ class BlockPool:
 
 def _in_order(requests: Iterable[Request]) -> list[Request]:
     return sorted(requests, key=by_admission)
+
+
+class StatePool(BlockPool):
+    """A pool in which an admitted request holds `config.state_blocks` more blocks. `Request.held` counts the others."""
+
+    def __init__(self, config: SchedulerConfig, content: Content | None = None) -> None:
+        super().__init__(config, content)
+        self._states = config.state_blocks
+        self._admitted: set[int] = set()
+
+    def admit(self, request: Request, hit: Hit) -> None:
+        super().admit(request, hit)
+        self._admitted.add(request.id)
+        self._take(self._states)
+        self._beside += self._states
+
+    def release(self, request: Request, may_return: bool = False) -> None:
+        super().release(request, may_return)
+        if request.id in self._admitted:
+            self._admitted.remove(request.id)
+            self._put_first(self._states, [])
+            self._beside -= self._states

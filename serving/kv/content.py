@@ -5,7 +5,8 @@ Key of block i = H(key of block i-1, its content), so a key names a whole prefix
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -120,3 +121,31 @@ def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
         yield (name if name != PRIVATE else f"\0{request.id}.{number}"), begin, begin + tokens
         begin += tokens
     yield f"out:{request.id}", begin, request.max_len
+
+
+class Tokens(Protocol):
+    """The prompt and output token ids of one request, as far as they are known."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+class TokenContent:
+    """The contents of a request's blocks from its token ids, in `sequences` by the request's id."""
+
+    lookahead = 0
+
+    def __init__(self, sequences: Mapping[int, Tokens], block_size: int) -> None:
+        self._sequences = sequences
+        self._block_size = block_size
+
+    def spans(self, request: Request) -> Sequence[Span]:
+        spans, size = request.spans, self._block_size
+        for block in self.blocks(request, len(spans), request.known // size - 1):
+            spans.append((block, len(spans) * size, (len(spans) + 1) * size))
+        return spans
+
+    def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
+        tokens = self._sequences[request.id].tokens
+        for index in range(first, last + 1):
+            yield array("q", tokens[index * self._block_size : (index + 1) * self._block_size]).tobytes()

@@ -62,6 +62,11 @@ class KvLoading:
             if samples:
                 self._prefills.pop(request.id, None)
 
+    def committed(self, plan: StepPlan) -> None:
+        """Free the blocks that `plan`, which has ended, was the last to write to."""
+        while self.leaving and self.leaving[0][0] <= plan.seq:
+            self._pool.release(self.leaving.popleft()[1])
+
     def preempted(self, request: Request) -> None:
         self._prefills.pop(request.id, None)
 

@@ -28,7 +28,7 @@ from lab.external.lessons import Lesson, lessons
 from lab.external.page import left_out_section
 from lab.external.schedule import schedule
 from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_name import EngineName
+from serving.deployments.engines import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError

@@ -16,9 +16,8 @@ from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import kernels, predicted_cost
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.deployments.inter_node import InterNodeConfig
+from serving.deployments.inter_node import InterNodeConfig, data_group, hops_between_nodes, nodes_of, tensor_group
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.node_groups import data_group, hops_between_nodes, nodes_of, tensor_group
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 

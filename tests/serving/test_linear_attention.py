@@ -13,7 +13,7 @@ from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import most_held, page_bytes, state_bytes, with_states
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.kv.pools import kv_blocks
+from serving.policies.residents import kv_blocks
 from serving.policies.vllm import VllmScheduler
 from serving.workload import PRIVATE, WorkloadRequest
 

@@ -14,7 +14,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.kv_tiers import KvTier, KvTiersConfig
 from serving.errors import UserError
-from serving.kv.tiered_cache import TieredCache
+from serving.kv.tiered_blocks import TieredCache
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster

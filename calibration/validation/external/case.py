@@ -15,7 +15,7 @@ from pydantic import Field
 
 from calibration.steps.evidence import Origin
 from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_name import EngineName
+from serving.deployments.engines import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError

@@ -1,6 +1,6 @@
-"""The stages of pipeline parallelism: consecutive layers of a model, as vLLM shares them out.
+"""Parts of a model that are models of fewer layers: pipeline stages, and the module for multi-token prediction.
 
-A stage is itself a `ModelSpec`, of fewer layers, so that code that prices or sizes a model does so for a stage. The
+Code that prices or sizes a model does so for a part, too. Stages are consecutive layers, as vLLM shares them out: the
 embedding is on the first stage, the last norm, the head and the sampler on the last. A spec does not say that; code
 that needs it knows which stage it asks about.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
+from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -58,3 +59,40 @@ def _layers(model: ModelSpec, first: int, end: int) -> ModelSpec:
             ),
         }
     )
+
+
+def draft_module(model: ModelSpec) -> ModelSpec:
+    """Return the module of `model` for multi-token prediction. Raises UserError if it has none.
+
+    The module (DeepSeek-V3, arXiv:2412.19437, section 2.2) takes the target's last hidden states and the embeddings of
+    the tokens after them, joins the two in one projection, and goes through a layer like the target's last one.
+    Embedding and head are the target's. Editions in NVFP4 keep the module in 16 bits. A module of several layers drafts
+    with the first again and again.
+    """
+    if not model.draft_layers:
+        remedy = f"cannot draft for {model.name}, which has no layers for multi-token prediction; use another method"
+        raise UserError("scheduler.speculative.method", "mtp", remedy)
+    stored = model.checkpoint_quantization
+    return model.model_copy(
+        update={
+            "name": f"{model.name} MTP",
+            "num_layers": 1,
+            "dense_at": (),
+            "sliding_window": 0,
+            "sliding_layers": 0,
+            "sliding_at": (),
+            "latent": model.latent and model.latent.of_layers(model.num_layers, model.num_layers + 1),
+            "linear": None,
+            "linear_layers": 0,
+            "draft_layers": 0,
+            "is_draft_module": True,
+            "checkpoint_quantization": "none" if stored == "nvfp4" else stored,
+            "checkpoint_kept": (),
+        }
+    )
+
+
+def module_deployment(deployment: Deployment) -> Deployment:
+    """Return the deployment of the module beside `deployment`: without drafts, and in 16 bits beside NVFP4."""
+    alone = deployment.rescheduled(speculative=None)
+    return alone.model_copy(update={"quantization": "none"}) if deployment.quantization == "nvfp4" else alone
