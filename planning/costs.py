@@ -23,7 +23,7 @@ from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.own_cost import identity, names_own_cost, own_cost
+from serving.user_code.own_cost import identity, names_own_cost, own_cost
 
 
 class Priced(NamedTuple):

@@ -35,11 +35,11 @@ from serving.kv.content import TokenContent
 from serving.kv.contiguous_pool import longest_free
 from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
-from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
+from serving.user_code.own_contract import contract_with
 from serving.waiting import Hold
 from serving.workload import WorkloadRequest
 

@@ -23,10 +23,10 @@ from realengine.replica_messages import About, Arrival, End, HangUp, Ran, Ready,
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.weights import ModelFiles
-from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.python_process import without_main
+from serving.user_code.call_limit import watching
 
 _ENDING_S = 5.0  # time that a process may take to end by itself
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.deployments.inter_node import nodes_of
-from serving.own_contract import contract_with
 from serving.request import Request
 from serving.scheduler import find_policy
+from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
 from sim.clock import FLEET, Alarm, VirtualClock
 from sim.kv_tiers import add_tiers

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.request import Request
+from serving.user_code.call_limit import watching
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, Alarm
 from sim.cluster import Cluster, Simulated

@@ -19,7 +19,7 @@ from typing import Any
 
 from serving.deployments.engines import release_settings
 from serving.errors import UserError, one_line, shortened
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from serving.python_process import HOME
 from sim.conformance import Conformance, conform
 from sim.live_scenarios import FAMILIES, scenario

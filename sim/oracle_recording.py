@@ -14,7 +14,7 @@ from typing import Any
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.recorded_connector import Outside

@@ -44,7 +44,7 @@ def _asked(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]
     @wraps(function)
     def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         from serving.errors import UserError, reason
-        from serving.plugins import loading
+        from serving.user_code.plugins import loading
 
         if file := loading():
             remedy = "simulates when it is imported; put what it runs below if __name__ == '__main__':"

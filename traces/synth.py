@@ -19,9 +19,9 @@ from pydantic import Field, model_validator
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.files.yaml_file import read_yaml
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from serving.yaml_file import read_yaml
 from traces.arrivals import LATEST_NS, Arrivals, Closed
 from traces.lengths import Empirical, Lengths
 

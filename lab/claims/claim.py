@@ -22,7 +22,7 @@ from serving.deployments.config import parse
 from serving.deployments.engines import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.yaml_file import read_yaml
+from serving.files.yaml_file import read_yaml
 from traces.slo import check_slo
 
 Settings = dict[str, Any]  # values by dotted path

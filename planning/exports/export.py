@@ -14,7 +14,7 @@ from planning.exports.recorded_run import RecordedRun
 from planning.exports.tables import write_table
 from serving.document import Document
 from serving.errors import UserError
-from serving.whole_file import write_whole
+from serving.files.whole_file import write_whole
 
 Write = Callable[[Any, IO[bytes]], None]  # the source is written as a whole
 

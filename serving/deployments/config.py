@@ -19,10 +19,10 @@ from serving.deployments.fleet import FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
-from serving.plugins import located
+from serving.files.yaml_file import read_mapping
 from serving.settings import TerseSettings, remedy
 from serving.speculative import SpeculativeConfig
-from serving.yaml_file import read_mapping
+from serving.user_code.plugins import located
 
 Model = TypeVar("Model", bound=BaseModel)
 _NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters

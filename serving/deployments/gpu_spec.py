@@ -14,8 +14,8 @@ from pydantic import Field
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.files.yaml_file import bundled, read_yaml
 from serving.settings import Settings
-from serving.yaml_file import bundled, read_yaml
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 

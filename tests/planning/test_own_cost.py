@@ -14,8 +14,8 @@ from planning.costs import priced
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from serving.own_cost import OwnCost, identity
 from serving.step_plan import StepPlan
+from serving.user_code.own_cost import OwnCost, identity
 from tests.command import tokentwin
 from tokentwin.commands.compare import NO_DIFFERENCE
 from tokentwin.commands.simulate import simulate

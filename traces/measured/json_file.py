@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import UserError
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from traces.rows import read_head
 
 MOST = 9e9  # in seconds it still fits 64 bits of nanoseconds

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from serving.audit import Audit
-from serving.call_limit import Fault, limited
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError, shown
@@ -19,6 +17,8 @@ from serving.kv.external import ExternalKv
 from serving.request import Request
 from serving.scheduler import POLICIES, Scheduler
 from serving.step_plan import StepPlan
+from serving.user_code.audit import Audit
+from serving.user_code.call_limit import Fault, limited
 from serving.workload import WorkloadRequest, as_it_is
 
 _PARTS = ("config", "requests", "running", "waiting", "decodes", "pool")

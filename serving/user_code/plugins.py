@@ -21,9 +21,9 @@ from threading import Thread
 from types import FrameType, ModuleType
 from typing import Any
 
-from serving.call_limit import Fault, limited_longer
 from serving.errors import UserError
-from serving.our_code import our_functions, replaced
+from serving.user_code.call_limit import Fault, limited_longer
+from serving.user_code.our_code import our_functions, replaced
 
 _USERS = "user_module_"  # prefix of the names of modules that were read from a user's file
 
