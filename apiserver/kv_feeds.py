@@ -1,9 +1,10 @@
-"""The KV events of a fleet: each replica that takes requests publishes its own."""
+"""The publishers of KV events: of the replicas of a fleet, and of one real engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import time
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -12,7 +13,11 @@ from apiserver.kv_publisher import KvPublisher
 from apiserver.settings import KvEventSettings
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool
-from sim.fleet import Life
+from serving.request import Request
+
+if TYPE_CHECKING:
+    from realengine.engine import Engine
+    from sim.fleet import Life
 
 
 def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
@@ -82,3 +87,35 @@ class KvFeeds:
     def close(self) -> None:
         for publisher in self._publishers.values():
             publisher.close()
+
+
+class EngineKvEvents(KvPublisher):
+    """The KV events of the engine at `place`.
+
+    The engine's thread calls `follow` and `take`, the other thread publishes.
+
+    If its process was `begun_again`, the engine is new, and its first event says that its cache is empty. Raises
+    UserError if its endpoints cannot be bound.
+    """
+
+    def __init__(
+        self, settings: KvEventSettings, place: int, topic: str, poller: zmq.Poller, begun_again: bool = False
+    ) -> None:
+        super().__init__(settings, place, topic, zmq.Context.instance(), poller)
+        self._settings = settings
+        self._begun_again = begun_again
+
+    def follow(self, engine: Engine) -> None:
+        """Start to follow `engine`, which has had no request yet. Raises UserError if it has no prefix cache."""
+
+        def tokens(request: Request, begin: int, end: int) -> list[int]:
+            return engine.sequences[request.id].tokens[begin:end]
+
+        self._events = KvEvents(self._settings, engine.deployment.scheduler.block_size, tokens)
+        observe(engine.scheduler.pool, self._events, self._settings)
+        if self._begun_again:
+            self._events.cleared()
+
+    def take(self) -> bytes | None:
+        """Return the events since the last call as a batch; None if there are none."""
+        return self._events.take(time())

@@ -9,8 +9,8 @@ from threading import Condition, Event, Thread
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from apiserver.engine_kv_events import EngineKvEvents
 from apiserver.exchange import Exchange
+from apiserver.kv_feeds import EngineKvEvents
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add

@@ -2,7 +2,8 @@
 
 The limits are the *deployment's*, whatever limits the policy believes in, and some request must get on as long as some
 request waits. Nothing here ever changes what a policy decides. The tests hold built-in policies to the rest of the
-contract, so a run checks only this part for them; it holds a user's own policy to all of it (`user_code/own_contract.py`).
+contract, so a run checks only this part for them. It holds a user's own policy to all of it
+(`user_code/own_contract.py`).
 """
 
 from __future__ import annotations

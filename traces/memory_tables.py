@@ -6,24 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import pyarrow as pa
 
 from traces.numeric_columns import has_value
+from traces.recording import Recording
 from traces.schema import DATASETS
 
 _NOTHING = pa.table({})
-
-
-class Datasets(Protocol):
-    """The interface that metrics read: a `traces.recording.Recording` or `MemoryTables`. A missing column is null."""
-
-    def table(self, dataset: str, columns: Sequence[str]) -> pa.Table: ...
-    def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]: ...
-    def rows(self, dataset: str) -> int: ...
-    def filled(self, dataset: str, columns: Sequence[str]) -> list[str]: ...
-    def most_items(self, dataset: str, column: str) -> int: ...
 
 
 class MemoryTables:
@@ -54,3 +44,7 @@ class MemoryTables:
     def most_items(self, dataset: str, column: str) -> int:
         """Return the number of items in all lists of a column, or a larger number."""
         return sum(len(chunk.values) for chunk in self.table(dataset, [column]).column(0).chunks)
+
+
+Datasets = Recording | MemoryTables
+"""The tables that metrics read. A missing column is null."""

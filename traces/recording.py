@@ -3,7 +3,7 @@
 It holds `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column)
 and, if known, `workload.parquet` (the offered requests in our trace format). The writer writes row groups during the
 run, under temporary names; `close` renames the files, `runs.parquet` last, so a directory with that file is a complete
-recording. A server also keeps a journal there until then (`traces.journal`).
+recording. A server also keeps a journal there until then (`traces.live_recording`).
 """
 
 from __future__ import annotations

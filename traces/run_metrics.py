@@ -25,7 +25,6 @@ from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
 from traces.distribution import Distribution
-from traces.fairness import jain_index
 from traces.fragmentation import internal_fragmentation
 from traces.memory_tables import Datasets, MemoryTables
 from traces.numeric_columns import Floats, gaps_ms, known, numbers, over, ratio
@@ -301,7 +300,7 @@ class RunMetrics:
             return None
         served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
         tokens = np.where(served, self._request("prompt_tokens") + self._request("output_tokens"), 0.0)
-        return jain_index(pc.fill_null(self._column("tenant"), ""), tokens)
+        return _jain_index(pc.fill_null(self._column("tenant"), ""), tokens)
 
     def statuses(self) -> dict[str, int]:
         """Return the number of requests by their final status."""
@@ -406,3 +405,15 @@ class RunMetrics:
         if self._lives and self._duration_ns:
             return serving_ns(self._lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)
+
+
+def _jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
+    """Return how evenly tenants were served, as Jain's index of the `tokens` that each tenant's requests got.
+
+    The source is Jain, Chiu and Hawe 1984. None if there are fewer than two tenants.
+    """
+    names = pc.dictionary_encode(tenants.combine_chunks())
+    if len(names.dictionary) < 2:
+        return None
+    service = np.bincount(names.indices.to_numpy(), weights=tokens, minlength=len(names.dictionary))
+    return over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
