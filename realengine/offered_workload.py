@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from realengine.segment_tokens import SegmentTokens, quotes
 from serving.clients import Clients
 from serving.workload import Workload, WorkloadRequest
-from traces.parquet import write_parquet
+from traces.formats.parquet import write_parquet
 from traces.recording import RecordingWriter
 
 

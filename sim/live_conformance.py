@@ -23,7 +23,7 @@ from serving.files.json_file import parse_json
 from serving.python_process import HOME
 from sim.conformance import Conformance, conform
 from sim.live_scenarios import FAMILIES, scenario
-from traces.rows import read_head
+from traces.formats.rows import read_head
 
 _PROGRAM = HOME / "vllmside" / "virtual_clock.py"
 _ENVIRONMENT = ".venv-vllm"

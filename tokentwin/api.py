@@ -299,7 +299,7 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     with TemporaryDirectory(prefix="tokentwin-") as folder:
         path = str(Path(folder) / "workload.parquet" if isinstance(traffic, Workload) else _path("traffic", traffic))
         if isinstance(traffic, Workload):
-            from traces.parquet import write_parquet
+            from traces.formats.parquet import write_parquet
 
             write_parquet(traffic, Path(path))
         yield {as_field: path} if as_field else path

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.parquet import WorkloadWriter
+from traces.formats.parquet import WorkloadWriter
 from traces.recording import RecordingWriter
 from traces.recording_claim import JOURNAL
 from traces.schema import DATASETS

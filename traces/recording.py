@@ -26,7 +26,7 @@ from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, recording_columns
 from traces.dataset_writer import DatasetWriter, check_columns, writing
-from traces.parquet import ParquetReader, arrow_reason, write_parquet
+from traces.formats.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import JOURNAL, WORKLOAD, claim
 from traces.run_objects import check_objects
 from traces.schema import DATASETS, arrow_schema

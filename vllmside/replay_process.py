@@ -35,7 +35,7 @@ from realengine.speed import SpeedProbe, piece_of_work
 from serving.canary import canary_rows
 from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest
-from traces.reader import read_workload
+from traces.formats.reader import read_workload
 from vllmside.engine_recorder import EngineRecorder
 from vllmside.record_settings import RecordSettings
 from vllmside.replay_messages import Begin, Ended

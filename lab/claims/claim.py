@@ -23,7 +23,7 @@ from serving.deployments.engines import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.files.yaml_file import read_yaml
-from traces.slo import check_slo
+from traces.metrics.slo import check_slo
 
 Settings = dict[str, Any]  # values by dotted path
 

@@ -30,8 +30,8 @@ from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.metrics import metric
 from serving.workload import Workload
+from traces.metrics.run_metrics import RunMetrics
 from traces.reshape import reshaped
-from traces.run_metrics import RunMetrics
 
 _ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
 _DOUBLINGS = 10  # steps from the traffic's own rate, up or down

@@ -21,9 +21,9 @@ from planning.repricing import Source
 from serving.deployments.config import parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
+from traces.metrics.slo import check_slo
 from traces.recording import Recording
 from traces.recording_notes import notes_of
-from traces.slo import check_slo
 
 DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"
 DIAGNOSIS_FILE = "diagnosis.json"  # beside a recording, where the recording's report looks for it

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from traces.saturation import FEWEST, PILING_UP, growth
+from traces.metrics.saturation import FEWEST, PILING_UP, growth
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt_tokens", "output_tokens")

@@ -24,7 +24,7 @@ from planning.workers import mark
 from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 LIKELY, FAST, SLOW = 0.5, 0.05, 0.95  # shares of the cases in which steps take no longer: predicted, and both ends
 _LOOKS, _LOOK_EVERY = 64, 32  # checks for a broken objective: how many, and after how many requests at least

@@ -29,8 +29,8 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_scheduler_properties import LOOPS, Driver, leapt
 from tests.traces.test_run_metrics import finished, requests_table
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 NEW = ("sarathi", "sjf", "priority-ageing", "edf", "fair")
 SOME = examples(0.2)

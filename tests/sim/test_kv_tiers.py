@@ -22,8 +22,8 @@ from sim.fifo_link import FifoLink
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.stand_in import StandIn
-from traces.reader import read_workload
-from traces.run_metrics import RunMetrics
+from traces.formats.reader import read_workload
+from traces.metrics.run_metrics import RunMetrics
 
 MS, S = 1_000_000, 1_000_000_000
 GIB = 1024**3

@@ -48,7 +48,7 @@ from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, MIXTURE, SCHEDULER, Roofline, deployment
 from tests.sim.fleet_samples import FleetRun, assert_everything_is_accounted_for, poisson
 from tests.sim.test_fleet_properties import fleets
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 SHORT = examples(0.3)
 CHUNK = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.rows import csv_rows, workload_of
+from traces.formats.rows import csv_rows, workload_of
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.rows import Row, json_rows, workload_of
+from traces.formats.rows import Row, json_rows, workload_of
 
 BLOCK_TOKENS = 512
 
@@ -20,7 +20,7 @@ _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 class MooncakeReader:
-    """A reader of Mooncake traces: block 7 becomes the segment `("h7", 512)`. See `traces.reader.TraceReader`."""
+    """A reader of Mooncake traces: block 7 becomes the segment `("h7", 512)`. See `TraceReader`."""
 
     name = "mooncake"
 

@@ -24,18 +24,18 @@ from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.metrics import METRICS, metric
-from traces.distribution import Distribution
-from traces.fragmentation import internal_fragmentation
-from traces.memory_tables import Datasets, MemoryTables
+from traces.metrics.distribution import Distribution
+from traces.metrics.fragmentation import internal_fragmentation
+from traces.metrics.memory_tables import Datasets, MemoryTables
+from traces.metrics.replica_lives import cost_usd, gpu_hours, serving_ns
+from traces.metrics.saturation import Saturation, saturation_of
+from traces.metrics.slo import check_slo
+from traces.metrics.step_metrics import STEP_METRICS, StepMetrics
+from traces.metrics.step_work import StepWork
+from traces.metrics.times_in_system import TimesInSystem
 from traces.numeric_columns import Floats, gaps_ms, known, numbers, over, ratio
 from traces.recording import Recording
-from traces.replica_lives import cost_usd, gpu_hours, serving_ns
-from traces.saturation import Saturation, saturation_of
 from traces.schema import DATASETS
-from traces.slo import check_slo
-from traces.step_metrics import STEP_METRICS, StepMetrics
-from traces.step_work import StepWork
-from traces.times_in_system import TimesInSystem
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients

@@ -12,8 +12,8 @@ from pathlib import Path
 from serving.errors import UserError
 from serving.files.whole_file import write_whole
 from serving.workload import Workload
-from traces.mooncake import write_mooncake
-from traces.parquet import write_parquet
+from traces.formats.mooncake import write_mooncake
+from traces.formats.parquet import write_parquet
 
 WRITERS: dict[str, Callable[[Workload, Path], None]] = {"parquet": write_parquet, "mooncake": write_mooncake}
 _SUFFIXES = {".parquet": "parquet", ".jsonl": "mooncake"}

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from traces.distribution import Distribution
-from traces.memory_tables import Datasets, MemoryTables
+from traces.metrics.distribution import Distribution
+from traces.metrics.memory_tables import Datasets, MemoryTables
+from traces.metrics.step_work import BYTES_OF, FLOPS_OF, StepWork
 from traces.numeric_columns import Floats, known, known_or_zero, ratio, stored, weighted_mean
-from traces.step_work import BYTES_OF, FLOPS_OF, StepWork
 
 STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure", "mfu", "mbu")
 _COLUMNS = {  # columns that each metric is computed from

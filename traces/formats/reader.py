@@ -11,12 +11,12 @@ from typing import Protocol
 
 from serving.errors import UserError
 from serving.workload import Workload
-from traces.azure import AzureReader
-from traces.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GUIDELLM, MeasuredTraceReader
-from traces.mooncake import MooncakeReader
-from traces.parquet import ParquetReader
-from traces.rows import read_head
-from traces.simple import SimpleCsvReader, SimpleJsonReader
+from traces.formats.azure import AzureReader
+from traces.formats.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GUIDELLM, MeasuredTraceReader
+from traces.formats.mooncake import MooncakeReader
+from traces.formats.parquet import ParquetReader
+from traces.formats.rows import read_head
+from traces.formats.simple import SimpleCsvReader, SimpleJsonReader
 
 
 class TraceReader(Protocol):
