@@ -16,8 +16,8 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.filler import PlainTexts, filler_tokens
-from apiserver.kv_events import KvEvents
-from apiserver.kv_feeds import EngineKvEvents, KvFeeds
+from apiserver.kv_cache_events.events import KvEvents
+from apiserver.kv_cache_events.feeds import EngineKvEvents, KvFeeds
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import About, From

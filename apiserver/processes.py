@@ -123,10 +123,10 @@ async def _serve_http(
 ) -> None:
     from aiohttp import web
 
-    from apiserver.api import Api, texts_of
-    from apiserver.api_keys import read_keys, tls_context
-    from apiserver.connection import listen
     from apiserver.engine_client import EngineClient
+    from apiserver.openai_api.api import Api, texts_of
+    from apiserver.openai_api.api_keys import read_keys, tls_context
+    from apiserver.openai_api.connection import listen
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from apiserver.exchange import Exchange
-from apiserver.kv_feeds import EngineKvEvents
+from apiserver.kv_cache_events.feeds import EngineKvEvents
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add

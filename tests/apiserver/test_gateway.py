@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import zmq
 
-from apiserver.block_hash import BlockHash
 from apiserver.failures import Accidents, ServedFailures
+from apiserver.kv_cache_events.block_hash import BlockHash
 from planning.priced_scenario import price_scenario
 from serving.deployments.config import Deployment
 from sim.cluster import Cluster

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from apiserver.block_hash import BlockHash  # noqa: E402
+from apiserver.kv_cache_events.block_hash import BlockHash  # noqa: E402
 from realengine.tokenizer import Tokenizer  # noqa: E402
 from tests.apiserver.served import Server, serving  # noqa: E402
 from tests.apiserver.served_command import free_ports, kv_batches  # noqa: E402

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictBool
 
 from apiserver.messages import About
-from apiserver.refusal import Refusal
+from apiserver.openai_api.refusal import Refusal
 
 
 class KvTransferParams(BaseModel):

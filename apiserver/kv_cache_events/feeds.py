@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from apiserver.kv_events import KvEvents
-from apiserver.kv_publisher import KvPublisher
+from apiserver.kv_cache_events.events import KvEvents
+from apiserver.kv_cache_events.publisher import KvPublisher
 from apiserver.settings import KvEventSettings
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from apiserver.filler import Texts
-from apiserver.tools import Calls
+from apiserver.openai_api.tools import Calls
 from realengine.logprob import Logprob
 
 _LEAST = -9999.0  # the least log-probability written, because JSON has no infinity

@@ -25,7 +25,7 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
 
 def check_key(authorization: str, keys: Sequence[bytes]) -> None:
     """Raise Refusal unless the header `Authorization` holds one of `keys`. The comparison takes constant time."""
-    from apiserver.refusal import Refusal  # imported here, because the supervisor does without aiohttp
+    from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does without aiohttp
 
     given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
     if not sum([hmac.compare_digest(given, key) for key in keys]):

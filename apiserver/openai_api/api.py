@@ -15,15 +15,15 @@ from aiohttp import web
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from apiserver.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
-from apiserver.api_keys import check_key
-from apiserver.connection import expect
-from apiserver.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
-from apiserver.kv_transfer import KvTransferParams
 from apiserver.messages import About, Add
-from apiserver.protocol import (
+from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
+from apiserver.openai_api.api_keys import check_key
+from apiserver.openai_api.connection import expect
+from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
+from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -32,7 +32,7 @@ from apiserver.protocol import (
     TokenizeChat,
     TokenizeRequest,
 )
-from apiserver.refusal import Refusal, answer_to, invalid, malformed
+from apiserver.openai_api.refusal import Refusal, answer_to, invalid, malformed
 from realengine.detokenizer import Detokenizer
 from realengine.logit_rules import LogitRules
 from serving.errors import UserError

@@ -77,6 +77,6 @@ def _is_of_shape(error: ErrorDetails) -> bool:
 def _way(place: tuple[int | str, ...]) -> list[str]:
     """Return the names and positions that lead to a field, without pydantic's names of the members of unions.
 
-    Such names are types, or begin with `as ` in `apiserver.protocol`.
+    Such names are types, or begin with `as ` in `apiserver.openai_api.protocol`.
     """
     return [str(part) for part in place if part != "str" and not str(part).startswith(("list[", "function-", "as "))]

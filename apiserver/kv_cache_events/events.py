@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from apiserver.block_hash import BlockHash
+from apiserver.kv_cache_events.block_hash import BlockHash
 from apiserver.settings import KvEventSettings
 from serving.request import Request
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import web
 
-from apiserver.answers import DONE, Documents, Piece, Usage, event
 from apiserver.engine_client import Answer
 from apiserver.filler import Words
 from apiserver.messages import Output
-from apiserver.refusal import Refusal
+from apiserver.openai_api.answers import DONE, Documents, Piece, Usage, event
+from apiserver.openai_api.refusal import Refusal
 from realengine.detokenizer import Detokenizer
 
 

@@ -22,9 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from apiserver.kv_transfer import KvTransferParams
-from apiserver.structured import ResponseFormat, StructuredOutputs
-from apiserver.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
+from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
+from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
