@@ -90,12 +90,12 @@ def test_a_call_that_never_returns_is_ended(name: str, thread: bool, monkeypatch
     if name == "Sleeps" and thread:
         pytest.skip("only the main thread is woken from a sleep")
     monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
-    told: list[str] = []
+    messages: list[str] = []
 
     def attempt() -> None:
         with pytest.raises(UserError) as caught:
             run(f"{FAILING}:{name}")
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
 
     if thread:
         runner = threading.Thread(target=attempt)
@@ -103,7 +103,7 @@ def test_a_call_that_never_returns_is_ended(name: str, thread: bool, monkeypatch
         runner.join()
     else:
         attempt()
-    assert "step 0: schedule() has not returned after 0.05 s, the limit of one call" in told[0]
+    assert "step 0: schedule() has not returned after 0.05 s, the limit of one call" in messages[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -35,7 +35,7 @@ def test_work_is_that_of_the_operations(model: str, step: tuple[int, ...]) -> No
     work, table = StepWork.from_run(run(deployment)), steps_table([row_of(sizes)])
     assert work is not None
     operations = [o for o in step_operations(find_model(model), deployment, sizes) if not isinstance(o, Collective)]
-    flops, moved = (2 * sum(float(o.count * getattr(o, of)) for o in operations) for of in ("flops", "bytes"))
+    flops, moved = (2 * sum(float(o.count * getattr(o, unit)) for o in operations) for unit in ("flops", "bytes"))
     latent = 8 if model == "DeepSeek-V3" and sizes.decode_rows else 1
     assert 0.95 < flops / work.flops(table)[0] < 1.1 * latent
     assert moved > 0.95 * work.moved_bytes(table)[0]

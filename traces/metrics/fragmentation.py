@@ -15,18 +15,18 @@ from traces.numeric_columns import Floats
 _PIECE = 1 << 16  # requests at a time: clearing temporaries of a million takes longer than using them
 
 
-def internal_fragmentation(of: dict[str, Floats], config: SchedulerConfig) -> float | None:
+def internal_fragmentation(requests: dict[str, Floats], config: SchedulerConfig) -> float | None:
     """Return the share of token-time that the requests of one run reserved and left empty.
 
-    `of` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`; requests
-    that lack one do not count. None if no request has all of them, and for models in which some layers do not keep
-    every token.
+    `requests` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`. A
+    request that lacks one does not count. None if no request has all of them, and for models in which some layers do
+    not keep every token.
     """
     if config.kv_groups or config.state_blocks:
         return None
     used = reserved = 0.0
-    for first in range(0, len(of["prompt_tokens"]), _PIECE):
-        columns = np.stack([column[first : first + _PIECE] for column in of.values()])
+    for first in range(0, len(requests["prompt_tokens"]), _PIECE):
+        columns = np.stack([column[first : first + _PIECE] for column in requests.values()])
         times = _token_time(columns[:, np.isfinite(columns).all(axis=0)], config)
         used, reserved = used + times[0], reserved + times[1]
     return 1.0 - used / reserved if reserved > 0 else None

@@ -247,7 +247,7 @@ class RunMetrics:
         good = int(self.meets_slo().sum()) if self.slo else None
         count = self._count
         tokens = {"out": output_tokens, "in": prompt_tokens, "total": prompt_tokens + output_tokens}
-        rates = {of: over(count, seconds) for of, count in tokens.items()}
+        rates = {kind: over(count, seconds) for kind, count in tokens.items()}
         usd_per_hour = over(self._cost_usd, self._duration_ns / 3.6e12)
         concurrency, concurrency_peak = self.concurrency()
         return {
@@ -269,7 +269,7 @@ class RunMetrics:
             "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
             "cost_usd": self._cost_usd,
             "usd_per_hour": usd_per_hour,
-            **{f"usd_per_mtok_{of}": over(usd_per_hour, rate and rate * 3600 / 1e6) for of, rate in rates.items()},
+            **{f"usd_per_mtok_{kind}": over(usd_per_hour, rate and rate * 3600 / 1e6) for kind, rate in rates.items()},
             "kv_usage": self.step_mean("kv_usage"),
             "kv_usage_peak": self._step_peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),

@@ -79,10 +79,11 @@ class StepWork:
                 np.minimum(seen, rows * queries * window) + np.minimum(pairs, prompts * window)
             )
         if isinstance(latent := model.latent, CompressedAttention):
-            of = zip(*np.unique(latent.compress_ratios, return_counts=True), strict=True)
+            layers_by_ratio = zip(*np.unique(latent.compress_ratios, return_counts=True), strict=True)
             attended = sum(
-                count * (attended_pairs(latent, r, seen, rows * queries) + attended_pairs(latent, r, pairs, prompts))
-                for r, count in of
+                count
+                * (attended_pairs(latent, ratio, seen, rows * queries) + attended_pairs(latent, ratio, pairs, prompts))
+                for ratio, count in layers_by_ratio
             )
         per_pair = 4 * model.num_heads * model.head_dim
         if model.latent is not None:
