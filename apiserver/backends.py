@@ -16,9 +16,9 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.filler import PlainTexts, filler_tokens
-from apiserver.kv_events import KvEvents
-from apiserver.kv_feeds import KvFeeds
-from apiserver.ledger import ForwardingLedger, Ledger, Tracer
+from apiserver.kv_cache_events.events import KvEvents
+from apiserver.kv_cache_events.feeds import EngineKvEvents, KvFeeds
+from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import About, From
 from apiserver.settings import KvEventSettings, ServeSettings
@@ -34,9 +34,9 @@ from sim.remote_prefills import RemotePrefills
 from traces.live_recording import Place
 
 if TYPE_CHECKING:
-    from apiserver.engine_kv_events import EngineKvEvents
     from apiserver.real import RealEngine
     from apiserver.real_fleet import RealFleet
+    from apiserver.request_spans import RequestSpans
 
 _LOG = logging.getLogger("tokentwin")
 _END = 0  # the token that would end a twin's answers; no filler token is 0
@@ -156,8 +156,6 @@ def engine_kv_events(
 
     Raises UserError if its endpoints cannot be bound.
     """
-    from apiserver.engine_kv_events import EngineKvEvents
-
     kv = settings.kv_events
     if kv is None:
         return None
@@ -260,11 +258,11 @@ def _ledger(
     place: Place,
     run: dict[str, Any],
 ) -> Ledger:
-    return Ledger(backend, metrics, place.open(run), _tracer(settings, backend), backend.about.block_size)
+    return Ledger(backend, metrics, place.open(run), _request_spans(settings, backend), backend.about.block_size)
 
 
-def _tracer(settings: ServeSettings, backend: Backend) -> Tracer | None:
-    """Return what sends spans, if they are wanted. Raises UserError if OpenTelemetry is not installed."""
+def _request_spans(settings: ServeSettings, backend: Backend) -> RequestSpans | None:
+    """Return the sender of spans, if they are wanted. Raises UserError if OpenTelemetry is not installed."""
     if settings.otlp_endpoint is None:
         return None
     try:

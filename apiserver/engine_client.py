@@ -29,7 +29,7 @@ from apiserver.messages import (
     encode,
     read_answer,
 )
-from apiserver.refusal import Refusal
+from apiserver.openai_api.refusal import Refusal
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,12 +14,8 @@ from apiserver.messages import Add, Delivered, From, Row, StepEnd
 from serving.workload import WorkloadRequest
 from traces.live_recording import LiveRecording
 
-
-class Tracer(Protocol):
-    """A receiver of requests that are over, which traces them."""
-
-    def request(self, row: Mapping[str, Any], asked: Add) -> None: ...
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from apiserver.request_spans import RequestSpans
 
 
 class Ledger:
@@ -30,13 +26,13 @@ class Ledger:
         backend: Backend,
         metrics: LiveMetrics,
         recording: LiveRecording | None,
-        tracer: Tracer | None = None,
+        spans: RequestSpans | None = None,
         block_size: int = 16,
     ) -> None:
         self._backend = backend
         self._metrics = metrics
         self._recording = recording
-        self._tracer = tracer
+        self._spans = spans
         self._journeys = Journeys(block_size)
         self._asked: dict[int, Add] = {}
         self._ended: dict[int, dict[str, Any]] = {}  # rows of finished requests whose delivery is not reported yet
@@ -99,8 +95,8 @@ class Ledger:
                 row[name] = self._backend.run_ns(getattr(delivered, name))
         if self._recording is not None:
             self._recording.add_request(row)
-        if self._tracer is not None:
-            self._tracer.request(row, asked)
+        if self._spans is not None:
+            self._spans.request(row, asked)
         self._journeys.end(row)
 
     def journey(self, name: str) -> bytes:
@@ -118,8 +114,8 @@ class Ledger:
             self.delivered(id, None)
         if self._recording is not None:
             self._recording.close(**self._run)
-        if self._tracer is not None:
-            self._tracer.close()
+        if self._spans is not None:
+            self._spans.close()
 
 
 class ForwardingLedger:

@@ -6,14 +6,17 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from threading import Thread
+from time import sleep
 from typing import Any, NamedTuple
 
-from apiserver.orders import obey
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
@@ -22,6 +25,7 @@ from traces.live_recording import Place
 _LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"
 _ENGINE_S = 5.0  # time that an HTTP process waits for an engine at the start, before it answers without one
+_END_S = 5.0  # time within which a process without a supervisor must end
 
 
 class Engine(NamedTuple):
@@ -119,10 +123,10 @@ async def _serve_http(
 ) -> None:
     from aiohttp import web
 
-    from apiserver.api import Api, texts_of
-    from apiserver.api_keys import read_keys, tls_context
-    from apiserver.connection import listen
     from apiserver.engine_client import EngineClient
+    from apiserver.openai_api.api import Api, texts_of
+    from apiserver.openai_api.api_keys import read_keys, tls_context
+    from apiserver.openai_api.connection import listen
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -156,6 +160,30 @@ async def _serve_http(
         task.cancel()
     for task in ended:
         task.result()  # raises the error of a task that talks to the engine; the supervisor then starts a new process
+
+
+def obey(orders: Connection, stop: Callable[[], None]) -> None:
+    """Call `stop` on another thread at each order of the supervisor; when none can come, end.
+
+    None can come when the supervisor has closed its end, or has been killed: `stop` is called twice then, and the exit
+    forced later. Signals are for the supervisor: a terminal, or a container that ends, sends them to every process at
+    once, and a process that handles HTTP must not go before the answers under way have ended.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def listen() -> None:
+        try:
+            while True:
+                orders.recv_bytes()
+                stop()
+        except (EOFError, OSError):
+            stop()
+            stop()
+        sleep(_END_S)
+        os._exit(1)
+
+    Thread(target=listen, name="orders", daemon=True).start()
 
 
 def log_to_stderr() -> None:

@@ -9,8 +9,8 @@ from threading import Condition, Event, Thread
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from apiserver.engine_kv_events import EngineKvEvents
 from apiserver.exchange import Exchange
+from apiserver.kv_cache_events.feeds import EngineKvEvents
 from apiserver.ledger import ForwardingLedger, Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
@@ -234,7 +234,7 @@ class _Clients:
         else:
             self._recorder.left(request, "cancelled", None, why, now_ns)
         self._segments.answered(answer)
-        self._tell(StepPlan.of(), now_ns, [], 0)
+        self._tell(StepPlan.from_amounts(), now_ns, [], 0)
         self._home.publish({}, {id: ("stop" if why == "stop" else "abort", "")}, perf_counter_ns())
 
     def _tell(self, plan: StepPlan, now_ns: int, sampled: list[int], generated: int) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from apiserver.block_hash import DEFAULT_SEED, Algorithm
 from apiserver.failures import ServedFailures
+from apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorithm
 from planning.request import Request, TimedBy
 from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import Any
 
-from apiserver.api_keys import read_keys, tls_context
+from apiserver.openai_api.api_keys import read_keys, tls_context
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings

@@ -10,7 +10,7 @@ from typing import Any
 
 from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
-from apiserver.kv_feeds import KvFeeds
+from apiserver.kv_cache_events.feeds import KvFeeds
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add

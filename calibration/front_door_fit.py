@@ -20,7 +20,7 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.same_weather import known_weather
 from serving.errors import UserError
 from serving.front_door import FrontDoor
-from traces.client_view import matched, seen_from_outside
+from traces.metrics.client_view import matched, seen_from_outside
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 

@@ -22,10 +22,9 @@ from calibration.operations import (
     StepSizes,
 )
 from serving.deployments.config import Deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import stored
+from serving.deployments.weight_types import DTYPE_BYTES, stored
 
 
 @dataclass(frozen=True)

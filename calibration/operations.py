@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from calibration.expert_routing import experts_touched
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.inter_node import NodeLink
+from serving.deployments.weight_types import DTYPE_BYTES
 
 _WEIGHT_ONLY = ("int4", "int8")
 Amount = Any  # float | int | NDArray: one step, or many at once

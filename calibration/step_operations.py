@@ -28,9 +28,7 @@ from calibration.operations import (
 )
 from serving.deployments.compressed_attention import CompressedAttention
 from serving.deployments.config import Deployment
-from serving.deployments.kv_bytes import kv_dtype
-from serving.deployments.model_spec import ModelSpec
-from serving.deployments.node_groups import (
+from serving.deployments.inter_node import (
     Group,
     data_group,
     expert_group,
@@ -38,6 +36,8 @@ from serving.deployments.node_groups import (
     inter_node,
     tensor_group,
 )
+from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import check_experts, check_linear_heads, stored
 from serving.errors import UserError
 

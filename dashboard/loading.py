@@ -13,8 +13,8 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from dashboard.library import stamp
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 # The gaps between tokens of a longer run come from so many requests at the beginning of so many row groups: a few
 # million gaps; all would take half a minute.

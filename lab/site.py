@@ -29,7 +29,7 @@ REFERENCE = {
     ),
     "KV blocks": ("serving.kv.block_pool",),
     "Simulation": ("sim.cluster", "sim.replica", "sim.router"),
-    "Workloads and recordings": ("serving.workload", "traces.recording", "traces.schema", "traces.run_metrics"),
+    "Workloads and recordings": ("serving.workload", "traces.recording", "traces.schema", "traces.metrics.run_metrics"),
     "Cost models": ("serving.cost_model", "calibration.steps.step_cost"),
     "Deployments": ("serving.deployments.config", "serving.deployments.fleet"),
 }

@@ -17,13 +17,13 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
 from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.own_cost import identity, names_own_cost, own_cost
+from serving.user_code.own_cost import identity, names_own_cost, own_cost
 
 
 class Priced(NamedTuple):

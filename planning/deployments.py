@@ -9,7 +9,7 @@ from typing import Any
 from realengine.attention import ATTENTION
 from serving.deployments.config import Deployment, load_deployment, parse
 from serving.errors import UserError
-from serving.plugins import check_name
+from serving.user_code.plugins import check_name
 
 SCHEDULER_FLAGS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",

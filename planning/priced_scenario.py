@@ -21,7 +21,7 @@ from sim.cluster import Cluster
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet, pool_deployment
 from sim.router import find_router
 from sim.run_log import RunSink, TableSink
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 _MOST_REPLICAS = 100_000
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serving.figures import shown_share
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 ENOUGH = 0.99  # share of the requests that must finish for their latencies to speak for all
 

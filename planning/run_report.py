@@ -12,7 +12,7 @@ from rich.text import Text
 from planning.request_endings import RequestEndings
 from serving.figures import shown_band
 from serving.metrics import Metric, metric
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.yaml_file import parse_yaml
+from serving.files.yaml_file import parse_yaml
 
 
 def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:

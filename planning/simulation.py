@@ -23,9 +23,9 @@ from planning.run_report import run_report
 from serving.deployments.gpu_spec import gpus
 from serving.document import Answer
 from sim.simulate import simulate_to
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.recording_notes import add_notes
-from traces.run_metrics import RunMetrics
 
 _MANY_STEPS = 100_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planning.costs import timing_gpu
 from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec
 from sim.priced_pool import merged, pool_deployment
 

@@ -29,16 +29,16 @@ from realengine.step_input import pack
 from realengine.verification import VerifiedTokens, verify_step
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.hold import Hold
+from serving.kv.content import TokenContent
 from serving.kv.contiguous_pool import longest_free
 from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
-from serving.kv.token_content import TokenContent
-from serving.own_contract import contract_with
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
+from serving.user_code.own_contract import contract_with
+from serving.waiting import Hold
 from serving.workload import WorkloadRequest
 
 _CLOSED = "was closed; make another"
@@ -243,7 +243,7 @@ class Engine:
         This is so while KV is on its way from or to host memory, grammars are being compiled, or requests wait for a
         limited time.
         """
-        return self._hold.on or self._compiler.busy or (self.tier is not None and self.tier.busy)
+        return self._hold.waits or self._compiler.busy or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Step | None:
         """Plan a step and hand it to the device; return None when there is nothing to run.
@@ -402,7 +402,7 @@ class Engine:
         """
         while self.has_room and self.launch():
             pass
-        if not self._in_flight and self._hold.on:
+        if not self._in_flight and self._hold.waits:
             self._policy.hold_no_longer()
             return self.step()
         if not self._in_flight and self._compiler.busy:

@@ -22,7 +22,7 @@ import numpy as np
 from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.parquet import write_parquet
+from traces.formats.parquet import write_parquet
 from traces.recording import RecordingWriter
 
 _OUT = "out:"

@@ -28,9 +28,9 @@ from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence
 from realengine.step import Step
 from realengine.undisturbed import ctrl_c_heard, no_cycle_search
-from serving.call_limit import watching
 from serving.canary import canary_rows
 from serving.request import Request, Status
+from serving.user_code.call_limit import watching
 from serving.workload import Workload, WorkloadRequest
 from traces.recording import RecordingWriter
 

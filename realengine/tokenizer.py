@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import UserError
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 
 _INCOMPLETE = "\ufffd"
 

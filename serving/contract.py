@@ -2,7 +2,8 @@
 
 The limits are the *deployment's*, whatever limits the policy believes in, and some request must get on as long as some
 request waits. Nothing here ever changes what a policy decides. The tests hold built-in policies to the rest of the
-contract, so a run checks only this part for them; it holds a user's own policy to all of it (`own_contract.py`).
+contract, so a run checks only this part for them. It holds a user's own policy to all of it
+(`user_code/own_contract.py`).
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Contract:
     @property
     def hold_ns(self) -> int:
         """The time for which the policy plans nothing because more requests may come; 0 if it does not wait."""
-        held: int = getattr(self.scheduler, "hold_ns", 0)
-        return held
+        hold_ns: int = getattr(self.scheduler, "hold_ns", 0)
+        return hold_ns
 
     def hold_no_longer(self) -> None:
         """Tell the policy that `hold_ns` has passed."""
@@ -153,6 +154,6 @@ class Contract:
         if len(running) > self._most_running:
             what = f"runs {len(running)} requests; the deployment's {self._seats_name} is {self._most_running}"
             self.breach("budget", what, last)
-        held = pool.total - pool.free
-        what = f"holds {held} KV blocks; there are {blocks}, by the deployment's num_blocks {blocks + 1}"
+        taken = pool.total - pool.free
+        what = f"holds {taken} KV blocks; there are {blocks}, by the deployment's num_blocks {blocks + 1}"
         self.breach("KV", what, last)

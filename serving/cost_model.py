@@ -61,7 +61,7 @@ class NetworkedCost(CostModel, Protocol):
 def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
     """Yield the plans of `decode_run_ns`, one by one."""
     for _ in range(steps):
-        yield StepPlan.of(decode_rows=rows, decode_context=context, decode_squares=squares, sampled_rows=rows)
+        yield StepPlan.from_amounts(decode_rows=rows, decode_context=context, decode_squares=squares, sampled_rows=rows)
         context, squares = context + rows, squares + 2 * context + rows
 
 

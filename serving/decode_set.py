@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from serving.request import Request
 
+if TYPE_CHECKING:
+    from serving.policies.fair import ServiceCounters
+
 _NEVER: Final = 1 << 60
-
-
-class MembershipListener(Protocol):
-    """A listener that hears when a request starts or stops to get a token at every tick."""
-
-    def joined(self, request: Request) -> None: ...
-    def left(self, request: Request) -> None: ...
 
 
 class DecodeSet:
@@ -44,7 +40,7 @@ class DecodeSet:
         self.lag = 0
         self.context = self.squares = 0
         self.newest = -1
-        self.listener: MembershipListener | None = None
+        self.listener: ServiceCounters | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
         self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id), and
         self._next_exit = _NEVER  # the first clock in `_exits`
@@ -123,11 +119,11 @@ class DecodeSet:
             last = member.admitted
         return list(self.members)[: len(members)]  # the keys themselves, without new numbers
 
-    def crossing(self, after: int = 0) -> dict[int, Request]:
+    def at_block_start(self, after: int = 0) -> dict[int, Request]:
         """Return members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
         return self._phases[-(self.clock + after) % self.block_size]
 
-    def crossing_by_tick(self) -> list[int]:
+    def block_starts_by_tick(self) -> list[int]:
         """Return how many members cross into a new block at each of the next `block_size` ticks.
 
         After `block_size` ticks the counts repeat.
@@ -136,7 +132,7 @@ class DecodeSet:
         now = -self.clock % self.block_size  # phases go by downwards
         return [*members[now::-1], *members[:now:-1]]
 
-    def crossings(self, steps: int) -> int:
+    def block_starts(self, steps: int) -> int:
         """Return how many times a member will cross into a new block in `steps` more ticks."""
         rounds, rest = divmod(steps, self.block_size)
         last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards

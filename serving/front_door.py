@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field
 
 from serving.cost_model import CostModel
 from serving.errors import UserError, reason
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
+from serving.files.whole_file import whole_file
 from serving.settings import Settings
 from serving.step_plan import StepPlan
-from serving.whole_file import whole_file
 
 FILE = "front_door.json"
 
@@ -97,5 +97,5 @@ class Beside:
 
 
 def _longer_ns(prices: tuple[float, float], sampled: int) -> int:
-    each, per_token = prices
-    return round(each + per_token * sampled)
+    per_step, per_token = prices
+    return round(per_step + per_token * sampled)

@@ -87,13 +87,13 @@ class Metric:
 
 
 def _read_table() -> dict[str, Metric]:
-    made = {}
+    metrics = {}
     for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
         fields: dict[str, Any] = {
-            field: tuple(told) if isinstance(told, list) else told for field, told in entry.items()
+            field: tuple(value) if isinstance(value, list) else value for field, value in entry.items()
         }
-        made[name] = Metric(name, **fields)
-    return made
+        metrics[name] = Metric(name, **fields)
+    return metrics
 
 
 METRICS = _read_table()

@@ -25,11 +25,11 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 def module_environment() -> dict[str, str]:
     """Return this process's environment, with the place of our packages if Python does not look there anyway."""
-    found = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    places = [*site.getsitepackages(), site.getusersitepackages(), *found]
+    paths = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    places = [*site.getsitepackages(), site.getusersitepackages(), *paths]
     if HOME not in [Path(place).resolve() for place in places]:
-        found.append(str(HOME))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(found)} if found else dict(os.environ)
+        paths.append(str(HOME))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if paths else dict(os.environ)
 
 
 @contextmanager

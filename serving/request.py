@@ -11,10 +11,13 @@ properties here add the ticks of the clock since it joined.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from serving.kv.block_runs import BlockTable
 from serving.workload import Span, WorkloadRequest
+
+if TYPE_CHECKING:
+    from serving.decode_set import DecodeSet
 
 
 class Status(Enum):
@@ -29,14 +32,6 @@ class Status(Enum):
 
 
 _LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
-
-
-class DecodeClock(Protocol):
-    """The part of a `DecodeSet` that its members read: steps planned, steps returned, and its lag."""
-
-    clock: int
-    committed: int
-    lag: int
 
 
 class Request(BlockTable):
@@ -86,7 +81,7 @@ class Request(BlockTable):
         self.decoding = False
         self.compiling = self.passed_over = False
         self.eligible = 0
-        self.decodes: DecodeClock | None = None
+        self.decodes: DecodeSet | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # the set's clock when its last token will be scheduled
         self.admitted = -1  # order of admission; later is larger
@@ -193,7 +188,7 @@ class Request(BlockTable):
         if samples:
             self._placeholders -= 1 + drafts
 
-    def found(self, tokens: int) -> None:
+    def count_cached(self, tokens: int) -> None:
         """Count `tokens` of the known sequence as computed: they are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 

@@ -16,9 +16,9 @@ from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.kv.blocks import KvBlocks
 from serving.kv.content import Content
-from serving.plugins import find, make
 from serving.request import Request
 from serving.step_plan import StepPlan
+from serving.user_code.plugins import find, make
 from serving.waiting import WaitingQueue
 from serving.workload import WorkloadRequest
 

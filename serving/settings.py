@@ -1,10 +1,11 @@
-"""Settings that people write in files and forms, as they are passed on: frozen, and without unknown names."""
+"""Settings that people write in files and forms, frozen and without unknown names, and remedies for wrong ones."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic_core import ErrorDetails
 
 
 class Settings(BaseModel):
@@ -28,3 +29,40 @@ class TerseSettings(Settings):
             if name in data and getattr(self, name) == type(self).model_fields[name].default:
                 del data[name]
         return data
+
+
+def remedy(error: ErrorDetails) -> str:
+    """Return what the value must be; a message of our own validators stays as it is."""
+    if error["type"] in _REMEDIES:
+        return _REMEDIES[error["type"]].format(**error.get("ctx", {}))
+    return error["msg"].removeprefix("Value error, ")
+
+
+_REMEDIES = {
+    "missing": "is missing; add it",
+    "extra_forbidden": "is not supported; leave it out",
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must not be empty",
+    "too_long": "must have at most {max_length} entries",
+    "literal_error": "must be {expected}",
+    "json_invalid": "is not JSON: {error}",
+    "string_unicode": "is not UTF-8 text",
+}

@@ -217,16 +217,16 @@ class Coins:
             return self._most
         if not request.proposed:
             request.accepted_last = min(request.accepted_last, 0)
-        return self._found(request, request.end_len - request.unscheduled)
+        return self._proposals(request, request.end_len - request.unscheduled)
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
         known = request.known
         if self._overlaps:
-            drafts = min(drafts, self._found(request, known))
+            drafts = min(drafts, self._proposals(request, known))
         accepted = self.tossed(request, drafts)
         request.accepted_last = accepted or min(request.accepted_last, 0)
         if not self._overlaps and (len(self._below) > 1 or request.arrived.drafted is not None):
-            request.proposed = self._found(request, known + accepted + 1)  # planning counted all drafts as accepted
+            request.proposed = self._proposals(request, known + accepted + 1)  # planning counted all drafts as accepted
         return accepted
 
     def _rates(self, request: Request) -> tuple[list[int], list[int]]:
@@ -236,7 +236,7 @@ class Coins:
         last = request.accepted_last
         return self._below[4 if last == self._most else 2 + min(last, 1)]
 
-    def _found(self, request: Request, tokens: int) -> int:
+    def _proposals(self, request: Request, tokens: int) -> int:
         """Return how many draft tokens are proposed when the request has `tokens` tokens."""
         if (drafted := request.arrived.drafted) is not None:
             return len(drafted.get(tokens - request.prompt_len, ()))

@@ -124,7 +124,7 @@ class StepPlan:
         return self.prefill_pairs + self.decode_context + self.decode_rows + self.draft_pairs
 
     @classmethod
-    def of(cls, **amounts: int) -> StepPlan:
+    def from_amounts(cls, **amounts: int) -> StepPlan:
         """Return a plan without requests that has these amounts: all that a cost model reads."""
         plan = cls(0, _NOBODY, 0)
         for name, amount in amounts.items():

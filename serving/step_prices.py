@@ -24,7 +24,7 @@ class DecodeRows:
         self.rows = rows
         self.contexts, self.values = contexts, values
         self.slopes = slopes
-        self.bases = [value - slope * at for value, slope, at in zip(values, slopes, contexts, strict=False)]
+        self.bases = [value - slope * context for value, slope, context in zip(values, slopes, contexts, strict=False)]
         self.per_spread = per_spread
 
     def __reduce__(self) -> tuple[Callable[..., DecodeRows], tuple[int, list[int], list[int], float]]:
@@ -144,7 +144,7 @@ class StepPrices:
         return dense + self.sampled_ps[min(logits, len(self.sampled_ps) - 1)] + self.added_ps
 
     def decode(self, rows: int) -> DecodeRows:
-        found = self.rows.get(rows)
-        if found is None:
-            found = self.rows[rows] = self.make_rows(rows)
-        return found
+        prices = self.rows.get(rows)
+        if prices is None:
+            prices = self.rows[rows] = self.make_rows(rows)
+        return prices

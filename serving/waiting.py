@@ -1,4 +1,7 @@
-"""The order in which waiting requests are considered: first come first served, or by a key fixed at arrival."""
+"""Waiting requests: the order in which they are considered, and their wait for others to join them.
+
+The order is first come first served, or by a key fixed at arrival.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +79,24 @@ class OrderedQueue:
 def by_priority(request: Request) -> tuple[int, int, str]:
     """Return the sort key of vLLM under `policy: priority`. Its ids are strings: "10" comes before "9"."""
     return request.priority, request.arrived.arrival_ns, str(request.id)
+
+
+class Hold:
+    """The time since which requests wait so that others may join them."""
+
+    def __init__(self) -> None:
+        self._since_ns: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True if any request waits."""
+        return self._since_ns is not None
+
+    def is_over(self, now_ns: int, hold_ns: int) -> bool:
+        """Return whether requests have waited for `hold_ns`, which is 0 when none do."""
+        if not hold_ns:
+            self._since_ns = None
+            return False
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        return now_ns - self._since_ns >= hold_ns

@@ -10,7 +10,6 @@ from typing import Any
 
 from simpy.core import EmptySchedule
 
-from serving.call_limit import watching
 from serving.clients import Clients
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
@@ -18,8 +17,9 @@ from serving.deployments.fleet import FailuresConfig, FleetConfig, LinksConfig
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.kv.external import ExternalKv
-from serving.our_code import Replaced, functions_of, replaced
 from serving.scheduler import POLICIES
+from serving.user_code.call_limit import watching
+from serving.user_code.our_code import Replaced, functions_of, replaced
 from serving.workload import Workload, WorkloadRequest
 from sim.api_server import ApiServer
 from sim.arrivals import Arrivals

@@ -13,10 +13,10 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
-from serving.deployments.node_groups import nodes_of
-from serving.own_contract import contract_with
+from serving.deployments.inter_node import nodes_of
 from serving.request import Request
 from serving.scheduler import find_policy
+from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
 from sim.clock import VirtualClock
 from sim.kv_tiers import add_tiers

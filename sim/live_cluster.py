@@ -8,10 +8,10 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
-from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.request import Request
+from serving.user_code.call_limit import watching
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL
 from sim.cluster import Cluster, Simulated

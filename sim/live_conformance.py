@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.deployments.vllm_releases import release_settings
+from serving.deployments.engines import release_settings
 from serving.errors import UserError, one_line, shortened
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from serving.python_process import HOME
 from sim.conformance import Conformance, conform
 from sim.live_scenarios import FAMILIES, scenario
-from traces.rows import read_head
+from traces.formats.rows import read_head
 
 _PROGRAM = HOME / "vllmside" / "virtual_clock.py"
 _ENVIRONMENT = ".venv-vllm"

@@ -14,11 +14,11 @@ from typing import Any
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.recorded_connector import Outside
-from traces.rows import read_head
+from traces.formats.rows import read_head
 
 _LARGEST_BYTES = 1 << 30
 

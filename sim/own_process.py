@@ -11,10 +11,10 @@ from typing import Any
 
 from simpy import Event
 
-from serving.call_limit import Fault, limited
 from serving.deployments.fleet import FleetConfig
 from serving.errors import UserError
-from serving.plugins import find_object, make
+from serving.user_code.call_limit import Fault, limited
+from serving.user_code.plugins import find_object, make
 from sim.clock import VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 

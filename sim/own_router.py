@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any, Literal, cast, overload
 
-from serving.call_limit import Fault, limited
 from serving.errors import UserError, shown
+from serving.user_code.call_limit import Fault, limited
 from serving.workload import WorkloadRequest, as_it_is, what_changed
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serving.call_limit import CALL_LIMIT_S, time_limit, watching
 from serving.contract import Breach
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
 from serving.errors import UserError
-from serving.our_code import Replaced
-from serving.own_contract import contract_with
 from serving.scheduler import POLICIES, find_policy
+from serving.user_code.call_limit import CALL_LIMIT_S, time_limit, watching
+from serving.user_code.our_code import Replaced
+from serving.user_code.own_contract import contract_with
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.check_requests import MS, requests, talks
 from sim.cluster import Cluster

@@ -120,7 +120,7 @@ class Replica:
         if self._leap is not None:
             # The step that ends now has ended, and the next is not planned yet.
             planned = self._leap.ended(self._clock.now_ns - 1) + 1
-            ahead = pool.ahead(self.scheduler.decodes, planned)
+            ahead = pool.net_blocks(self.scheduler.decodes, planned)
         return pool.total - pool.free + ahead
 
     def is_priced_by(self, cost: CostModel) -> bool:
@@ -417,7 +417,7 @@ class Replica:
         durations = self._cost.decode_run_ns(rows, decodes.context, decodes.squares, steps)
         cpu_ns = 0
         if launched or self._log.keeps_steps:
-            plan = launched[0][0] if launched else StepPlan.of(decode_rows=rows, sampled_rows=rows)
+            plan = launched[0][0] if launched else StepPlan.from_amounts(decode_rows=rows, sampled_rows=rows)
             cpu_ns = self._cost.cpu_ns(plan)
             self._log.step_log.leaps(self.index, now)
         self._leap = Leap(durations, now, cpu_ns, launched[0][1] if launched else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from serving.plugins import find, make
+from serving.user_code.plugins import find, make
 from serving.workload import WorkloadRequest
 from sim.own_router import OwnRouter
 from sim.replica import Replica

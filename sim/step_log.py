@@ -106,14 +106,14 @@ class StepLog:
             self._commit(replica, leap.turn_ns(0))
             steps -= 1
             times = leap.plan_ns(steps), leap.start_ns(steps), leap.end_ns(steps)
-            context, ahead = decodes.context + rows * steps, pool.ahead(decodes, steps + 1)
+            context, ahead = decodes.context + rows * steps, pool.net_blocks(decodes, steps + 1)
             last = replica, step + steps, *times, 0, 0, 0, 0, rows, context, rows, running, waiting, used + ahead
             lists: tuple[Any, ...] = (ids, [1] * rows, [], []) if self._lists else (None, None, None, None)
             self._under_way[replica].append((*last, waiting_blocks, 0, 1, *lists, *_NOTHING))
         if not steps:
             return
         assert isinstance(pool, BlockPool)  # else no replica leaps if steps are kept
-        crossings = pool.ahead_by_tick(decodes, steps + 1)
+        crossings = pool.net_blocks_by_tick(decodes, steps + 1)
         self._numbers += (replica, step, 0, leap.cpu_ns, 0, 0, 0, 0, 0, rows, decodes.context, rows, running, waiting)
         self._numbers += (
             used,

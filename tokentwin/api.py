@@ -44,7 +44,7 @@ def _asked(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]
     @wraps(function)
     def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         from serving.errors import UserError, reason
-        from serving.plugins import loading
+        from serving.user_code.plugins import loading
 
         if file := loading():
             remedy = "simulates when it is imported; put what it runs below if __name__ == '__main__':"
@@ -299,7 +299,7 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     with TemporaryDirectory(prefix="tokentwin-") as folder:
         path = str(Path(folder) / "workload.parquet" if isinstance(traffic, Workload) else _path("traffic", traffic))
         if isinstance(traffic, Workload):
-            from traces.parquet import write_parquet
+            from traces.formats.parquet import write_parquet
 
             write_parquet(traffic, Path(path))
         yield {as_field: path} if as_field else path

@@ -133,7 +133,7 @@ def main() -> None:
 
 def _end_user_threads() -> None:
     """End threads of users' code, for which Python would wait after the command has ended."""
-    plugins = sys.modules.get("serving.plugins")
+    plugins = sys.modules.get("serving.user_code.plugins")
     if plugins is not None and not plugins.end_user_threads():
         sys.stdout.flush()
         click.echo("tokentwin: a thread that a policy, router or cost model has started does not end", err=True)

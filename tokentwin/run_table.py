@@ -14,8 +14,8 @@ from serving.errors import one_line
 from serving.figures import shown_share
 
 if TYPE_CHECKING:
+    from traces.metrics.run_metrics import RunMetrics
     from traces.recording import Recording
-    from traces.run_metrics import RunMetrics
 
 
 def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, **more: Any) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.errors import UserError
-from traces.parquet import SCHEMA, arrow_reason
+from traces.formats.parquet import SCHEMA, arrow_reason
 from traces.schema import DATASETS, arrow_schema
 
 FILE = "columns.json"

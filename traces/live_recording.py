@@ -5,28 +5,74 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.journal import Journal, entries
-from traces.parquet import WorkloadWriter
+from traces.formats.parquet import WorkloadWriter
 from traces.recording import RecordingWriter
 from traces.recording_claim import JOURNAL
 from traces.schema import DATASETS
 
 _LOG = logging.getLogger("tokentwin")
+_HEAD = 4  # bytes of an entry's length field
+_PIECE = 1 << 20
 _OF_A_REQUEST = [field.name for field in fields(WorkloadRequest) if field.init]
 _MAPS = {column.name for dataset in DATASETS.values() for column in dataset if pa.types.is_map(column.type)}
+
+
+class Journal:
+    """A journal of the rows of a growing recording at `path`, so that a process that is killed loses none of them.
+
+    A Parquet file cannot be read before it is complete. A journal can: entry by entry, up to the entry that was being
+    written. It is deflated, since a step has mostly the rows of the step before. Methods raise OSError when there is no
+    more room.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._deflate = zlib.compressobj(1)
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def add(self, *entry: Any) -> None:
+        """Write an entry; the operating system has it when this returns."""
+        data = self._encode(entry)
+        deflate = self._deflate
+        packed = deflate.compress(len(data).to_bytes(_HEAD, "big") + data) + deflate.flush(zlib.Z_SYNC_FLUSH)
+        if self._file.write(packed) != len(packed):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def entries(path: Path) -> Iterator[list[Any]]:
+    """Yield the entries of a journal, without an entry that was not written to its end."""
+    inflate, decode, rest = zlib.decompressobj(), msgspec.msgpack.Decoder().decode, b""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            rest += inflate.decompress(piece)
+            begin = 0
+            while len(rest) >= begin + _HEAD:
+                end = begin + _HEAD + int.from_bytes(rest[begin : begin + _HEAD], "big")
+                if end > len(rest):
+                    break
+                yield decode(rest[begin + _HEAD : end])
+                begin = end
+            rest = rest[begin:]
 
 
 class Place(NamedTuple):

@@ -3,7 +3,7 @@
 It holds `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column)
 and, if known, `workload.parquet` (the offered requests in our trace format). The writer writes row groups during the
 run, under temporary names; `close` renames the files, `runs.parquet` last, so a directory with that file is a complete
-recording. A server also keeps a journal there until then (`traces.journal`).
+recording. A server also keeps a journal there until then (`traces.live_recording`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serving.workload import Workload
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, recording_columns
 from traces.dataset_writer import DatasetWriter, check_columns, writing
-from traces.parquet import ParquetReader, arrow_reason, write_parquet
+from traces.formats.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import JOURNAL, WORKLOAD, claim
 from traces.run_objects import check_objects
 from traces.schema import DATASETS, arrow_schema

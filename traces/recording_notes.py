@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.directory_lock import DirectoryLock
 from serving.errors import UserError, reason
-from serving.whole_file import whole_file
+from serving.files.directory_lock import DirectoryLock
+from serving.files.whole_file import whole_file
 from traces.recording import Recording
 
 _RUNS = "runs.parquet"

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.files.json_file import parse_json
 from serving.front_door import FrontDoor
-from serving.json_file import parse_json
 
 
 class _Experts(BaseModel):

@@ -269,7 +269,7 @@ def _plan(flight: Flight) -> StepPlan:
     """Return the amounts of a step. Decodes, nearly all rows, are counted at once."""
     drafts = flight.drafts
     decodes, context = len(flight.ids), sum(flight.computed)
-    plan = StepPlan.of()
+    plan = StepPlan.from_amounts()
     if drafts or flight.tokens.count(1) < decodes:
         for id, tokens, computed in zip(flight.ids, flight.tokens, flight.computed, strict=True):
             drafted = drafts.get(id, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from serving.kv.token_content import TokenContent
+from serving.kv.content import TokenContent
 from serving.request import Request
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig, parse
-from serving.deployments.vllm_releases import release_settings
+from serving.deployments.engines import release_settings
 from serving.errors import UserError
 from vllmside.record_settings import RecordSettings
 

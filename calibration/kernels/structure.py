@@ -23,8 +23,8 @@ from calibration.latent_attention import (
 )
 from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention, own_pairs
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
 _UNPACKING_TILES = ((16, 64), (32, 64))  # further tiles of kernels that unpack narrow weights to 16 bits (Marlin)

@@ -25,8 +25,8 @@ from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.step_cost import StepCost
 from serving.cost_model import CostModel
 from serving.figures import shown_share
-from serving.own_cost import OwnCost
 from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
+from serving.user_code.own_cost import OwnCost
 
 _BLOCK = 4096 * len(AGGREGATES)
 

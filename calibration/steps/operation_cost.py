@@ -29,8 +29,8 @@ from calibration.steps.parts import parts_of, step_parts
 from serving.cost_model import MASK_NS, decode_plans
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import padded
-from serving.deployments.draft_module import draft_module, module_deployment
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_parts import draft_module, module_deployment
 from serving.deployments.model_spec import ModelSpec, check_vocabulary
 from serving.step_plan import StepPlan
 from serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices

@@ -35,10 +35,10 @@ from calibration.operations import (
 from calibration.step_operations import heads_per_device, step_operations
 from serving.deployments.config import Deployment
 from serving.deployments.decode_buckets import DECODE_BUCKETS
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 
 PARTS = {
     "weights": "GEMMs as long as they only read weights",

@@ -21,8 +21,8 @@ from calibration.step_operations import stage_transfer
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import parts_of
 from serving.cost_model import decode_plans
-from serving.deployments.node_groups import hops_between_nodes, of_stage
-from serving.deployments.pipeline_stages import stage_models
+from serving.deployments.inter_node import hops_between_nodes, of_stage
+from serving.deployments.model_parts import stage_models
 from serving.step_plan import StepPlan
 
 

@@ -189,7 +189,7 @@ class StepCost:
         return _dot(self._step, features)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        first = StepPlan.of(decode_rows=rows, decode_context=context, sampled_rows=rows)
+        first = StepPlan.from_amounts(decode_rows=rows, decode_context=context, sampled_rows=rows)
         price_ps = self._step_ps(first)
         run = DecodeRun(1000 * self.cpu_ns(first) + price_ps, self._per_context * rows, steps)
         if not self.launching:

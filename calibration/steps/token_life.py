@@ -12,9 +12,9 @@ from typing import NamedTuple
 from calibration.operations import StepSizes
 from calibration.step_operations import heads_per_device
 from serving.deployments.config import Deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 
 _ID_BYTES, _FLOAT_BYTES = 8, 4
 

@@ -16,7 +16,7 @@ from serving.deployments.config import parse
 from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
 from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from traces.document_table import table_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from calibration.validation.bands import Band, drawn_bands, run_metrics
 from calibration.validation.decision_replay import recorded_deployment
 from serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown
 from sim.priced_pool import plain_fleet
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 _DRAWS = 39  # number of draws; the second and the last but one are the ends of a 90 % band
 _FACTORS = 0.001, 1000.0  # a machine that slept for an hour is no slower than this

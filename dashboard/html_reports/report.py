@@ -48,8 +48,8 @@ from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
 from planning.request_endings import RequestEndings
 from serving.errors import UserError
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 _ROWS = 1000  # rows of a sweep; Parquet and CSV have all
 _VALUES = 100  # values of a parameter

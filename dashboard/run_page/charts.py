@@ -18,8 +18,8 @@ from dashboard.run_page.step_series import STATES, StepSeries
 from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
 from serving.figures import shown_number, shown_share
 from serving.metrics import metric
+from traces.metrics.run_metrics import RunMetrics
 from traces.numeric_columns import known
-from traces.run_metrics import RunMetrics
 
 PHASES = ("queue", "prefill", "decode")
 _SECONDS_FROM_MS = 2000  # mean time from which a bar of phases is in seconds

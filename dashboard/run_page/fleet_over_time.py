@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.replica_lives import Lives
-from traces.run_metrics import RunMetrics
+from traces.metrics.replica_lives import Lives
+from traces.metrics.run_metrics import RunMetrics
 
 Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and the values from then on
 

@@ -28,8 +28,8 @@ from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.run_page.words import disturbance, show_metrics, show_origin
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 _LONG = 250_000  # steps: a page of fewer is complete in a moment
 _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": "Diagnosis", "metrics": "Every metric"}

@@ -19,8 +19,8 @@ from dashboard.url import choose, keep, named
 from planning.request_endings import status_word
 from serving.figures import shown_time
 from serving.metrics import metric
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 ROWS = 1000
 

@@ -15,8 +15,8 @@ from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.step_series import StepSeries
 from dashboard.url import interval, set_interval
 from serving.metrics import metric
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 Window = tuple[float, float]
 

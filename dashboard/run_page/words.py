@@ -13,10 +13,10 @@ from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
 from serving.canary import CALM_DRIFT
 from serving.figures import shown_band, shown_change, shown_number, shown_share, shown_times
 from serving.metrics import STATISTICS, metric
+from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.saturation import Saturation
 from traces.recording import Recording
 from traces.recording_notes import notes_of
-from traces.run_metrics import RunMetrics
-from traces.saturation import Saturation
 
 NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
 

@@ -27,7 +27,7 @@ from dashboard.trust_page.words import (
 )
 from serving.errors import UserError
 from serving.metrics import metric
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"

@@ -31,7 +31,7 @@ from dashboard.palette import (
 from dashboard.series import thin
 from serving.figures import shown_band, shown_number, shown_percent
 from serving.metrics import label_of
-from traces.distribution import ecdf
+from traces.metrics.distribution import ecdf
 from traces.numeric_columns import Floats
 
 REGIMES = ("prefill", "decode", "mixed")

@@ -16,7 +16,7 @@ from dashboard.library import find, stamp
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.figures import shown_band
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from serving.metrics import axis_of
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"

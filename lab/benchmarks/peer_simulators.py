@@ -21,7 +21,7 @@ import numpy as np
 
 from serving.deployments.config import SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.mooncake import write_mooncake
+from traces.formats.mooncake import write_mooncake
 
 DRIVER = Path(__file__).with_name("inference_lab.mjs")
 PACKAGE = "@doublewordai/inference-lab"

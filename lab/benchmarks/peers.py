@@ -34,8 +34,8 @@ from rich.table import Table
 from lab.benchmarks.peer_simulators import PACKAGE, Blis, DynoSim, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
 from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
-from traces.parquet import write_parquet
-from traces.reader import read_workload
+from traces.formats.parquet import write_parquet
+from traces.formats.reader import read_workload
 from traces.reshape import reshaped
 
 TWIN = "lab.benchmarks.peer_twin"

@@ -17,7 +17,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 SECONDS = 120
 RATES = {"big": 28.0, "left": 5.0, "right": 5.0}  # requests/s

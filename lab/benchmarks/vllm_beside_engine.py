@@ -24,8 +24,8 @@ from planning.priced_scenario import PricedScenario
 from realengine.offered_workload import at_once
 from serving.deployments.config import Deployment, parse
 from serving.workload import Workload
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 from traces.synth import parse_spec, synthesise
 
 REPEATS = 2

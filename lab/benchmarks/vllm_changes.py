@@ -28,8 +28,8 @@ from planning.measure.calibrator import fit_recordings, measure
 from planning.measure.real_engine import load_engines, pace_of, record_whole
 from planning.request import Timing
 from serving.deployments.config import Deployment, parse
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 SMALLER = {"num_hidden_layers": 2, "vocab_size": 4096}
 CALIBRATION_S = 90.0

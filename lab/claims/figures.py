@@ -22,16 +22,16 @@ from calibration.steps.launches import launches
 from calibration.steps.predict import predicted_cost
 from lab.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.metrics import metric
 from serving.workload import Workload
+from traces.metrics.run_metrics import RunMetrics
 from traces.reshape import reshaped
-from traces.run_metrics import RunMetrics
 
 _ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
 _DOUBLINGS = 10  # steps from the traffic's own rate, up or down

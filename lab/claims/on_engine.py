@@ -20,8 +20,8 @@ from planning.priced_scenario import with_fleet
 from planning.settings import overridden
 from serving.deployments.config import parse
 from serving.errors import UserError
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 if TYPE_CHECKING:
     from planning.measure.real_engine import RealEngines

@@ -13,8 +13,8 @@ from pathlib import Path
 from serving.errors import UserError
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest, shares_prefixes
+from traces.formats.rows import Row, json_rows
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
-from traces.rows import Row, json_rows
 
 BLOCK_TOKENS = 16
 SECOND_NS = 10**9

@@ -21,8 +21,8 @@ from pydantic import Field, model_validator
 from serving.errors import UserError
 from serving.settings import Settings
 from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.formats.rows import Row, csv_rows
 from traces.measured.run import MeasuredRun
-from traces.rows import Row, csv_rows
 
 FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
 _APART = 1.05  # ratio from which rows of one configuration disagree

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planning.compare.unit_bootstrap import FEWEST_UNITS, Floats, Ints
 from serving.errors import UserError
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 from traces.schema import REQUESTS
 
 COLUMNS = tuple(column.name for column in REQUESTS if column.name != "token_times_ns")  # columns that are compared

@@ -22,9 +22,9 @@ from planning.diagnose.document import FINISHED
 from planning.diagnose.fleet_lifts import everyone_admitted
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
-from traces.client_view import as_clients_saw
-from traces.distribution import percentiles
-from traces.run_metrics import RunMetrics
+from traces.metrics.client_view import as_clients_saw
+from traces.metrics.distribution import percentiles
+from traces.metrics.run_metrics import RunMetrics
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _GAPS = "itl_ms"

@@ -11,7 +11,7 @@ from planning.diagnose.document import Finding
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
 from serving.figures import shown_number, shown_share, shown_time
-from traces.distribution import Distribution
+from traces.metrics.distribution import Distribution
 from traces.recording_notes import notes_of
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"

@@ -52,7 +52,7 @@ from planning.diagnose.verdict import Facts, concluded, troubled
 from planning.priced_scenario import PricedScenario
 from planning.repricing import Source
 from serving.errors import UserError
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 _NEARLY = 0.8  # share of the gain of the best lift
 _OF_MORE = 0.65  # the same for less work or more GPUs, which make healthy runs faster, too

@@ -26,10 +26,10 @@ from serving.deployments.kv_bytes import kv_bytes_per_token
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.client_view import as_clients_saw
+from traces.metrics.client_view import as_clients_saw
+from traces.metrics.run_metrics import RunMetrics
 from traces.numeric_columns import Floats
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
 _COLUMNS = [

@@ -31,9 +31,9 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.figures import shown_change
 from serving.version import __version__
+from traces.metrics.slo import check_slo
 from traces.recording import Recording
 from traces.recording_notes import notes_of
-from traces.slo import check_slo
 
 _FAR = 0.25  # share of a real run's p99: with a larger error, counterfactuals are about another run
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")

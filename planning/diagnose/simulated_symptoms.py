@@ -16,8 +16,8 @@ from planning.diagnose.fleet_lifts import one_more_replica
 from planning.priced_scenario import PricedScenario
 from serving.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
-from traces.client_view import as_clients_saw
-from traces.run_metrics import RunMetrics
+from traces.metrics.client_view import as_clients_saw
+from traces.metrics.run_metrics import RunMetrics
 
 GOOD_BENCHMARK, NO_HELP = "good benchmark, poor product", "more GPUs do not help"
 _SCALES = 0.6  # share of twice the throughput: below it, more GPUs do not help

@@ -11,7 +11,7 @@ from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
 from serving.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 from serving.version import __version__
-from traces.saturation import FEWEST
+from traces.metrics.saturation import FEWEST
 
 _NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # symptoms that nobody waits for in this run
 _WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # symptoms of healthy runs, too

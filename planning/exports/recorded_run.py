@@ -8,9 +8,9 @@ from typing import ClassVar
 import pyarrow as pa
 
 from serving.metrics import metric
+from traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
+from traces.metrics.step_metrics import STEP_METRICS
 from traces.recording import Recording
-from traces.run_metrics import REQUEST_METRICS, RunMetrics
-from traces.step_metrics import STEP_METRICS
 
 _RECORDED = {"running", "waiting"}  # metrics that are columns of `steps` already
 

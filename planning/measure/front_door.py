@@ -23,11 +23,11 @@ from serving.errors import UserError
 from serving.front_door import FrontDoor
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.client_view import matched
 from traces.measured.recorded_client import RecordedClient, sent, spread_pct
 from traces.measured.run import RATES, STATISTICS
+from traces.metrics.client_view import matched
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
 

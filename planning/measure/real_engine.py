@@ -14,8 +14,8 @@ from planning.home import home
 from planning.progress import counting
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from serving.plugins import check_name
 from serving.scheduler import POLICIES
+from serving.user_code.plugins import check_name
 from serving.workload import Workload, WorkloadRequest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from realengine.parallel.replica_pipe import About
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError, reason
 from serving.workload import Workload
-from traces.parquet import write_parquet
+from traces.formats.parquet import write_parquet
 from vllmside.replay_messages import Ended
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from planning.home import home
 from planning.plan.vllm_command import vllm_options
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from serving.plugins import located
+from serving.user_code.plugins import located
 from vllmside.replay_messages import Begin
 from vllmside.scheduler_settings import VLLM_SETTINGS
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.deployments.config import Deployment, parse
-from serving.deployments.node_groups import inter_node, nodes_of
+from serving.deployments.inter_node import inter_node, nodes_of
 from serving.document import Document, Number, Part, fact
 from serving.figures import NOTHING, counted, shown_band, shown_number, shown_share, shown_usd
 from traces.document_table import table_of

@@ -23,8 +23,8 @@ from planning.plan.trial import Pricing
 from planning.settings import with_settings
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.own_cost import names_own_cost, own_cost
 from serving.scheduler import find_policy
+from serving.user_code.own_cost import names_own_cost, own_cost
 from serving.workload import Workload
 
 

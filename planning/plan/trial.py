@@ -31,8 +31,8 @@ from planning.workers import mark
 from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.run_metrics import RunMetrics
-from traces.saturation import FEWEST, PILING_UP, growth
+from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.saturation import FEWEST, PILING_UP, growth
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt_tokens", "output_tokens")

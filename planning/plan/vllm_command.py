@@ -11,10 +11,10 @@ import shlex
 
 from planning.plan.candidates import Engine
 from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import BLOCK_SIZE, UTILIZATION, engine_defaults
+from serving.deployments.engines import BLOCK_SIZE, UTILIZATION, engine_defaults
 from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.inter_node import nodes_of
 from serving.deployments.model_catalogue import find_model, hub_id
-from serving.deployments.node_groups import nodes_of
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 

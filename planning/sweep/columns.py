@@ -14,7 +14,7 @@ import pyarrow as pa
 from planning.sweep.points import Point, canonical
 from serving.errors import UserError
 from serving.metrics import METRICS, STATISTICS
-from traces.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
+from traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
 from traces.schema import arrow_schema
 
 _DISTRIBUTIONS = [name for name in DISTRIBUTIONS if name not in SERVED_METRICS]  # a sweep has no API server

@@ -16,7 +16,7 @@ from planning.settings import found_at, overridden
 from planning.sweep.settings import SweepSettings, is_seed
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.own_cost import names_own_cost, source_file
+from serving.user_code.own_cost import names_own_cost, source_file
 from sim.priced_pool import merged
 
 SEED = "seed"

@@ -17,7 +17,7 @@ from planning.sweep.dataset import ABOUT
 from serving.document import Answer
 from serving.errors import UserError
 from serving.figures import shown_number
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 from serving.metrics import METRICS, STATISTICS
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}

@@ -15,7 +15,7 @@ from realengine.step_input import Batch, Ints
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError, raised
-from serving.plugins import find, make
+from serving.user_code.plugins import find, make
 
 _CALLS = ("tiles", "prepare", "plan", "attend")
 _CAPTURABLE = ("never", "decode", "always")

@@ -17,7 +17,7 @@ from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from serving.json_file import parse_json
+from serving.files.json_file import parse_json
 
 _SMALL = {
     "vocab_size": 1024,

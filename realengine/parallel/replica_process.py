@@ -22,10 +22,10 @@ from realengine.replay import FLUSH_NS, RequestsAtEngine, canary
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 from realengine.undisturbed import no_cycle_search
-from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.python_process import without_main
+from serving.user_code.call_limit import watching
 
 _ENDING_S = 5.0  # time that a process may take to end by itself
 

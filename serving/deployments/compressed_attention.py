@@ -59,11 +59,11 @@ class CompressedAttention(LatentAttention):
         They are the window, and in float32 keys and weights of the tokens that the next entry is made of. Entries for 4
         tokens see the tokens of the last entry, too.
         """
-        found = self.entry_bytes(dtype_bytes) * (self.sliding_window - 1 + _WINDOW_PAGE) * len(self.compress_ratios)
+        total = self.entry_bytes(dtype_bytes) * (self.sliding_window - 1 + _WINDOW_PAGE) * len(self.compress_ratios)
         for ratio in filter(None, self.compress_ratios):
             seen = self._overlap(ratio) * ratio - 1 + _STATE_PAGES[ratio]
-            found += _FLOAT_BYTES * self.compressor_width(ratio) * seen
-        return found
+            total += _FLOAT_BYTES * self.compressor_width(ratio) * seen
+        return total
 
     def compressor_width(self, ratio: int) -> int:
         """Return the keys and weights that a token gives the compressors of a layer, the indexer's among them."""

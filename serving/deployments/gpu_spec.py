@@ -14,8 +14,8 @@ from pydantic import Field
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.files.yaml_file import bundled, read_yaml
 from serving.settings import Settings
-from serving.yaml_file import bundled, read_yaml
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
@@ -67,11 +67,11 @@ def find_gpu(name_or_path: str) -> GpuSpec:
         if len(entries) != 1:
             raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
-    found = {name.lower(): gpu for name, gpu in gpus().items()}.get(name_or_path.lower())
-    if found is None:
+    gpu = {name.lower(): gpu for name, gpu in gpus().items()}.get(name_or_path.lower())
+    if gpu is None:
         remedy = f"is not a known GPU; choose one of {', '.join(gpus())}, or give a YAML file"
         raise UserError("gpu", name_or_path, remedy)
-    return found
+    return gpu
 
 
 @cache

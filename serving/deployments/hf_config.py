@@ -14,11 +14,10 @@ from pydantic import BaseModel, Field
 
 from serving.deployments.compressed_attention import HEAVY, SPARSE, CompressedAttention
 from serving.deployments.config import parse
-from serving.deployments.kept_layers import kept_layers
 from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.linear_attention import LinearAttention
 from serving.deployments.model_spec import ModelSpec, RopeScaling
-from serving.deployments.quantization_config import checkpoint_fields, kept_modules
+from serving.deployments.quantization_config import checkpoint_fields, kept_layers, kept_modules
 from serving.errors import UserError
 
 FAMILIES = {
@@ -186,8 +185,8 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
         config, architecture = {**shared, **text}, _TEXT_OF[architecture]
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if isinstance(architecture, str) and config.get("kv_lora_rank") and family not in _LATENT:
-        of = ", ".join(name for name, family in FAMILIES.items() if family in _LATENT)
-        remedy = f"uses a latent attention that is not modelled; only that of {of} is"
+        latent = ", ".join(name for name, family in FAMILIES.items() if family in _LATENT)
+        remedy = f"uses a latent attention that is not modelled; only that of {latent} is"
         raise UserError(f"{name}.architectures", architecture, remedy)
     if family is None:
         near = get_close_matches(str(architecture)[:80], FAMILIES, 3) or ["LlamaForCausalLM"]
@@ -208,9 +207,13 @@ def _architecture(config: Mapping[str, Any]) -> object:
 
 
 def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
-    given = [rope.model_dump(exclude_none=True) for rope in (config.rope_scaling, config.rope_parameters) if rope]
-    rope = _Rope(**{"rope_theta": config.rope_theta, **{key: value for each in given for key, value in each.items()}})
+    given: dict[str, Any] = {"rope_theta": config.rope_theta}
+    for stated in (config.rope_scaling, config.rope_parameters):
+        if stated is not None:
+            given |= stated.model_dump(exclude_none=True)
+    rope = _Rope(**given)
     heads, eos = config.num_attention_heads, config.eos_token_id
+    eos_ids = eos if isinstance(eos, list) else [eos]
     kv_heads = config.num_key_value_heads or heads
     if heads % kv_heads:
         raise UserError(f"{name}.num_key_value_heads", kv_heads, f"must divide num_attention_heads, which is {heads}")
@@ -244,7 +247,7 @@ def _spec(config: _HfConfig, name: str, family: str) -> ModelSpec:
         "tied_embeddings": family in _TIED_BY_DEFAULT if tied is None else tied,
         "norm_eps": config.rms_norm_eps,
         "bos_id": config.bos_token_id,
-        "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        "eos_ids": tuple(id for id in eos_ids if id is not None),
         **checkpoint_fields(config.quantization_config, name),
         "checkpoint_experts": "mxfp4" if "fp4" in (config.expert_dtype, quantized.get("expert_dtype")) else "",
         **(_mixture(config, name, family) if family in _MIXTURES else {}),
@@ -296,7 +299,7 @@ def _sizes(config: _HfConfig, name: str, family: str, needed: Sequence[str]) -> 
 
 def _linear(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
     sizes = _sizes(
-        config, name, family, [size for size, of in LinearAttention.model_fields.items() if of.is_required()]
+        config, name, family, [size for size, field in LinearAttention.model_fields.items() if field.is_required()]
     )
     sizes["mamba_ssm_dtype"] = config.mamba_ssm_dtype
     layers = len(_linear_at(config, family))
@@ -320,7 +323,8 @@ def _rotary_share(config: _HfConfig, rope: _Rope, head_dim: int) -> float:
 def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
     experts = config.num_experts or config.num_local_experts or config.n_routed_experts
     if not experts or not config.num_experts_per_tok:
-        missing = "num_experts_per_tok" if experts else "n_routed_experts" if family in _LATENT else "num_experts"
+        count = "n_routed_experts" if family in _LATENT else "num_experts"
+        missing = "num_experts_per_tok" if experts else count
         remedy = f"is missing; add it to config.json, because a {family} model needs it"
         raise UserError(f"{name}.{missing}", None, remedy)
     inter = config.moe_intermediate_size or config.intermediate_size or 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from serving.deployments.config import Deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 
 
@@ -21,9 +21,11 @@ def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) 
     """
     if given is not None:
         return given
-    drafts, each = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])
+    drafts, dtype_bytes = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])
     return sum(
-        _shapes(name, setting).kv_bytes_per_token(each) for name in (deployment.model, drafts and drafts.model) if name
+        _shapes(name, setting).kv_bytes_per_token(dtype_bytes)
+        for name in (deployment.model, drafts and drafts.model)
+        if name
     )
 
 

@@ -11,14 +11,19 @@ import math
 from typing import NamedTuple
 
 from serving.deployments.config import Deployment
-from serving.deployments.draft_module import draft_module, module_deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_parts import draft_module, module_deployment, stage_models
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.pipeline_stages import stage_models
-from serving.deployments.weight_types import check_experts, check_heads, check_linear_heads, stored, weights_dtype
+from serving.deployments.weight_types import (
+    DTYPE_BYTES,
+    check_experts,
+    check_heads,
+    check_linear_heads,
+    stored,
+    weights_dtype,
+)
 from serving.errors import UserError
 from serving.figures import shown_gib
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from serving.deployments.compressed_attention import BLOCK_SIZE, CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
+from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.kv.blocks import blocks_for
 
@@ -62,8 +62,10 @@ def states_bytes(deployment: Deployment) -> int:
         model = find_model(deployment.model)
     except UserError:
         return 0
-    each = state_bytes(model, deployment.rescheduled(speculative=None))
-    return round(each * (model.linear_layers * deployment.tensor_parallel_size if model.linear else model.num_layers))
+    layer_bytes = state_bytes(model, deployment.rescheduled(speculative=None))
+    return round(
+        layer_bytes * (model.linear_layers * deployment.tensor_parallel_size if model.linear else model.num_layers)
+    )
 
 
 def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
@@ -80,8 +82,8 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
         raise UserError("kv_tiers", "on", f"cannot be combined with the constant states of {model.name}; leave it out")
     if compressed:
         deployment = deployment.rescheduled(block_size=-(-config.block_size // BLOCK_SIZE) * BLOCK_SIZE)
-        held = -(-state_bytes(model, deployment) // page_bytes(model, deployment))
-        return deployment.rescheduled(state_blocks=int(held))
+        blocks = -(-state_bytes(model, deployment) // page_bytes(model, deployment))
+        return deployment.rescheduled(state_blocks=int(blocks))
     blocks = max(-(-state_bytes(model, deployment) // page_bytes(model, deployment)), 1)
     return deployment.rescheduled(
         block_size=int(blocks) * config.block_size,

@@ -12,8 +12,8 @@ from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import ATTENTION
 from serving.errors import UserError
-from serving.json_file import read_json_file
-from serving.yaml_file import bundled
+from serving.files.json_file import read_json_file
+from serving.files.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
 _NEAREST = 3  # names that are suggested for an unknown one
@@ -49,8 +49,9 @@ def find_model(name_or_path: str) -> ModelSpec:
         raise UserError("model", name_or_path, remedy)
     spec, entry = _spec(known), _entries()[known]
     if spec.checkpoint_experts:  # editions differ in their experts alone
-        experts = "nvfp4" if "-nvfp4" in name else "" if "fp8" in name else spec.checkpoint_experts
-        return spec.model_copy(update={"checkpoint_experts": experts})
+        if "-nvfp4" in name:
+            return spec.model_copy(update={"checkpoint_experts": "nvfp4"})
+        return spec.model_copy(update={"checkpoint_experts": ""}) if "fp8" in name else spec
     if "-fp4" in name or "-nvfp4" in name:
         projections = entry.get("nvfp4", ATTENTION if spec.num_experts else ())
         kept = tuple((projection, tuple(range(spec.num_layers))) for projection in projections)
@@ -101,8 +102,8 @@ def _spec(name: str) -> ModelSpec:
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = bundled(_CATALOGUE)
-    return found
+    entries: dict[str, dict[str, Any]] = bundled(_CATALOGUE)
+    return entries
 
 
 @cache

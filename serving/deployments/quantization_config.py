@@ -1,11 +1,20 @@
 """The way a checkpoint's weights are stored, from the `quantization_config` of its config.json.
 
 Unknown formats are refused by name: a format that is nearly read is read wrongly.
+
+A checkpoint lists the linear layers that it keeps in 16 bits. A name stands for a module and all within it, from any
+part of its path on (`self_attn`, `layers.0.mlp.down_proj`). `*` in a name stands for anything (modelopt). A name that
+begins with `re:` is a regular expression of the path from its beginning (compressed-tensors). Projections that engines
+multiply at once must be stored alike, as vLLM and the real engine demand; so must all projections that lead into a
+latent attention. Embeddings, norms, routers, the head, other towers and layers for drafting are in 16 bits in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import translate
+from operator import eq
 from typing import Any
 
 from serving.errors import UserError
@@ -68,13 +77,13 @@ def _compressed(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if any(group.get("input_activations") for group in groups.values()):
         remedy = "in integers are not supported, only weights; use a checkpoint such as W4A16, or one in fp8"
         raise UserError(f"{where}.input_activations", "quantised activations", remedy)
-    found = [
+    stored = [
         _integers(name, scheme.get("num_bits"), scheme.get("group_size"), not scheme.get("symmetric", True))
         for scheme in schemes
     ]
-    if not found or any(one != found[0] for one in found):
-        raise UserError(f"{where}.config_groups", len(found), "must all store weights alike; use another checkpoint")
-    return found[0]
+    if not stored or any(one != stored[0] for one in stored):
+        raise UserError(f"{where}.config_groups", len(stored), "must all store weights alike; use another checkpoint")
+    return stored[0]
 
 
 def _integers(name: str, bits: Any, group: Any, zeros: bool) -> dict[str, Any]:
@@ -107,3 +116,118 @@ def kept_modules(config: Mapping[str, Any] | None, name: str) -> list[str]:
 
 def _unknown(name: str, stored: Any) -> UserError:
     return UserError(f"{name}.quantization_config", stored, f"has no cost model; only {KNOWN} have one")
+
+
+Kept = tuple[tuple[str, tuple[int, ...]], ...]
+
+_OUTSIDE = re.compile(
+    "lm_head|embed|norm|router|(^|[.])gate[$]?$|shared_expert_gate|visual|vision_tower|mm_projector|^mtp|correction_bias|indexer"
+    "|in_proj_(a|b|ba)$|conv1d"
+)
+_QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+_LATENT = tuple((*queries, "kv_a_proj_with_mqa", "kv_b_proj") for queries in (("q_a_proj", "q_b_proj"), ("q_proj",)))
+_LINEAR = (("in_proj_qkv", "in_proj_z"), ("in_proj_qkvz",))
+_GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",))
+_EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+
+
+def kept_layers(
+    patterns: Sequence[str],
+    name: str,
+    layers: int,
+    dense: Collection[int],
+    experts: int,
+    shared: bool,
+    latent: bool,
+    linear: Collection[int] = (),
+) -> Kept:
+    """Return the layers (from 0) that keep each projection, by its name in a step, in 16 bits.
+
+    Args:
+        dense: the dense ones of the `layers`; all, if there are no `experts`
+        shared: whether a mixture has an expert for all tokens
+        linear: layers that have attention with a constant state
+
+    Projections that no layer keeps are left out. Raises UserError if a checkpoint keeps only some of the weights that
+    must be stored alike, and for a name of unknown weights. `name` is the model's.
+    """
+    field = f"{name}.quantization_config"
+    listed = [_Pattern(pattern, field) for pattern in patterns]
+    kept: dict[str, list[int]] = {}
+    for layer in range(layers if listed else 0):
+        here = [pattern for pattern in listed if pattern.layer in (None, layer)]
+        plain = _LATENT if latent else _QKV
+        attention = _LINEAR if layer in linear else plain
+        for projection, spellings in _projections(not experts or layer in dense, experts, shared, attention):
+            paths = [[f"model.layers.{layer}.{module}" for module in modules] for modules in spellings]
+            kept_paths = [[path for path in one if sum(pattern.names(path) for pattern in here)] for one in paths]
+            if any(map(eq, kept_paths, paths)):
+                kept.setdefault(projection, []).append(layer)
+            elif alone := next(filter(None, kept_paths), None):
+                remedy = "is in 16 bits, but not all that must be stored like it; use another checkpoint"
+                raise UserError(field, alone[0], remedy)
+    for pattern in listed:
+        if not pattern.used and not _OUTSIDE.search(pattern.said) and (pattern.layer or 0) < layers:
+            remedy = "names no weights that are known; leave it out if it is no linear layer"
+            raise UserError(field, pattern.said[:80], remedy)
+    return tuple((projection, tuple(kept_by)) for projection, kept_by in kept.items())
+
+
+class _Pattern:
+    """A name in the list of a checkpoint.
+
+    Attributes:
+        layer: the only layer that it may stand for; None: any
+        used: whether it has stood for a module
+    """
+
+    def __init__(self, said: str, field: str) -> None:
+        self.said, self.used = said, False
+        numbered = re.search(r"layers[.](\d+)", said)
+        self.layer = int(numbered[1]) if numbered and not said.startswith("re:") else None
+        at = max(said.find("layers."), 0)  # another wrapper's path may stand before "layers."
+        path = said[3:] if said.startswith("re:") else rf".*\b{translate(said[at:])[:-2]}([.].*)?\Z"
+        try:
+            self._expression = re.compile(path)
+        except re.error as error:
+            raise UserError(field, said[:80], f"is no regular expression ({error}); correct it") from None
+
+    def names(self, module: str) -> bool:
+        """Return whether the pattern stands for the module of that path."""
+        names = bool(self._expression.match(module))
+        self.used |= names
+        return names
+
+
+def _projections(
+    dense: bool, experts: int, shared: bool, attention: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Yield a layer's projections by their names in a step, with the modules of each in every spelling."""
+    if attention is _LINEAR:
+        yield "linear in", _within("linear_attn", _LINEAR)
+        yield "linear out", _within("linear_attn", (("out_proj",),))
+    else:
+        yield "qkv", _within("self_attn", attention)
+        yield "attention out", _within("self_attn", (("o_proj",),))
+    if dense:
+        yield from _mlp("", "mlp")
+        return
+    ends = sorted({0, experts - 1})
+    yield (
+        "experts",
+        [
+            tuple(f"{where}.{expert}.{part}" for expert in ends for part in parts)
+            for where, parts in zip(("mlp.experts", "block_sparse_moe.experts"), _EXPERT, strict=True)
+        ],
+    )
+    if shared:
+        yield from _mlp("shared ", "mlp.shared_expert", "mlp.shared_experts")
+
+
+def _mlp(which: str, *places: str) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    yield f"{which}gate and up", [modules for where in places for modules in _within(where, _GATE_UP)]
+    yield f"{which}down", [modules for where in places for modules in _within(where, (("down_proj",),))]
+
+
+def _within(where: str, spellings: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    return [tuple(f"{where}.{module}" for module in modules) for modules in spellings]

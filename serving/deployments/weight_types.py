@@ -1,13 +1,25 @@
-"""The types that weights of GEMMs are kept in, and the bytes of a weight: the basis of both memory and times."""
+"""The types of weights and activations, and the bytes of a weight: the basis of both memory and times."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from serving.deployments.config import Deployment
-from serving.deployments.dtypes import DTYPE_BYTES
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
+
+DTYPE_BYTES = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,  # without the 4-byte scale for 128 x 128 weights: 0.02 %
+    "int8": 1.0,  # `weight_width` adds scales and zero points of groups
+    "int4": 0.5,
+    "mxfp4": 17 / 32,  # 4 bits, and one shared 8-bit scale for 32 of them (OCP Microscaling Formats 1.0)
+    "nvfp4": 9 / 16,  # 4 bits, and one 8-bit scale for 16 of them
+}
+
 
 GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale if 16-bit weights are quantised; 0: all
 ATTENTION = ("qkv", "attention out", "linear in", "linear out")  # projections, by their names in a step
@@ -53,11 +65,11 @@ def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: in
     if projection == "experts" and dtype == model.checkpoint_quantization:
         dtype = model.checkpoint_experts or dtype
     suffix = " (16 bits)" if kept < layers else ""
-    found = [
+    parts = [
         Stored(layers - kept, dtype, weight_width(dtype, model, deployment)),
         Stored(kept, deployment.dtype, DTYPE_BYTES[deployment.dtype], suffix),
     ]
-    return [one for one in found if one.layers]
+    return [part for part in parts if part.layers]
 
 
 def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> int:

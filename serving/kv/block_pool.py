@@ -74,10 +74,10 @@ class BlockPool:
         self._tree.observer = observer
 
     def lookup(self, request: Request) -> Hit:
-        found = self._find(request)
-        if not found:
+        matches = self._find(request)
+        if not matches:
             return NO_HIT
-        return Hit(found[-1][1], sum(end - run.first for run, end in found if not run.references))
+        return Hit(matches[-1][1], sum(end - run.first for run, end in matches if not run.references))
 
     @property
     def observed(self) -> bool:
@@ -90,12 +90,12 @@ class BlockPool:
     def _find(self, request: Request) -> list[tuple[Run, int]]:
         if not (self.caches or (self._caching and request.preemptions)):
             return []
-        found = self._tree.find(request, (request.known - 1) // self.block_size)
-        if self._drops_last and found:
-            run, end = found.pop()
+        matches = self._tree.find(request, (request.known - 1) // self.block_size)
+        if self._drops_last and matches:
+            run, end = matches.pop()
             if end - 1 > run.first:
-                found.append((run, end - 1))
-        return found
+                matches.append((run, end - 1))
+        return matches
 
     def admit(self, request: Request, hit: Hit) -> None:
         if hit.blocks:
@@ -105,9 +105,9 @@ class BlockPool:
             self._tree.open[f"out:{request.id}"] = request
             self.version += 1
 
-    def _share(self, table: BlockTable, tree: PrefixTree, found: list[tuple[Run, int]], first: int = 0) -> None:
-        """Take a reference to the blocks `found`, from block `first` on."""
-        for run, end in found:
+    def _share(self, table: BlockTable, tree: PrefixTree, matches: list[tuple[Run, int]], first: int = 0) -> None:
+        """Take a reference to the blocks `matches`, from block `first` on."""
+        for run, end in matches:
             if end > first:
                 if end < run.last:
                     tree.split(run, end)
@@ -182,16 +182,16 @@ class BlockPool:
         if self._named:
             self.take_for(decodes, 1, lag)
         else:
-            self._take(len(decodes.crossing()))
+            self._take(len(decodes.at_block_start()))
             decodes.lag = lag
 
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
         if not self._named:
-            self._take(decodes.crossings(steps))
+            self._take(decodes.block_starts(steps))
             decodes.lag = lag
             return
         for after in range(steps):
-            starts, fills = decodes.crossing(after), decodes.crossing(after + 1 - lag)
+            starts, fills = decodes.at_block_start(after), decodes.at_block_start(after + 1 - lag)
             for request in _in_order((starts | fills).values()):
                 if request.id in starts:
                     self.extend(request, request.computed + after + 1)
@@ -199,16 +199,16 @@ class BlockPool:
                     self.register(request, request.computed + after + 1 - lag)
         decodes.lag = lag
 
-    def ahead(self, decodes: DecodeSet, steps: int) -> int:
-        return decodes.crossings(steps)
+    def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
+        return decodes.block_starts(steps)
 
-    def ahead_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
+    def net_blocks_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
         """Return by how much `free` shrinks at each of `steps` ticks or more; after the last the numbers repeat."""
-        return decodes.crossing_by_tick()
+        return decodes.block_starts_by_tick()
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         if self._named:
-            for request in _in_order(decodes.crossing(after=-lag).values()):
+            for request in _in_order(decodes.at_block_start(after=-lag).values()):
                 self.register(request, request.computed - lag)
         decodes.lag = lag
 
@@ -272,14 +272,14 @@ class BlockPool:
 
     def _check_table(self, table: BlockTable, first: int, length: int, references: Counter[Run]) -> int:
         """Count the references of a table of blocks from `first` to `length`; return how many are not registered."""
-        held = table.held_runs()
-        ends = [run.last for run in held]
-        assert [run.first for run in held] == [first, *ends][: len(held)]
-        assert table.registered == (ends[-1] if held else first)
-        references.update(held)
+        runs = table.held_runs()
+        ends = [run.last for run in runs]
+        assert [run.first for run in runs] == [first, *ends][: len(runs)]
+        assert table.registered == (ends[-1] if runs else first)
+        references.update(runs)
         if self._named:
             assert len(table.blocks) == length
-            assert table.blocks[: table.registered] == [0] * first + [id for run in held for id in run.ids]
+            assert table.blocks[: table.registered] == [0] * first + [id for run in runs for id in run.ids]
             assert len({*table.blocks[first:], 0}) == length - first + 1
         return length - table.registered
 
@@ -299,3 +299,25 @@ class BlockPool:
 
 def _in_order(requests: Iterable[Request]) -> list[Request]:
     return sorted(requests, key=by_admission)
+
+
+class StatePool(BlockPool):
+    """A pool in which an admitted request holds `config.state_blocks` more blocks. `Request.held` counts the others."""
+
+    def __init__(self, config: SchedulerConfig, content: Content | None = None) -> None:
+        super().__init__(config, content)
+        self._states = config.state_blocks
+        self._admitted: set[int] = set()
+
+    def admit(self, request: Request, hit: Hit) -> None:
+        super().admit(request, hit)
+        self._admitted.add(request.id)
+        self._take(self._states)
+        self._beside += self._states
+
+    def release(self, request: Request, may_return: bool = False) -> None:
+        super().release(request, may_return)
+        if request.id in self._admitted:
+            self._admitted.remove(request.id)
+            self._put_first(self._states, [])
+            self._beside -= self._states

@@ -45,21 +45,21 @@ class Node:
         self.runs: list[Run] = []
         self.spares: list[Run] = []
 
-    def follow(self, spans: Sequence[Span], at: int) -> tuple[int, int]:
-        """Follow a sequence that goes on here with its span number `at`.
+    def follow(self, spans: Sequence[Span], number: int) -> tuple[int, int]:
+        """Follow a sequence that goes on here with its span number `number`.
 
         Returns the token at which it parts from the node, and the number of its span there.
         """
         for own, begin, until in self.spans:
-            name, _, end = spans[at]
+            name, _, end = spans[number]
             if name != own:
-                return begin, at
+                return begin, number
             if end > until:
-                return until, at
-            at += 1
-            if end < until or at == len(spans):
-                return end, at
-        return end, at
+                return until, number
+            number += 1
+            if end < until or number == len(spans):
+                return end, number
+        return end, number
 
 
 class Run:
@@ -125,15 +125,15 @@ class BlockTable:
 
     def held_runs(self) -> list[Run]:
         """Return the runs that hold the registered blocks, in order."""
-        found: list[Run] = []
+        runs: list[Run] = []
         ends = [run.first for run in self.runs[1:]]
         for run, end in zip(self.runs, [*ends, self.registered], strict=False):
-            found.append(run)
+            runs.append(run)
             while run.last < end:
                 assert run.rest is not None
                 run = run.rest
-                found.append(run)
-        return found
+                runs.append(run)
+        return runs
 
 
 class FreeQueue:
@@ -168,8 +168,8 @@ class FreeQueue:
 
     def runs(self) -> list[Run]:
         """Return all free runs, in order."""
-        found, run = [], self._ring.after
+        runs, run = [], self._ring.after
         while run is not None and run is not self._ring:
-            found.append(run)
+            runs.append(run)
             run = run.after
-        return found
+        return runs

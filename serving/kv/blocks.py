@@ -73,7 +73,7 @@ class KvBlocks(Protocol):
         """Call `extend_decodes` before each of `steps` ticks in a row."""
         ...
 
-    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+    def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
         """Return by how much `free` will shrink in `steps` ticks of the set."""
         ...
 

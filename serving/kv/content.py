@@ -5,7 +5,8 @@ Key of block i = H(key of block i-1, its content), so a key names a whole prefix
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -24,7 +25,7 @@ class Spans(Protocol):
     """
 
     @property
-    def ahead(self) -> int: ...
+    def lookahead(self) -> int: ...
 
     def spans(self, request: Request) -> Sequence[Span]:
         """Return `(name, begin, end)` over the sequence, or its full blocks; no span is empty.
@@ -56,7 +57,7 @@ def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
 class SegmentContent:
     """The contents of a request by its prompt's segments; the output of request r is segment `out:r`."""
 
-    ahead = 0
+    lookahead = 0
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -88,7 +89,7 @@ class ContentAhead(SegmentContent):
     The head of `eagle` computes the KV of a token from the token that follows it (`num_hash_lookahead_tokens`, here 1).
     """
 
-    ahead = 1
+    lookahead = 1
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
         tokens = SegmentContent(1)
@@ -100,7 +101,7 @@ class ContentAhead(SegmentContent):
 class OwnContent:
     """Spans by which a request finds only its own blocks."""
 
-    ahead = 0
+    lookahead = 0
 
     def spans(self, request: Request) -> Sequence[Span]:
         return ((request.id, 0, request.max_len),)
@@ -120,3 +121,31 @@ def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
         yield (name if name != PRIVATE else f"\0{request.id}.{number}"), begin, begin + tokens
         begin += tokens
     yield f"out:{request.id}", begin, request.max_len
+
+
+class Tokens(Protocol):
+    """The prompt and output token ids of one request, as far as they are known."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+class TokenContent:
+    """The contents of a request's blocks from its token ids, in `sequences` by the request's id."""
+
+    lookahead = 0
+
+    def __init__(self, sequences: Mapping[int, Tokens], block_size: int) -> None:
+        self._sequences = sequences
+        self._block_size = block_size
+
+    def spans(self, request: Request) -> Sequence[Span]:
+        spans, size = request.spans, self._block_size
+        for block in self.blocks(request, len(spans), request.known // size - 1):
+            spans.append((block, len(spans) * size, (len(spans) + 1) * size))
+        return spans
+
+    def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
+        tokens = self._sequences[request.id].tokens
+        for index in range(first, last + 1):
+            yield array("q", tokens[index * self._block_size : (index + 1) * self._block_size]).tobytes()

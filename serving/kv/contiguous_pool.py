@@ -77,7 +77,7 @@ class ContiguousPool:
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
         decodes.lag = lag
 
-    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+    def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
         return 0
 
     def release(self, request: Request, may_return: bool = False) -> None:

@@ -23,10 +23,10 @@ class ExternalKv(Protocol):
         """True if the step that admits a request loads its KV, instead of a transfer that other requests pass."""
         ...
 
-    def matched(self, request: Request, found: int) -> int:
-        """Return how many tokens after the first `found` can be loaded.
+    def matched(self, request: Request, cached: int) -> int:
+        """Return how many tokens after the first `cached` can be loaded.
 
-        With `found` they are at most `known` tokens, or `known - 1` if loads are synchronous. The scheduler calls this
+        With `cached` they are at most `known` tokens, or `known - 1` if loads are synchronous. The scheduler calls this
         whenever it considers a waiting request, so it must change nothing.
         """
         ...

@@ -25,7 +25,7 @@ from serving.step_plan import by_admission
 
 _NULL = 0
 
-Found = list[tuple[Run, int]]  # runs, and up to which block each counts
+Matches = list[tuple[Run, int]]  # runs, and up to which block each counts
 
 
 class GroupedPool(BlockPool):
@@ -84,23 +84,23 @@ class GroupedPool(BlockPool):
         more = self.groups * (blocks_for(tokens, self.block_size) - request.held)
         return more - self._leaving([(request, self._before_window(request))])
 
-    def ahead(self, decodes: DecodeSet, steps: int) -> int:
+    def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
         ends = [(member, self._before_window(member, after=steps - 1)) for member in decodes.members.values()]
         # The ticks both take and free blocks that lie after the blocks that are held now.
         passed = len(self._sliding) * sum(max(last - member.held, 0) for member, last in ends)
-        return self.groups * decodes.crossings(steps) - self._leaving(ends) - passed
+        return self.groups * decodes.block_starts(steps) - self._leaving(ends) - passed
 
-    def ahead_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
+    def net_blocks_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
         ends = {member: self._before_window(member, after=steps - 1) for member in decodes.members.values()}
         if any(run.references > 1 for member, last in ends.items() for run in self._runs_before(last, member)):
-            totals = [0, *(self.ahead(decodes, ticks) for ticks in range(1, steps + 1))]
+            totals = [0, *(self.net_blocks(decodes, ticks) for ticks in range(1, steps + 1))]
             return [total - before for before, total in pairwise(totals)]
-        by_tick = [self.groups * len(decodes.crossing(tick)) for tick in range(steps)]
+        by_tick = [self.groups * len(decodes.at_block_start(tick)) for tick in range(steps)]
         for member, last in ends.items():
-            at = self._before_window(member)
-            by_tick[0] -= len(self._sliding) * (at - self._slid[member.id])
+            passed = self._before_window(member)
+            by_tick[0] -= len(self._sliding) * (passed - self._slid[member.id])
             seen = member.computed - member.in_flight - self._past
-            for block in range(at + 1, last + 1):
+            for block in range(passed + 1, last + 1):
                 by_tick[block * self.block_size - seen] -= len(self._sliding)
         return by_tick
 
@@ -131,23 +131,23 @@ class GroupedPool(BlockPool):
         if not self.caches:
             return NO_HIT
         longest = (request.known - 1) // self.block_size
-        found: list[Found] = [[] for _ in self._trees]
+        matches: list[Matches] = [[] for _ in self._trees]
         for group in self._full:
-            found[group] = self._trees[group].find(request, longest)
-            longest = found[group][-1][1] if found[group] else 0
+            matches[group] = self._trees[group].find(request, longest)
+            longest = matches[group][-1][1] if matches[group] else 0
         for group in self._sliding if longest else ():
-            found[group] = self._trees[group].find(request, longest, gaps=True)
-        end = self._end_of_tail([found[group] for group in self._sliding], longest)
+            matches[group] = self._trees[group].find(request, longest, gaps=True)
+        end = self._end_of_tail([matches[group] for group in self._sliding], longest)
         self._junction[request.id] = longest if self._full and longest > end else 0
         if not end:
             return NO_HIT
         idle = 0
-        for group, runs in enumerate(found):
+        for group, runs in enumerate(matches):
             first = self._first(group, end)
             idle += sum(max(min(last, end) - max(run.first, first), 0) for run, last in runs if not run.references)
         return Hit(end, idle)
 
-    def _end_of_tail(self, sliding: Sequence[Found], end: int) -> int:
+    def _end_of_tail(self, sliding: Sequence[Matches], end: int) -> int:
         """Return the longest hit, at most `end`, whose last `_tail` blocks are in all of `sliding`.
 
         A shorter hit must be there with all its blocks.
@@ -155,8 +155,8 @@ class GroupedPool(BlockPool):
         last = -1
         while last != end:
             last = end
-            for found in sliding:
-                end = min(end, _before_gap(found, max(last - self._tail, 0), last))
+            for matches in sliding:
+                end = min(end, _before_gap(matches, max(last - self._tail, 0), last))
         return end
 
     def _first(self, group: int, end: int) -> int:
@@ -250,10 +250,10 @@ class GroupedPool(BlockPool):
 
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
         for after in range(steps):
-            starts, fills = decodes.crossing(after), decodes.crossing(after + 1 - lag)
-            slides = decodes.crossing(after - lag - self._past)
+            starts, fills = decodes.at_block_start(after), decodes.at_block_start(after + 1 - lag)
+            slides = decodes.at_block_start(after - lag - self._past)
             if not lag:  # the tick before may have had one more step in flight
-                slides = slides | decodes.crossing(after - 1 - self._past)
+                slides = slides | decodes.at_block_start(after - 1 - self._past)
             if not (starts or fills or slides or self._unsettled):
                 continue
             for request in sorted((starts | fills | slides | self._settle(decodes, lag)).values(), key=by_admission):
@@ -292,16 +292,16 @@ class GroupedPool(BlockPool):
         self._check_free(used, references)
 
 
-def _before_gap(found: Found, first: int, last: int) -> int:
-    """Return the begin of the last gap of `found` that reaches between `first` and `last`; `last` if none does."""
-    at = last
-    for run, end in reversed(found):
-        if at <= first:
+def _before_gap(matches: Matches, first: int, last: int) -> int:
+    """Return the begin of the last gap of `matches` that reaches between `first` and `last`; `last` if none does."""
+    begin = last
+    for run, end in reversed(matches):
+        if begin <= first:
             break
-        if end < at:
+        if end < begin:
             return end
-        at = min(at, run.first)
-    return last if at <= first else 0
+        begin = min(begin, run.first)
+    return last if begin <= first else 0
 
 
 def block_tables(pool: KvBlocks) -> Callable[[Request], Sequence[Sequence[int]]]:

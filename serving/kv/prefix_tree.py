@@ -31,7 +31,7 @@ class PrefixTree:
         self._group = group
         self._size = block_size
         self._content = content
-        self._ahead = content.ahead
+        self._lookahead = content.lookahead
         self._nodes: dict[Branch, Node] = {}
 
     def find(self, request: Request, most: int, gaps: bool = False) -> list[tuple[Run, int]]:
@@ -39,36 +39,36 @@ class PrefixTree:
 
         With `gaps` runs after blocks that cannot be found count, too.
         """
-        found: list[tuple[Run, int]] = []
+        matches: list[tuple[Run, int]] = []
         spans = self._content.spans(request)
         self._catch_up(request, spans)
-        at = end = span = 0
+        block = end = span = 0
         node: Node | None = None
-        while at < most and span < len(spans):
+        while block < most and span < len(spans):
             name, begin, _ = spans[span]
             node = self._nodes.get((node, end, name, begin))
             if node is None:
                 break
             end, span = node.follow(spans, span)
-            last = (end - self._ahead) // self._size
+            last = (end - self._lookahead) // self._size
             if last > most:
                 last = most
             for run in node.runs:
-                if run.first >= last or (run.first != at and not gaps):
+                if run.first >= last or (run.first != block and not gaps):
                     break
-                at = run.last if run.last < last else last
-                found.append((run, at))
-            if at < last and not gaps:
+                block = run.last if run.last < last else last
+                matches.append((run, block))
+            if block < last and not gaps:
                 break
-        return found
+        return matches
 
     def settled(self, request: Request, most: int) -> bool:
         """Return whether the result of `find` grows only by `register`, and not because a request in `open` goes on."""
-        found = self.find(request, most)
-        at = found[-1][1] if found else 0
+        matches = self.find(request, most)
+        block = matches[-1][1] if matches else 0
         spans = self._content.spans(request)
-        return at == most or all(
-            self.open.get(name, request) is request for name, _, end in spans if end > at * self._size
+        return block == most or all(
+            self.open.get(name, request) is request for name, _, end in spans if end > block * self._size
         )
 
     def register(self, request: Request, table: BlockTable, full: int) -> None:
@@ -106,22 +106,22 @@ class PrefixTree:
                     self._register(other, self._content.spans(other), full)
 
     def _register(self, table: BlockTable, spans: Sequence[Span], full: int) -> None:
-        at = table.registered
+        block = table.registered
         tail = table.runs[-1] if table.runs else None
-        while tail is not None and tail.last < at:
+        while tail is not None and tail.last < block:
             tail = tail.rest
         end = span = 0
         node: Node | None = None
-        while at < full:
+        while block < full:
             name, begin, _ = spans[span]
             node = self._node(node, (node, end, name, begin), spans, span)
             end, span = node.follow(spans, span)
-            last = (end - self._ahead) // self._size
+            last = (end - self._lookahead) // self._size
             if last > full:
                 last = full
-            if last > at:
-                tail = self._add(table, node, tail, at, last)
-                at = last
+            if last > block:
+                tail = self._add(table, node, tail, block, last)
+                block = last
         table.registered = full
 
     def _node(self, parent: Node | None, branch: Branch, spans: Sequence[Span], span: int) -> Node:
@@ -168,14 +168,14 @@ class PrefixTree:
         node, end = run.node, run.last
         ids = run.cut(count)
         if node is not None:
-            found = not node.spares or run in node.runs
+            findable = not node.spares or run in node.runs
             if run.first == run.last:
-                runs = node.runs if found else node.spares
+                runs = node.runs if findable else node.spares
                 if runs[-1] is run:  # nearly always: blocks after it in a prefix were evicted before it
                     runs.pop()
                 else:
                     runs.remove(run)
-            if found and node.spares:
+            if findable and node.spares:
                 self._promote(node, run.last, end)
             if not node.runs:
                 self._prune(node)
@@ -188,9 +188,9 @@ class PrefixTree:
         """Keep `run` from being found any more."""
         node = run.node
         if node is not None:
-            found = run in node.runs
-            (node.runs if found else node.spares).remove(run)
-            if found:
+            findable = run in node.runs
+            (node.runs if findable else node.spares).remove(run)
+            if findable:
                 self._promote(node, run.first, run.last)
             self._prune(node)
             run.node = None
@@ -226,8 +226,8 @@ class PrefixTree:
     def check(self, runs: Iterable[Run]) -> None:
         """Raise AssertionError unless the tree holds these `runs` and no other, each at its place."""
         nodes = list(self._nodes.values())
-        held = [run for node in nodes for run in node.runs + node.spares]
-        assert sorted(map(id, held)) == sorted(id(run) for run in runs)
+        kept = [run for node in nodes for run in node.runs + node.spares]
+        assert sorted(map(id, kept)) == sorted(id(run) for run in runs)
         assert sum(node.children for node in nodes) == sum(node.parent is not None for node in nodes)
         for node in nodes:
             assert all(run.node is node and run.first < run.last for run in node.runs + node.spares)

@@ -6,6 +6,7 @@ and move down as newer ones come. The subclass decides what a transfer is, and h
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -13,9 +14,52 @@ from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
 from serving.kv.content import Content, block_keys
-from serving.kv.tiered_cache import TieredCache
 from serving.request import Request
 from serving.step_plan import StepPlan
+
+
+class TieredCache:
+    """The keys of blocks in tiers of `capacities` blocks each."""
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._capacities = tuple(capacities)
+        self._tiers: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in capacities]  # the last used last
+
+    def tier(self, key: bytes) -> int | None:
+        """Return the number of the tier in which `key` lies; None if it is in none."""
+        for number, keys in enumerate(self._tiers):
+            if key in keys:
+                return number
+        return None
+
+    def use(self, key: bytes) -> list[tuple[bytes, int]]:
+        """Put `key` first; return keys that were pushed down for it, each with its new tier (past the last: gone)."""
+        first = self._tiers[0]
+        if key in first:
+            first.move_to_end(key)
+            return []
+        for keys in self._tiers[1:]:
+            if key in keys:
+                del keys[key]
+                break
+        pushed = []
+        for number, keys in enumerate(self._tiers):
+            keys[key] = None
+            if len(keys) <= self._capacities[number]:
+                break
+            key, _ = keys.popitem(last=False)
+            pushed.append((key, number + 1))
+        return pushed
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tiers))
+
+    def check(self) -> None:
+        """Raise AssertionError unless every tier keeps to its capacity and no key is in two."""
+        for keys, capacity in zip(self._tiers, self._capacities, strict=True):
+            assert len(keys) <= capacity
+        assert len({key for keys in self._tiers for key in keys}) == len(self)
+
 
 _GIB = 1024**3
 
@@ -47,13 +91,13 @@ class TieredBlocks:
         """Return whether a block lies in a tier, or is on its way there."""
         return self.cache.tier(key) is not None
 
-    def matched(self, request: Request, found: int) -> int:
+    def matched(self, request: Request, cached: int) -> int:
         """Return the tokens that can be loaded, as `serving.kv.external.ExternalKv` says."""
         if request.preemptions and not self._swaps:
             return 0
         most = (request.known - 1) // self.block_size
         keys = block_keys(request, most, self._content)
-        first = last = found // self.block_size
+        first = last = cached // self.block_size
         while last < most and self.has(keys[last]):
             last += 1
         return (last - first) * self.block_size
@@ -81,7 +125,7 @@ class TieredBlocks:
                 spans.append((request, first // size, min(start + tokens, known) // size))
         else:
             spans = [(request, start // size, (start + tokens) // size) for request, start, tokens, *_ in plan.listed]
-        for request in plan.decodes.crossing().values():
+        for request in plan.decodes.at_block_start().values():
             full = request.computed // size
             spans.append((request, full - 1, full))
         return Filling(list(plan.preempted), spans)

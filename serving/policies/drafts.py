@@ -45,12 +45,12 @@ class Drafts:
         """
         return self._longest - 1 - computed
 
-    def padded(self, found: int) -> int:
+    def padded(self, computed: int) -> int:
         """Return the tokens of a request that decodes in the step of its admission, for which no drafts were proposed.
 
-        vLLM verifies as many tokens anyway, so that all rows are of one size. `found` were computed before.
+        vLLM verifies as many tokens anyway, so that all rows are of one size. `computed` were computed before.
         """
-        return 1 + self.tokens if found + self.tokens + 2 <= self._longest else 1
+        return 1 + self.tokens if computed + self.tokens + 2 <= self._longest else 1
 
     def verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
         """Return how many of its `drafts` are accepted by `plan`, which has ended; also of drafts beyond its output."""

@@ -1,20 +1,131 @@
-"""The `fair` policy: tenants share the engine by the virtual token counter of Sheng et al. (OSDI 2024).
+"""The `fair` policy: tenants share the engine by the virtual token counter.
+
+The counter is that of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2. A tenant's
+counter grows with the tokens it is served; the next request is the first one of the tenant with the smallest counter. A
+tenant that comes back after idling is lifted to the level of its competitors, so idling saves up nothing. An idle
+tenant's share goes to the others.
 
 Service is what a tenant is given: `fair_input_weight` a prompt token, charged whole at first admission, and
 `fair_output_weight` an output token, charged when its step is planned. Computing again what a preemption threw away is
-no service. The policy is work-conserving: an idle tenant's share goes to the others.
+no service.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig
-from serving.policies.tenant_queue import ServiceCounters, TenantQueue
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.waiting import WaitingQueue
+
+
+class ServiceCounters:
+    """The counters of all tenants, in weighted tokens.
+
+    A member of the decode set is served one output token at every tick of its clock: the counter of its tenant is a
+    line over that clock, so that a tick costs nothing here.
+    """
+
+    def __init__(self, clock: Callable[[], int], per_prompt_token: int, per_output_token: int) -> None:
+        self._clock = clock
+        self._per_prompt_token = per_prompt_token
+        self._per_output_token = per_output_token  # also the service of one member in one tick
+        self._base: dict[str, int] = {}
+        self._members: dict[str, int] = {}
+
+    def service_of(self, tenant: str) -> int:
+        """Return the service so far."""
+        return self._base.get(tenant, 0) + self.slope(tenant) * self._clock()
+
+    def slope(self, tenant: str) -> int:
+        """Return the service that a tick adds."""
+        return self._per_output_token * self._members.get(tenant, 0)
+
+    def charge(self, tenant: str, service: int) -> None:
+        self._base[tenant] = self._base.get(tenant, 0) + service
+
+    def lift(self, tenant: str, to: int) -> None:
+        self.charge(tenant, max(to - self.service_of(tenant), 0))
+
+    # Calls of a scheduler
+
+    def admitted(self, request: Request) -> None:
+        self.charge(request.arrived.tenant, self._per_prompt_token * request.prompt_len)
+
+    def sampled(self, request: Request, tokens: int) -> None:
+        self.charge(request.arrived.tenant, self._per_output_token * tokens)
+
+    def joined(self, request: Request) -> None:
+        tenant = request.arrived.tenant
+        self.charge(tenant, -self._per_output_token * self._clock())
+        self._members[tenant] = self._members.get(tenant, 0) + 1
+
+    def left(self, request: Request) -> None:
+        tenant = request.arrived.tenant
+        self.charge(tenant, self._per_output_token * self._clock())
+        self._members[tenant] -= 1
+
+
+class TenantQueue:
+    """A queue with the tenants of the smallest counter first, ties by name; `queue` orders requests within a tenant."""
+
+    def __init__(self, counters: ServiceCounters, queue: Callable[[], WaitingQueue]) -> None:
+        self._counters = counters
+        self._new_queue = queue
+        self._queues: dict[str, WaitingQueue] = {}  # queues of tenants with waiting requests
+        self._length = 0
+        self._last_left: str | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Request]:
+        order = [(self._counters.service_of(tenant), tenant) for tenant in self._queues]
+        heapify(order)
+        while order:
+            yield from self._queues[heappop(order)[1]]
+
+    def add(self, request: Request) -> None:
+        self._of(request.arrived.tenant).add(request)
+        self._length += 1
+
+    def put_back(self, request: Request) -> None:
+        self._of(request.arrived.tenant).put_back(request)
+        self._length += 1
+
+    def remove(self, request: Request) -> None:
+        tenant = request.arrived.tenant
+        self._queues[tenant].remove(request)
+        self._length -= 1
+        if not self._queues[tenant]:
+            del self._queues[tenant]
+            self._last_left = tenant
+
+    def steps_at_head(self, head: Request, steps: int) -> int:
+        """Return the steps until the first tenant is another, by counter and, among equal counters, by name."""
+        counters = self._counters
+        service, first = min((counters.service_of(tenant), tenant) for tenant in self._queues)
+        if head.arrived.tenant != first:  # the waiting requests of this tenant are being loaded
+            return 0
+        for tenant in self._queues:
+            closing = counters.slope(first) - counters.slope(tenant)
+            if closing > 0:
+                steps = min(steps, (counters.service_of(tenant) - service - (tenant < first)) // closing)
+        return steps
+
+    def _of(self, tenant: str) -> WaitingQueue:
+        """Return the queue of `tenant`; a tenant without waiting requests is lifted first."""
+        if tenant not in self._queues:
+            if self._queues:
+                self._counters.lift(tenant, min(map(self._counters.service_of, self._queues)))
+            elif self._last_left is not None:
+                self._counters.lift(tenant, self._counters.service_of(self._last_left))
+            self._queues[tenant] = self._new_queue()
+        return self._queues[tenant]
 
 
 class FairScheduler(VllmScheduler):
@@ -34,7 +145,7 @@ class FairScheduler(VllmScheduler):
         return TenantQueue(self.counters, super().new_queue)
 
     def _serve_one_by_one(self, plan: StepPlan, budget: int) -> int:
-        self._served = {(tenant := r.arrived.tenant): self.counters.of(tenant) for r in self.running.values()}
+        self._served = {(tenant := r.arrived.tenant): self.counters.service_of(tenant) for r in self.running.values()}
         return super()._serve_one_by_one(plan, budget)
 
     def victim(self) -> Request:

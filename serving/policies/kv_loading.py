@@ -62,6 +62,11 @@ class KvLoading:
             if samples:
                 self._prefills.pop(request.id, None)
 
+    def committed(self, plan: StepPlan) -> None:
+        """Free the blocks that `plan`, which has ended, was the last to write to."""
+        while self.leaving and self.leaving[0][0] <= plan.seq:
+            self._pool.release(self.leaving.popleft()[1])
+
     def preempted(self, request: Request) -> None:
         self._prefills.pop(request.id, None)
 
@@ -87,42 +92,42 @@ class KvLoading:
 
         If no request runs and none of them can, they wait for one another for ever.
         """
-        held = 0
+        taken = 0
         for request in self.holding:
             if request.status is Status.LOADING:
                 return False
             if request.held:
-                held += request.held + self._state_blocks
-        return len(self.holding) > 0 and held == self._pool.total - self._pool.free
+                taken += request.held + self._state_blocks
+        return len(self.holding) > 0 and taken == self._pool.total - self._pool.free
 
     # Loads
 
-    def matched(self, request: Request, found: int) -> int:
-        """Return how many tokens after the first `found` to load.
+    def matched(self, request: Request, cached: int) -> int:
+        """Return how many tokens after the first `cached` to load.
 
         It is 0 if the drafts beside them would never fit: vLLM would wait for ever.
         """
-        tokens = self.external.matched(request, found)
+        tokens = self.external.matched(request, cached)
         if tokens and self.step_blocks and not self.external.synchronous:
-            need = blocks_for(found + tokens, self._block_size) + self._state_blocks + self.step_blocks
+            need = blocks_for(cached + tokens, self._block_size) + self._state_blocks + self.step_blocks
             if need > self._pool.total:
                 return 0
         return tokens
 
     def load(self, request: Request, hit: Hit, tokens: int) -> None:
         """Begin to load `tokens` tokens after the tokens of `hit`, into blocks that are taken for them."""
-        found = hit.blocks * self._block_size
+        cached = hit.blocks * self._block_size
         self._pool.admit(request, hit)
-        self._pool.extend(request, found + tokens)
+        self._pool.extend(request, cached + tokens)
         if request.first_hit is None:
-            request.first_hit = found
-        request.loading = found + tokens
+            request.first_hit = cached
+        request.loading = cached + tokens
         request.status = Status.LOADING
         request.passed_over = True
         if request.id not in self._prefills:  # else an earlier load has failed, and it has kept its place
             self._prefills[request.id] = request
             self.holding.add(request)
-        self.external.load(request, found, tokens)
+        self.external.load(request, cached, tokens)
 
     def loaded(self, request: Request) -> None:
         """Record that the KV of `load` is there. No request can find it before its request has had its turn."""
@@ -140,7 +145,9 @@ class KvLoading:
         """Take the turn of `request`, which holds blocks: make the loaded tokens its own, or release the blocks."""
         if request.loading:
             self._pool.register(request, request.loading)
-            request.found(min(request.loading, request.known - 1))  # the last token has to be computed for the next
+            request.count_cached(
+                min(request.loading, request.known - 1)
+            )  # the last token has to be computed for the next
             request.loading = 0
         elif not request.computed:
             self._pool.release(request)

@@ -32,8 +32,8 @@ class SglangScheduler(PrefillFirstScheduler):
         return request
 
     def head(self) -> Request | None:
-        found = super().head()
-        return None if found is None or found.id in self._unseen else found
+        request = super().head()
+        return None if request is None or request.id in self._unseen else request
 
     def schedule(self) -> StepPlan:
         if self._decoded >= self.config.scheduler_recv_interval or not self.running:

@@ -8,42 +8,17 @@ may never decide otherwise than the rules would.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
-from mypy_extensions import mypyc_attr
-
-from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import KvBlocks
-from serving.policies.kv_loading import KvLoading
+from serving.kv.grouped_pool import GroupedPool
 from serving.request import Request
 from serving.step_plan import StepPlan, by_admission
-from serving.waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from serving.policies.vllm import VllmScheduler
 
 
-class Rules(Protocol):
-    """The rules of a scheduler, as the fast path uses them; `VllmScheduler` says what each method means."""
-
-    decodes_first: ClassVar[bool]
-    draft_slots: int
-    pool: KvBlocks
-    decodes: DecodeSet
-    running: dict[int, Request]
-    unsteady: dict[int, Request]
-    waiting: WaitingQueue
-    kv_loading: KvLoading | None
-
-    def turns(self, requests: Iterable[Request]) -> list[Request]: ...
-    def wanted(self, request: Request) -> int: ...
-    def lacking_blocks(self, request: Request, tokens: int) -> int: ...
-    def step_budget(self) -> int: ...
-    def waiting_budget(self) -> int: ...
-    def head(self) -> Request | None: ...
-    def head_was_refused(self, head: Request, budget: int) -> bool: ...
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SteadyDecode:
     """The decode set of one scheduler, and its plans, which hold rows of that set by reference.
 
@@ -52,7 +27,7 @@ class SteadyDecode:
         planned: how many plans were made that run
     """
 
-    def __init__(self, rules: Rules, config: SchedulerConfig, *, budget_varies: bool) -> None:
+    def __init__(self, rules: VllmScheduler, config: SchedulerConfig, *, budget_varies: bool) -> None:
         self.in_flight: deque[StepPlan] = deque()
         self.planned = 0
         self._rules = rules
@@ -64,6 +39,9 @@ class SteadyDecode:
         self._most_running = config.most_running
         self._block_size = config.block_size
         self._reserved = config.kv_reservation != "paged"  # no request takes blocks after its admission
+        # Blocks that a row takes at the start of one. Blocks that windows give back in the same steps do not count: a
+        # request may have its turn before they are free.
+        self._at_once = self._pool.groups if isinstance(self._pool, GroupedPool) else 1
         drafting = config.speculative
         self._joins = drafting is None  # a decode set counts on one token of each request a step
         self._two_budgets = (
@@ -83,7 +61,7 @@ class SteadyDecode:
         if self._two_budgets:
             return None
         left = budget - len(decodes.members)
-        need = 0 if self._reserved else len(decodes.crossing())
+        need = 0 if self._reserved else self._at_once * len(decodes.at_block_start())
         if not self._unsteady:
             return [] if left >= 0 and need <= free else None
         wanting = [
@@ -178,8 +156,9 @@ class SteadyDecode:
         steps = decodes.steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:
             steps = self._steps_without_admission(steps)
-        most_blocks = 0 if self._reserved else len(decodes.members) * (steps // self._block_size + 1)
-        while steps and most_blocks > pool.free and decodes.crossings(steps) > pool.free:
+        blocks = 0 if self._reserved else self._at_once
+        most_blocks = blocks * len(decodes.members) * (steps // self._block_size + 1)
+        while steps and most_blocks > pool.free and blocks * decodes.block_starts(steps) > pool.free:
             steps //= 2
         return steps
 

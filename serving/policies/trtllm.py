@@ -56,6 +56,6 @@ class TrtllmScheduler(VllmScheduler):
         return super()._reason_to_reject(request)
 
     def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
-        promised = sum(self.most_held(each) for each in self.running.values())
+        promised = sum(self.most_held(other) for other in self.running.values())
         enough = promised + self.most_held(request) <= self.pool.total
         return enough and super()._fits(request, tokens, hit, now, reserved)

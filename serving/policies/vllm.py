@@ -12,7 +12,7 @@ rules fast, and `drafts.py` has draft tokens. Other policies change the rules on
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -21,18 +21,51 @@ from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
 from serving.kv.blocks import NO_HIT, Hit
 from serving.kv.content import Content
-from serving.policies.grouped_decode import GroupedDecode
 from serving.policies.kv_loading import KvLoading
-from serving.policies.prefill_interval import PrefillInterval
 from serving.policies.residents import Residents
-from serving.policies.service_meter import ServiceMeter
 from serving.policies.steady_decode import SteadyDecode
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
 
+if TYPE_CHECKING:
+    from serving.policies.fair import ServiceCounters
+
 # vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, and start over
 # before they have sampled a token. So many preemptions without a token in between count as a livelock.
 _LIVELOCK_PREEMPTIONS = 1000
+
+
+class PrefillInterval:
+    """The `prefill_schedule_interval` of one scheduler: prompts get tokens once in so many steps, decodes in all.
+
+    It begins anew with each step that computes prompts. No prompt is held back if the last step that was to admit
+    requests has left any waiting that could have run.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._since = steps  # steps that ran since the last one that computed prompts
+        self._backlog = False  # True if requests were left waiting
+
+    @property
+    def holds_prompts(self) -> bool:
+        """True if the next step leaves prompts alone, provided that a request decodes in it."""
+        return not self._backlog and self._since + 1 < self._steps
+
+    def planned(self, plan: StepPlan, prefills: bool, held_back: bool, waiting: Iterable[Request]) -> None:
+        """Record a final `plan`, whether it computes prompts, and whether it has held any back."""
+        self._since = 0 if prefills else self._since + bool(plan.tokens)
+        if not held_back and not plan.preempted:
+            self._look_for_backlog(waiting)
+
+    def skipped(self, steps: int, waiting: Iterable[Request]) -> None:
+        """Record that `steps` steps of decodes alone were planned."""
+        self._since += steps
+        if self._backlog or self._since >= self._steps:
+            self._look_for_backlog(waiting)
+
+    def _look_for_backlog(self, waiting: Iterable[Request]) -> None:
+        self._backlog = any(not request.passed_over for request in waiting)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -56,10 +89,9 @@ class VllmScheduler(Residents):
         super().__init__(config, shares_prefixes=shares_prefixes, content=content)
         self.unsteady: dict[int, Request] = {}
         self.decodes = DecodeSet(config.block_size)
-        self.service: ServiceMeter | None = None
+        self.service: ServiceCounters | None = None
         varies = type(self).step_budget is not VllmScheduler.step_budget
-        steady = SteadyDecode if self._grouped is None else GroupedDecode
-        self._steady = steady(self, config, budget_varies=varies)
+        self._steady = SteadyDecode(self, config, budget_varies=varies)
         self._in_flight = self._steady.in_flight
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
@@ -306,9 +338,9 @@ class VllmScheduler(Residents):
                 if not self.running:
                     self._must_not_be_deadlocked()
                 # A request admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
-                stays = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
-                stays = stays and len(self.running) > 0 and not (self._pads or self._holds_prompts)
-                self._refused = circumstances if stays and circumstances else None
+                settled = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
+                lasts = settled and len(self.running) > 0 and not (self._pads or self._holds_prompts)
+                self._refused = circumstances if lasts and circumstances else None
                 break
             budget -= self.give(plan, request, tokens)
 
@@ -354,22 +386,42 @@ class VllmScheduler(Residents):
         if loading is not None and request.held:
             loading.take(request)
         if request.held:
-            found = request.computed
+            computed = request.computed
         else:
             reads = not request.arrived.skip_reading_prefix_cache
             hit = self.pool.lookup(request) if reads else NO_HIT
-            found = hit.blocks * self._block_size
-            if loading is not None and reads and (loadable := loading.matched(request, found)):
+            computed = hit.blocks * self._block_size
+            if loading is not None and reads and (loadable := loading.matched(request, computed)):
                 if not loading.external.synchronous:
-                    if self._fits_to_load(request, hit, loading, found + loadable):
+                    if self._fits_to_load(request, hit, loading, computed + loadable):
                         loading.load(request, hit, loadable)
                     return 0
-                found += loadable
-        tokens = request.known - found
+                computed += loadable
+        tokens = self._first_tokens(request, computed, budget)
+        if not tokens:
+            return 0
+        slots = computed + tokens if self.drafts is None else self.drafts.slots(computed + tokens)
+        if not self._fits(request, max(request.known, slots) if self._reserves_all else slots, hit, slots):
+            return 0
+        if hit is not None:
+            self.pool.admit(request, hit)
+            request.count_cached(computed)
+            if request.first_hit is None:
+                request.first_hit = computed - loadable
+        self._run(plan, request, computed)
+        if loading is not None:
+            loading.admitted(request, tokens)
+            if loadable:
+                loading.external.load(request, computed - loadable, loadable)
+        return tokens
+
+    def _first_tokens(self, request: Request, computed: int, budget: int) -> int:
+        """Return the tokens after the first `computed` that the request gets if it is admitted; 0 if it must wait."""
+        tokens = request.known - computed
         if tokens > 1 and self._holds_prompts:
             return 0
-        if tokens == 1 and self._pads and (self._serves or found):
-            tokens = self.drafts.padded(found)  # type: ignore[union-attr]
+        if tokens == 1 and self._pads and (self._serves or computed):
+            tokens = self.drafts.padded(computed)  # type: ignore[union-attr]
             most_room = min(self._budget - self.draft_slots, self._most_scheduled)
             if tokens > most_room:  # no step has room for that: vLLM would wait for ever
                 tokens = 1
@@ -378,22 +430,15 @@ class VllmScheduler(Residents):
             request.proposed = tokens - 1
         if tokens > self._most_of_one:
             tokens = self._most_of_one
-        if tokens > budget:
-            if not self._chunks and tokens <= self._budget:
-                return 0
-            tokens = budget
-        if hit is not None or loading is not None:
-            slots = found + tokens if self.drafts is None else self.drafts.slots(found + tokens)
-            if not self._fits(request, max(request.known, slots) if self._reserves_all else slots, hit, slots):
-                return 0
-        if hit is not None:
-            self.pool.admit(request, hit)
-            request.found(found)
-            if request.first_hit is None:
-                request.first_hit = found - loadable
+        if tokens <= budget:
+            return tokens
+        return budget if self._chunks or tokens > self._budget else 0
+
+    def _run(self, plan: StepPlan, request: Request, computed: int) -> None:
+        """Let `request`, which waited, run from `plan` on; `computed` tokens of it were cached or loaded."""
         self.waiting.remove(request)
         if request.preemptions:
-            request.recomputed -= found
+            request.recomputed -= computed
         elif self.service is not None:
             self.service.admitted(request)
         request.status = Status.RUNNING
@@ -404,11 +449,6 @@ class VllmScheduler(Residents):
         self.running[request.id] = request
         self.unsteady[request.id] = request
         plan.admitted += (request,)
-        if loading is not None:
-            loading.admitted(request, tokens)
-            if loadable:
-                loading.external.load(request, found - loadable, loadable)
-        return tokens
 
     def _fits_to_load(self, request: Request, hit: Hit, loading: KvLoading, tokens: int) -> bool:
         """Return whether there are blocks to load the tokens of `request` up to `tokens`."""
@@ -423,8 +463,7 @@ class VllmScheduler(Residents):
         if not in_flight or in_flight.popleft() is not plan:
             raise ValueError(f"plan {plan.seq} is not the oldest in flight")
         if self.kv_loading is not None:
-            while self.kv_loading.leaving and self.kv_loading.leaving[0][0] <= plan.seq:
-                self.pool.release(self.kv_loading.leaving.popleft()[1])
+            self.kv_loading.committed(plan)
         decodes.committed = plan.clock
         if decodes.lag > len(in_flight) and decodes.members:
             self.pool.register_decodes(decodes, lag=len(in_flight))
@@ -436,26 +475,33 @@ class VllmScheduler(Residents):
             if request.ended:
                 continue
             fresh = not request.stale
-            accepted = 0
-            if drafts:
-                accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
-                if self.service is not None:
-                    self.service.sampled(request, min(accepted, request.end_len - request.known - 1))
+            accepted = self._accepted(plan, request, drafts) if drafts else 0
             request.returned(tokens, samples, drafts, accepted)
             if fresh and (plan.lag or drafts or self._hash_lookahead):  # else all was known and registered at planning
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.end_len or request.id in stopped):
                 ended.append(request)
-                if self.drafts is not None:  # a step under way may have been planned as if drafts were rejected
-                    request.sampled_in = [(step, count) for step, count in request.sampled_in if step <= plan.seq]
         if stopped:
             members = decodes.members
             ended += [members[id] for id in stopped if id in members and members[id].joined < plan.clock]
-        if len(ended) > 1:
-            ended.sort(key=by_admission)
-        for request in ended:
+        return self._finish(plan, ended) if ended else ended
+
+    def _accepted(self, plan: StepPlan, request: Request, drafts: int) -> int:
+        """Return how many of the `drafts` of `request` are accepted by `plan`, which has ended."""
+        accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
+        if self.service is not None:
+            self.service.sampled(request, min(accepted, request.end_len - request.known - 1))
+        return accepted
+
+    def _finish(self, plan: StepPlan, requests: list[Request]) -> list[Request]:
+        """Let `requests`, which got their last token in `plan`, leave in order of admission."""
+        if len(requests) > 1:
+            requests.sort(key=by_admission)
+        for request in requests:
+            if self.drafts is not None:  # a step under way may have been planned as if drafts were rejected
+                request.sampled_in = [(step, count) for step, count in request.sampled_in if step <= plan.seq]
             self.end(request, Status.FINISHED)
-        return ended
+        return requests
 
     # Many steps at once: see `steady_decode.py`
 

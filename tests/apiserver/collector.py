@@ -24,9 +24,9 @@ class Collector:
     def take(self, path: str, body: bytes) -> None:
         """A request's body."""
         self.paths.add(path)
-        for of in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.resource = attributes(of.resource)
-            self.spans += [span for scope in of.scope_spans for span in scope.spans]
+        for spans in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.resource = attributes(spans.resource)
+            self.spans += [span for scope in spans.scope_spans for span in scope.spans]
         self._came.set()
 
     def wait(self, roots: int) -> list[Any]:
@@ -37,9 +37,9 @@ class Collector:
         return self.spans
 
 
-def attributes(of: Any) -> dict[str, Any]:
+def attributes(described: Any) -> dict[str, Any]:
     """Attributes of a span or a resource as plain values."""
-    return {each.key: _plain(each.value) for each in of.attributes}
+    return {pair.key: _plain(pair.value) for pair in described.attributes}
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def collector() -> Iterator[Collector]:
 
 def _plain(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [_plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return [_plain(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:

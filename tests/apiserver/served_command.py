@@ -37,13 +37,13 @@ def kv_batches(port: int, number: int = 0) -> list[tuple[str, int, list[dict[str
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.connect(f"tcp://127.0.0.1:{port}")
         asking.send_multipart([b"", number.to_bytes(8, "big")])
-        found: list[tuple[str, int, list[dict[str, Any]]]] = []
+        batches: list[tuple[str, int, list[dict[str, Any]]]] = []
         while True:
             assert asking.poll(30_000)
-            _, topic, told, batch = asking.recv_multipart()
-            if int.from_bytes(told, "big", signed=True) == -1:
-                return found
-            found.append((topic.decode(), int.from_bytes(told, "big"), msgspec.msgpack.decode(batch)[1]))
+            _, topic, sequence, batch = asking.recv_multipart()
+            if int.from_bytes(sequence, "big", signed=True) == -1:
+                return batches
+            batches.append((topic.decode(), int.from_bytes(sequence, "big"), msgspec.msgpack.decode(batch)[1]))
 
 
 def free_ports(count: int) -> int:

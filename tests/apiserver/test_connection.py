@@ -5,7 +5,7 @@ import json
 
 from aiohttp import web
 
-from apiserver.connection import listen
+from apiserver.openai_api.connection import listen
 
 PATIENCE_S = 0.3
 
@@ -86,8 +86,8 @@ def test_heads_that_never_end_are_dropped_while_others_are_answered():
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).endswith(b"hello")
         assert [await reader.read() for reader, _ in silent] == [b""] * 20
-        for _, each in [*silent, (reader, writer)]:
-            each.close()
+        for _, connection in [*silent, (reader, writer)]:
+            connection.close()
 
     served(client, hello)
 

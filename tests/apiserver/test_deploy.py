@@ -70,7 +70,7 @@ def test_each_alert_is_raised_by_its_trouble_and_by_nothing_else(tmp_path):
             {
                 "name": name,
                 "interval": "1m",
-                "input_series": [{"series": each, "values": values} for each, values in series.items()],
+                "input_series": [{"series": metric, "values": values} for metric, values in series.items()],
                 "promql_expr_test": [
                     {"expr": query, "eval_time": "15m", "exp_samples": [{"labels": "{}", "value": 1}]}
                 ],

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import zmq
 
-from apiserver.block_hash import BlockHash
 from apiserver.failures import Accidents, ServedFailures
+from apiserver.kv_cache_events.block_hash import BlockHash
 from planning.priced_scenario import price_scenario
 from serving.deployments.config import Deployment
 from sim.cluster import Cluster
@@ -62,7 +62,7 @@ class Gateway:
         """Sequence numbers and events of what a replica has published since that number."""
         batches = kv_batches(self.events + 10 + replica, number)
         assert {topic for topic, _, _ in batches} <= {f"kv@{replica}:{self.ports[replica]}@Llama-3.1-8B"}
-        return [(told, events) for _, told, events in batches]
+        return [(sequence, events) for _, sequence, events in batches]
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,10 @@ def test_a_crash_cuts_answers_and_the_port_is_dead_until_a_successor_is_ready(ga
 def test_requests_are_refused_by_the_seed_and_the_order_in_which_they_come(gateway: Gateway) -> None:
     accidents = Accidents(ServedFailures(**FAILURES))
     ids = range(gateway.asked, gateway.asked + 20)
-    told = [gateway.ask(REFUSED, [id], 1) for id in ids]
+    refusals = [gateway.ask(REFUSED, [id], 1) for id in ids]
     wanted = [429 if accidents.refusal(id, REFUSED, 0.0) else 200 for id in ids]
-    assert [status for status, _ in told] == wanted and len(set(wanted)) == 2
-    assert {json.loads(body)["error"]["type"] for status, body in told if status == 429} == {"Too Many Requests"}
+    assert [status for status, _ in refusals] == wanted and len(set(wanted)) == 2
+    assert {json.loads(body)["error"]["type"] for status, body in refusals if status == 429} == {"Too Many Requests"}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -113,7 +113,7 @@ def test_a_cut_answer_ends_in_the_middle(gateway: Gateway, stream: bool) -> None
         gateway.ask(CUT, [1, 2], 9, stream=stream)
     if isinstance(broken.value, http.client.IncompleteRead):
         partial = broken.value.partial.decode()
-        words = "".join(json.loads(told)["choices"][0]["text"] for told in re.findall(r"data: (.*)", partial))
+        words = "".join(json.loads(event)["choices"][0]["text"] for event in re.findall(r"data: (.*)", partial))
         assert len(words.split()) == 3  # in as many pieces as the client's machine lets come
 
 

@@ -11,5 +11,5 @@ def test_a_journey_that_nobody_can_ask_for_any_more_grows_no_longer() -> None:
     assert len(journeys._under_way) == len(journeys._by_name) == 64
     assert journeys.find("name-35") is None and journeys.find("name-36") is not None
     journeys.end({"request_id": 99, "status": "finished", "replica": 0})
-    found = journeys.find("name-99")
-    assert found is not None and found["status"] == "under way"
+    journey = journeys.find("name-99")
+    assert journey is not None and journey["status"] == "under way"

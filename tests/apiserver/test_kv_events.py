@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from apiserver.block_hash import BlockHash
-from apiserver.kv_events import KvEvents
+from apiserver.kv_cache_events.block_hash import BlockHash
+from apiserver.kv_cache_events.events import KvEvents
 from apiserver.settings import KvEventSettings
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig

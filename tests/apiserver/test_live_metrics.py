@@ -100,13 +100,13 @@ class Scraped:
     def __getitem__(self, key):
         name, *labels = (key,) if isinstance(key, str) else key
         wanted = [tuple(label.split("=")) for label in labels]
-        found = [
+        values = [
             sample.value
             for sample in self.samples
             if sample.name == f"vllm:{name}" and all(sample.labels[label] == value for label, value in wanted)
         ]
-        assert found, key
-        return sum(found)
+        assert values, key
+        return sum(values)
 
     def engines(self):
         return {sample.labels["engine"] for sample in self.samples if sample.name == "vllm:num_requests_running"}
@@ -151,7 +151,7 @@ class Served:
         fleet = parse(FleetConfig, fleet, where="fleet") if fleet else None
         self.twin = Twin(
             About("a-model", LONGEST, [0], "", 1000, True, 16),
-            lambda sink, told: LiveCluster(deployment, COST, sink, fleet=fleet, block=1, on_tokens=told),
+            lambda sink, on_tokens: LiveCluster(deployment, COST, sink, fleet=fleet, block=1, on_tokens=on_tokens),
             self.wire,
             AnswerLengths(lengths),
             range(100, 612),
@@ -197,10 +197,10 @@ class Served:
 
 
 def test_names_types_labels_and_buckets_are_vllms():
-    found = families(LiveMetrics("a-model", LONGEST).text([one_replica()], records=False))
-    assert set(found) == set(VLLM) | OURS
+    scraped = families(LiveMetrics("a-model", LONGEST).text([one_replica()], records=False))
+    assert set(scraped) == set(VLLM) | OURS
     for name, expected in VLLM.items():
-        family = found[name]
+        family = scraped[name]
         if isinstance(expected[0], str):
             assert (family.type, {frozenset(sample.labels) for sample in family.samples}) == (
                 expected[0],
@@ -210,9 +210,9 @@ def test_names_types_labels_and_buckets_are_vllms():
         edges = [sample.labels["le"] for sample in family.samples if sample.name == f"{name}_bucket"]
         assert family.type == "histogram" and tuple(map(float, edges)) == (*expected, float("inf")), name
         assert all(set(sample.labels) - {"le"} == OF_AN_ENGINE for sample in family.samples)
-    assert not any(sample.name.endswith("_created") for family in found.values() for sample in family.samples)
+    assert not any(sample.name.endswith("_created") for family in scraped.values() for sample in family.samples)
     for label, values in SPLITS.items():
-        assert {s.labels[label] for f in found.values() for s in f.samples if label in s.labels} == values
+        assert {s.labels[label] for f in scraped.values() for s in f.samples if label in s.labels} == values
 
 
 def test_drafts_are_counted_where_there_can_be_any():
@@ -225,8 +225,8 @@ def test_drafts_are_counted_where_there_can_be_any():
     assert set(families(text)) == set(VLLM) | OURS | DRAFTING
     scraped = Scraped(text)
     for name, column in (("drafts", "drafts"), ("draft_tokens",) * 2, ("accepted_tokens",) * 2):
-        told = sum(row[column] for row in served.rows.requests)
-        assert scraped[f"spec_decode_num_{name}_total"] == told > 0
+        recorded = sum(row[column] for row in served.rows.requests)
+        assert scraped[f"spec_decode_num_{name}_total"] == recorded > 0
     by_position = [scraped["spec_decode_num_accepted_tokens_per_pos_total", f"position={at}"] for at in range(4)]
     assert sum(by_position) == scraped["spec_decode_num_accepted_tokens_total"]
     assert scraped["spec_decode_num_drafts_total"] > by_position[0] > by_position[3] > 0
@@ -235,12 +235,12 @@ def test_drafts_are_counted_where_there_can_be_any():
 
 
 def test_help_is_the_registrys_where_that_defines_the_metric():
-    found = families(LiveMetrics("a-model", LONGEST).text([one_replica()], records=False))
+    scraped = families(LiveMetrics("a-model", LONGEST).text([one_replica()], records=False))
     for known in METRICS.values():
         if known.scope in ("request", "token"):
             for name in known.prometheus:
-                assert found[name].documentation == f"{known.label}: {known.definition}."
-    assert all(family.documentation for family in found.values())
+                assert scraped[name].documentation == f"{known.label}: {known.definition}."
+    assert all(family.documentation for family in scraped.values())
 
 
 def test_label_values_are_escaped():
@@ -356,9 +356,9 @@ def test_at_the_end_metrics_agree_with_the_rows():
             ("request_decode_time", "first_token_ns", "finish_ns"),
             ("request_inference_time", "scheduled_ns", "finish_ns"),
         ):
-            those = began if name == "time_to_first_token" else done
-            assert value(f"{name}_seconds_count") == len(those)
-            took_s = sum(row[end] - row[start] for row in those) / S
+            counted = began if name == "time_to_first_token" else done
+            assert value(f"{name}_seconds_count") == len(counted)
+            took_s = sum(row[end] - row[start] for row in counted) / S
             assert value(f"{name}_seconds_sum") == pytest.approx(took_s, abs=1e-9)
         gaps = sum(max(row["output_tokens"] - 1, 0) for row in mine)
         assert value("inter_token_latency_seconds_count") == gaps
@@ -418,10 +418,10 @@ def test_lateness_is_summed_over_api_processes_and_recording_is_told():
     counts[0], counts[12] = 4, 1
     for _ in range(2):
         metrics.late(Late(counts, 7.5))
-    found = families(metrics.text([one_replica()], records=True))
-    values = {sample.name: sample.value for sample in found["tokentwin:lateness_seconds"].samples}
+    scraped = families(metrics.text([one_replica()], records=True))
+    values = {sample.name: sample.value for sample in scraped["tokentwin:lateness_seconds"].samples}
     assert (values["tokentwin:lateness_seconds_count"], values["tokentwin:lateness_seconds_sum"]) == (10, 15)
-    assert found["tokentwin:recording"].samples[0].value == 1
+    assert scraped["tokentwin:recording"].samples[0].value == 1
 
 
 def test_one_replica_is_told_of_alone_and_the_others_go_on_counting():

@@ -108,7 +108,7 @@ class Served:
         self.wire = Wire()
         self.twin = Twin(
             ABOUT,
-            lambda sink, told: cluster(LiveCluster, sink, block=1, on_tokens=told),
+            lambda sink, on_tokens: cluster(LiveCluster, sink, block=1, on_tokens=on_tokens),
             self.wire,
             AnswerLengths(lambda number: 1 + number * 7 % 40),
             FILLER,

@@ -70,8 +70,8 @@ def test_usage_so_far_is_in_every_chunk_if_asked_for(server):
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = server.complete(max_tokens=5, stream=True, stream_options=options).events
     assert events[-1]["usage"]["completion_tokens"] == events[-2]["usage"]["completion_tokens"] == 5
-    told = [event["usage"]["completion_tokens"] for event in events]
-    assert told == sorted(told) and told[0] >= 1
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[0] >= 1
 
 
 @pytest.mark.parametrize("ask", ["complete", "chat"])
@@ -93,8 +93,8 @@ def test_tools_and_parts_are_in_the_prompt(server):
     assert server.chat(tools=[TOOL]).document["usage"]["prompt_tokens"] > plain
     lines = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
     joined = [{"role": "user", "content": "Hel\nlo"}]
-    told = [server.ask("POST", "/tokenize", {"messages": said}).document["tokens"] for said in (lines, joined)]
-    assert told[0] == told[1]
+    tokens = [server.ask("POST", "/tokenize", {"messages": said}).document["tokens"] for said in (lines, joined)]
+    assert tokens[0] == tokens[1]
     counted = server.ask("POST", "/tokenize", {"messages": WORDS}).document["count"]
     assert counted == plain
 
@@ -119,7 +119,7 @@ def test_a_stop_string_ends_an_answer_across_tokens(server, stream):
     text, words = words_of(server, **asked)
     for stop in (words[4], words[4][2:] + words[5][:3], words[9] + words[10]):
         answered = server.complete(**asked, ignore_eos=True, stop=["never to be seen", stop], stream=stream)
-        choices = [each["choices"][0] for each in answered.events] if stream else [answered.choice]
+        choices = [event["choices"][0] for event in answered.events] if stream else [answered.choice]
         assert "".join(choice["text"] for choice in choices) == text[: text.index(stop)]
         assert choices[-1]["finish_reason"] == "stop"
 
@@ -137,8 +137,8 @@ def test_logprobs_are_of_the_tokens_of_the_text(server):
     assert "".join(logprobs["tokens"]) == choice["text"] and logprobs["token_logprobs"] == [0.0] * 5
     assert [choice["text"][at:][:4] for at in logprobs["text_offset"]] == [word[:4] for word in logprobs["tokens"]]
     content = server.chat(logprobs=True, max_tokens=5).choice["logprobs"]["content"]
-    assert [each["logprob"] for each in content] == [0.0] * 5
-    assert all(bytes(each["bytes"]).decode() == each["token"] for each in content)
+    assert [token["logprob"] for token in content] == [0.0] * 5
+    assert all(bytes(token["bytes"]).decode() == token["token"] for token in content)
     events = server.chat(logprobs=True, max_tokens=5, stream=True).events[1:]
     assert sum(len(event["choices"][0]["logprobs"]["content"]) for event in events) == 5
 
@@ -198,7 +198,7 @@ def test_a_grammar_is_taken_and_what_cannot_be_kept_to_is_refused(server):
 
 
 @pytest.mark.parametrize(
-    "body, param, told",
+    "body, param, message",
     [
         ({"prompt": 5}, "body.prompt", "prompt must be a string or a list"),
         ({"prompt": [1, "a"]}, "body.prompt.1", "prompt.1 must be a whole number"),
@@ -208,9 +208,9 @@ def test_a_grammar_is_taken_and_what_cannot_be_kept_to_is_refused(server):
         ({}, "prompt", "prompt is missing; add it"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(server, body, param, told):
+def test_what_is_wrong_is_told_in_one_line(server, body, param, message):
     error = server.ask("POST", "/v1/completions", body).error
-    assert (error["param"], error["message"]) == (param, told)
+    assert (error["param"], error["message"]) == (param, message)
 
 
 def test_what_changes_nothing_is_taken(server):
@@ -238,8 +238,8 @@ def test_several_prompts_and_several_answers_are_choices_in_order(server, stream
             choices[piece["index"]].setdefault("prompt_token_ids", piece.get("prompt_token_ids"))
     for name in ("text", "token_ids", "prompt_token_ids"):
         assert [choice[name] for choice in choices] == [choice[name] for choice in alone]
-    told = [len(choice["prompt_token_ids"]) for choice in choices]
-    assert (used["prompt_tokens"], used["completion_tokens"]) == (told[0] + told[2], 20)
+    lengths = [len(choice["prompt_token_ids"]) for choice in choices]
+    assert (used["prompt_tokens"], used["completion_tokens"]) == (lengths[0] + lengths[2], 20)
 
 
 def test_streams_of_several_chats_say_who_speaks_in_each(server):
@@ -268,9 +268,9 @@ def test_a_stop_string_may_stay_and_is_named(server):
     _, words = words_of(server, max_tokens=12, seed=1)
     asked = {"max_tokens": 12, "seed": 1, "ignore_eos": True, "stop": ["nowhere", words[3]]}
     stops = server.complete(**asked).choice
-    stays = server.complete(**asked, include_stop_str_in_output=True).choice
-    assert stops["stop_reason"] == stays["stop_reason"] == words[3]
-    assert stays["text"] == stops["text"] + words[3] == "".join(words[:4])
+    keeps = server.complete(**asked, include_stop_str_in_output=True).choice
+    assert stops["stop_reason"] == keeps["stop_reason"] == words[3]
+    assert keeps["text"] == stops["text"] + words[3] == "".join(words[:4])
     later = server.complete(**asked, min_tokens=8).choice
     assert later["text"].startswith("".join(words[:8])) and "stop_reason" not in server.complete().choice
 

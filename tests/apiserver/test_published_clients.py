@@ -120,12 +120,12 @@ def test_guidellm_sees_what_was_recorded_of_a_twin(tmp_path: Path) -> None:
             "--data": f"kind=json_file,path={asked}",
             "--output": f"kind=json,path={tmp_path / 'report.json'}",
         }
-        given = [each for option in options.items() for each in option]
+        given = [part for option in options.items() for part in option]
         run(command, "run", *given, "--disable-console", folder=tmp_path)
     (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
-    told = benchmark["requests"]["successful"]
-    assert len(told) == REQUESTS and not benchmark["requests"]["errored"]
-    seen = [{"ttft_ms": each["time_to_first_token_ms"], "e2e_ms": each["request_latency"] * 1e3} for each in told]
+    answered = benchmark["requests"]["successful"]
+    assert len(answered) == REQUESTS and not benchmark["requests"]["errored"]
+    seen = [{"ttft_ms": part["time_to_first_token_ms"], "e2e_ms": part["request_latency"] * 1e3} for part in answered]
     served = server_times(tmp_path)
     (imported,) = measured_format({"format": "guidellm", "file": "report.json"}, "measured").read(tmp_path)
     assert_imported(imported, served, seen)
@@ -160,7 +160,7 @@ def test_aiperf_sees_what_was_recorded_of_the_real_engine(tmp_path: Path) -> Non
             "--ui": "none",
         }
         flags = ("--streaming", "--use-legacy-max-tokens", "--use-server-token-count", "--no-gpu-telemetry")
-        given = [each for option in options.items() for each in option]
+        given = [part for option in options.items() for part in option]
         run(command, "profile", *given, *flags, "--no-server-metrics", folder=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "report" / "profile_export.jsonl").read_text().splitlines()]
     seen = {

@@ -93,12 +93,12 @@ class Front:
             assert self.poller.poll(5000), "the row or the refusal got lost"
             self.fleet.turn()
 
-    def told(self) -> list[tuple[int, str, str]]:
+    def outputs(self) -> list[tuple[int, str, str]]:
         """What the client hears: its id, how it ended, and why."""
         assert self.client.poll(5000), "the client waits in vain"
-        told = read_answer(self.client.recv())
-        assert isinstance(told, Outputs)
-        return [(output.id, output.finish, output.reason) for output in told.outputs]
+        outputs = read_answer(self.client.recv())
+        assert isinstance(outputs, Outputs)
+        return [(output.id, output.finish, output.reason) for output in outputs.outputs]
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_client_hears_that_its_engine_rejected_its_request(front: Front) -> No
     front.engine.says(Row("requests", {**row, "status": "rejected", "reason": "too many blocks"}))
     front.engine.says(Outputs(0, [Output(id, [], finish="refused", reason="too many blocks")]))
     front.listens()
-    assert front.told() == [(7, "refused", "too many blocks")]
+    assert front.outputs() == [(7, "refused", "too many blocks")]
 
 
 def test_what_an_engine_refuses_because_it_ends_is_over_and_it_is_asked_no_more(front: Front) -> None:
@@ -125,7 +125,7 @@ def test_what_an_engine_refuses_because_it_ends_is_over_and_it_is_asked_no_more(
     front.engine.says(Drain())
     front.engine.says(Outputs(0, [Output(id, [], finish="refused", reason="the server is about to end")]))
     front.listens()
-    assert front.told() == [(7, "refused", "the server is about to end")]
+    assert front.outputs() == [(7, "refused", "the server is about to end")]
     assert [(row["request_id"], row["status"]) for row in front.rows.requests] == [(id, "rejected")]
     assert front.fleet.refusal(8, Add(8, [1], 1, 0)) == (503, "no engine is ready")
     assert not front.metrics._lives
@@ -136,8 +136,8 @@ def test_what_is_under_way_when_the_server_ends_at_once_is_unfinished(front: Fro
     front.engine.says(Outputs(0, [Output(id, [5, 6])]))
     front.poller.poll(5000)
     front.fleet.close()
-    assert front.told() == [(7, "", "")]
-    assert front.told() == [(7, "abort", "the server ended")]
+    assert front.outputs() == [(7, "", "")]
+    assert front.outputs() == [(7, "abort", "the server ended")]
     (row,) = front.rows.requests
     assert (row["status"], row["output_tokens"]) == ("unfinished", 2)
     assert not front.ledger.under_way and front.fleet.engines[0].events.closed

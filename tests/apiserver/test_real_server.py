@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
-from apiserver.block_hash import BlockHash  # noqa: E402
+from apiserver.kv_cache_events.block_hash import BlockHash  # noqa: E402
 from realengine.tokenizer import Tokenizer  # noqa: E402
 from tests.apiserver.served import Server, serving  # noqa: E402
 from tests.apiserver.served_command import free_ports, kv_batches  # noqa: E402
@@ -58,7 +58,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     published["hash_seed"] = "3"
     options = {"--model": folder / "model", "--served-model-name": MODEL, "--device": "cpu", "--dtype": "float32"}
     options |= {"--max-requests": 3, "--num-blocks": 1000, "--kv-events": json.dumps(published)}
-    with serving(folder, *(each for option in options.items() for each in option)) as server:
+    with serving(folder, *(part for option in options.items() for part in option)) as server:
         yield Real(server, oracle, Tokenizer(folder / "model"), port + 1)
 
 
@@ -77,8 +77,8 @@ def test_answers_are_those_of_transformers(real: Real, client: openai.OpenAI) ->
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 24)
     with torch.no_grad():
         logits = real.oracle(torch.tensor([[*prompt, *wanted]])).logits[0, len(prompt) - 1 : -1]
-    told = torch.log_softmax(logits, -1)[torch.arange(24), wanted]
-    assert choice.logprobs.token_logprobs == pytest.approx(told.tolist(), abs=1e-4)
+    expected = torch.log_softmax(logits, -1)[torch.arange(24), wanted]
+    assert choice.logprobs.token_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     message = client.chat.completions.create(messages=WORDS, max_completion_tokens=24, **GREEDY).choices[0].message
     assert message.content == real.texts.decode(real.continued(real.texts.chat(WORDS), 24))
 
@@ -130,8 +130,8 @@ def test_what_is_done_to_logits_is_seen_in_the_answer(real: Real, client: openai
     assert tokens(stop_token_ids=[first]) == [first]
     assert first not in tokens(stop_token_ids=[first], min_tokens=5)[:5]
     (choice,) = client.completions.create(**asked, logprobs=3).choices
-    told = choice.logprobs
-    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+    logprobs = choice.logprobs
+    for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         assert max(top.values()) == top[token] == pytest.approx(logprob, abs=1e-5) and len(top) == 3
 
 
@@ -178,9 +178,9 @@ def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(re
     asked = {**GREEDY, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
     (choice,) = client.completions.create(prompt=prompt, max_tokens=30, **asked).choices
     known = [*prompt, *choice.token_ids]
-    told = kv_batches(real.replays, before)
-    assert {topic for topic, _, _ in told} == {f"kv of {MODEL}"}
-    stored = [event for _, _, events in told for event in events]
+    batches = kv_batches(real.replays, before)
+    assert {topic for topic, _, _ in batches} == {f"kv of {MODEL}"}
+    stored = [event for _, _, events in batches for event in events]
     assert {event["type"] for event in stored} == {"BlockStored"}
     assert [token for event in stored for token in event["token_ids"]] == known[:64]  # the last token was not computed
     hash, parents = BlockHash("sha256", "3").hash_block, [None]
@@ -189,7 +189,7 @@ def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(re
     names = [int.from_bytes(name[-8:], "big") for name in parents if name is not None]
     assert [name for event in stored for name in event["block_hashes"]] == names
     client.completions.create(prompt=prompt, max_tokens=1, **GREEDY)
-    assert len(kv_batches(real.replays)) == before + len(told)  # what is known is not stored again
+    assert len(kv_batches(real.replays)) == before + len(batches)  # what is known is not stored again
 
     (engine,) = real.server.processes()["engine"]
     os.kill(engine, signal.SIGKILL)

@@ -35,21 +35,21 @@ def row(**more):
     times |= {"first_text_ns": 110, "first_sent_ns": 120, "last_text_ns": 310, "last_sent_ns": 330, "end_ns": None}
     plain = {"request_id": 7, "replica": 2, "status": "finished", "reason": "", "prompt_tokens": 5, "output_tokens": 64}
     plain |= {"prefix_hit_tokens": 4, "preemptions": 1}
-    found = plain | {name: None if ms is None else ms * MS for name, ms in times.items()}
-    return found | {name: value * MS if name in times and value is not None else value for name, value in more.items()}
+    row = plain | {name: None if ms is None else ms * MS for name, ms in times.items()}
+    return row | {name: value * MS if name in times and value is not None else value for name, value in more.items()}
 
 
 def spans_of(*rows, asked=ASKED):
     """The request's span, and its phases by name."""
     with collector() as collecting:
         spans = RequestSpans(collecting.url, "a-model", Clock())
-        for each in rows:
-            spans.request(each, asked)
+        for row in rows:
+            spans.request(row, asked)
         spans.close()
-        found = collecting.wait(len(rows))
+        sent = collecting.wait(len(rows))
         assert collecting.paths == {"/v1/traces"} and collecting.resource["service.name"] == "tokentwin"
-    (whole,) = [span for span in found if span.kind == span.SPAN_KIND_SERVER]
-    phases = {span.name: span for span in found if span is not whole}
+    (whole,) = [span for span in sent if span.kind == span.SPAN_KIND_SERVER]
+    phases = {span.name: span for span in sent if span is not whole}
     assert all(phase.parent_span_id == whole.span_id and phase.trace_id == whole.trace_id for phase in phases.values())
     return whole, phases
 
@@ -83,9 +83,9 @@ def test_without_a_parent_the_request_is_a_trace_of_its_own(header):
 def test_attributes_are_those_of_the_genai_conventions():
     whole, _ = spans_of(row())
     assert whole.name == "chat a-model"
-    found = attributes(whole)
-    assert found.pop("gen_ai.response.time_to_first_chunk") == pytest.approx(0.011)
-    assert found == {
+    attributes_sent = attributes(whole)
+    assert attributes_sent.pop("gen_ai.response.time_to_first_chunk") == pytest.approx(0.011)
+    assert attributes_sent == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "tokentwin",
         "gen_ai.request.model": "a-model",
@@ -106,7 +106,7 @@ def test_attributes_are_those_of_the_genai_conventions():
     from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI")}
-    assert {name for name in found if name.startswith("gen_ai.")} <= known
+    assert {name for name in attributes_sent if name.startswith("gen_ai.")} <= known
 
 
 NEVER = {"first_text_ns": None, "first_sent_ns": None, "last_text_ns": None, "last_sent_ns": None}

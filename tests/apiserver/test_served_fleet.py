@@ -77,7 +77,7 @@ def test_accidents_have_their_while_their_share_and_their_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--kv-events", "5557"], "kv-events: "),
         (["--kv-events", "tcp://10.0.0.300:5557"], "kv_events.endpoint: 'tcp://10.0.0.300:5557': cannot be had"),
@@ -90,10 +90,10 @@ def test_accidents_have_their_while_their_share_and_their_replica() -> None:
         (["--failures", "nowhere.yaml"], "failures: 'nowhere.yaml': cannot be read"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(options: Sequence[str], told: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line(options: Sequence[str], message: str) -> None:
     done = tokentwin("serve", "--twin", "--gpu", "H100", "--model", "Llama-3.1-8B", "--port", "0", *options)
     assert done.returncode == 2
-    assert told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.parametrize("engine", [("--twin", "--gpu", "H100"), ("--device", "cpu", "--model", "random:llama")])

@@ -12,6 +12,6 @@ from traces.live_recording import Place
 def test_a_model_that_still_loads_is_not_waited_for_once_the_server_is_to_end(tmp_path: Path) -> None:
     settings = ServeSettings()
     supervisor = _Supervisor(settings, _engines(settings, Deployment(), Place(None), tmp_path), [], print)
-    told, _tells = Pipe(duplex=False)
+    reports, _tells = Pipe(duplex=False)
     supervisor._stop(15, None)
-    assert supervisor._await_engine("engine", told) == ""
+    assert supervisor._await_engine("engine", reports) == ""

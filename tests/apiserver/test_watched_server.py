@@ -70,10 +70,10 @@ class Load:
 def until(what, seconds=60):
     """The first result of `what` that is true."""
     deadline, pause = monotonic() + seconds, Event()
-    while not (found := what()):
+    while not (value := what()):
         assert monotonic() < deadline, what
         pause.wait(0.1)
-    return found
+    return value
 
 
 # What it says itself
@@ -86,8 +86,8 @@ def test_all_of_vllms_metrics_are_there_and_move(server):
     assert scraped["prefix_cache_hits_total"] > 0
     lateness = families(server.ask("GET", "/metrics").body)["tokentwin:lateness_seconds"].samples
     assert families(server.ask("GET", "/metrics").body)["tokentwin:recording"].samples[0].value == 1
-    told = next(sample.value for sample in lateness if sample.name.endswith("_count"))
-    assert 0 < told <= Scraped(server.ask("GET", "/metrics").body)["generation_tokens_total"]
+    tokens = next(sample.value for sample in lateness if sample.name.endswith("_count"))
+    assert 0 < tokens <= Scraped(server.ask("GET", "/metrics").body)["generation_tokens_total"]
 
 
 def moved(server):
@@ -117,9 +117,9 @@ def test_a_clients_trace_goes_on_in_the_server(server, collecting):
     spans = until(lambda: mine() if len(mine()) > len(PHASES) else None)
     (whole,) = [span for span in spans if span.parent_span_id.hex() == parent]
     assert whole.name == f"text_completion {MODEL}" and {span.name for span in spans} - {whole.name} == set(PHASES)
-    found = attributes(whole)
-    assert (found["gen_ai.response.id"], found["gen_ai.request.model"]) == ("mine", MODEL)
-    assert (found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"]) == (3, 4)
+    sent = attributes(whole)
+    assert (sent["gen_ai.response.id"], sent["gen_ai.request.model"]) == ("mine", MODEL)
+    assert (sent["gen_ai.usage.input_tokens"], sent["gen_ai.usage.output_tokens"]) == (3, 4)
 
 
 # Prometheus, and what deploy/ makes of it
@@ -177,7 +177,7 @@ def test_prometheus_has_every_metric_with_its_type_and_help(prometheus, server):
     known = prometheus("metadata")
     for family in families(server.ask("GET", "/metrics").body).values():
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert [(each["type"], each["help"]) for each in known[name]] == [(family.type, family.documentation)]
+        assert [(metric["type"], metric["help"]) for metric in known[name]] == [(family.type, family.documentation)]
 
 
 def dashboard_queries():
@@ -189,7 +189,7 @@ def dashboard_queries():
 def test_every_query_of_the_dashboard_finds_something(prometheus, query):
     asked = query.replace("$__rate_interval", "30s").replace("$model_name", MODEL)
     series = prometheus("query", query=asked)["result"]
-    assert series and all(isfinite(float(each["value"][1])) for each in series)
+    assert series and all(isfinite(float(one["value"][1])) for one in series)
 
 
 def test_alerts_are_evaluated_and_an_easy_load_raises_none_that_tells_of_trouble(prometheus):
@@ -211,12 +211,15 @@ def test_the_autoscalers_metric_comes_out_of_the_adapters_rule(prometheus):
     (queue,) = prometheus("query", query=asked)["result"]
     assert float(queue["value"][1]) >= 0
     documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/tokentwin.yaml").read_text()))
-    (scaler,) = [each for each in documents if each["kind"] == "HorizontalPodAutoscaler"]
-    assert [each["pods"]["metric"]["name"] for each in scaler["spec"]["metrics"]] == [rule["name"]["as"]]
+    (scaler,) = [document for document in documents if document["kind"] == "HorizontalPodAutoscaler"]
+    assert [document["pods"]["metric"]["name"] for document in scaler["spec"]["metrics"]] == [rule["name"]["as"]]
 
 
 def test_probes_ask_for_what_the_server_answers(server):
-    documents = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes/tokentwin.yaml").read_text())}
+    documents = {
+        document["kind"]: document
+        for document in yaml.safe_load_all((DEPLOY / "kubernetes/tokentwin.yaml").read_text())
+    }
     template = documents["Deployment"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
     probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}

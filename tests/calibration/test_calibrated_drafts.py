@@ -35,10 +35,10 @@ from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tokentwin.cli import cli
+from traces.formats.writer import write_workload
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 from traces.synth import parse_spec, synthesise
-from traces.writer import write_workload
 
 PRICES_NS = np.array([30e6, 2e6, 5e3, 1e6, 1e6, 100, 50, 0, 2e5, 3e6, 4e5, 5e6, 1e5, 2e4, 200])
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}

@@ -214,7 +214,9 @@ def test_mixed_steps_that_are_graphs_are_priced_at_the_tokens_of_their_graph() -
         deployment = Deployment(device=device, enforce_eager=eager).model_dump_json()
         prices = {**zero, "prefill_tokens": 1000}
         made = Calibration("x", deployment, {}, "", "", prices, prices, {}, {}, {}, 1)
-        assert StepCost(made).step_ns(StepPlan.of(prefill_rows=1, prefill_tokens=100, decode_rows=5)) == tokens
+        assert (
+            StepCost(made).step_ns(StepPlan.from_amounts(prefill_rows=1, prefill_tokens=100, decode_rows=5)) == tokens
+        )
 
 
 def test_a_price_of_tokens_may_rise_with_their_number() -> None:
@@ -229,7 +231,7 @@ def test_a_price_of_tokens_may_rise_with_their_number() -> None:
     made = Calibration("x", deployment, {}, "", "", prices, prices, {}, {}, {}, 1)
     cost = StepCost(made)
     for tokens, extra in ((50, 0), (300, 52), (2000, 1752)):
-        assert cost.step_ns(StepPlan.of(prefill_rows=1, prefill_tokens=tokens, decode_rows=8)) == 1000 + extra
+        assert cost.step_ns(StepPlan.from_amounts(prefill_rows=1, prefill_tokens=tokens, decode_rows=8)) == 1000 + extra
     assert list(cost.decode_run_ns(300, 0, 0, 2)) == [1000 + 304 - 256] * 2  # padded to 304
 
 

@@ -28,7 +28,7 @@ from lab.external.lessons import Lesson, lessons
 from lab.external.page import left_out_section
 from lab.external.schedule import schedule
 from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_name import EngineName
+from serving.deployments.engines import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
@@ -268,7 +268,7 @@ def deployment(**over: object) -> Deployment:
 
 def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     learnt = replace(blind("H100", deployment()), gpu="H100", interval=(0.97, 1.03), prompt_interval=(0.97, 1.03))
-    plan = StepPlan.of(decode_rows=8, decode_context=8000, decode_squares=8_000_000, sampled_rows=8)
+    plan = StepPlan.from_amounts(decode_rows=8, decode_context=8000, decode_squares=8_000_000, sampled_rows=8)
     same, split = (predicted_cost("H100", deployment(tensor_parallel_size=tp), learnt) for tp in (1, 4))
     assert same.known_interval == learnt.step_interval
     plain = predicted_cost("H100", deployment(tensor_parallel_size=4))
@@ -323,7 +323,7 @@ def test_a_step_of_less_precision_is_never_slower(gpu, engine, tp, model, dtype,
 
 def test_an_engine_is_priced_by_what_its_own_runs_taught() -> None:
     """Said by the policy or by `engine`, with a release or without; a calibration of another is widened."""
-    plan = StepPlan.of(decode_rows=8, decode_context=8000, decode_squares=8_000_000, sampled_rows=8)
+    plan = StepPlan.from_amounts(decode_rows=8, decode_context=8000, decode_squares=8_000_000, sampled_rows=8)
     asked = {
         "": {}, "said": {"engine": "vllm"}, "policy": {"policy": "sglang"}, "engine": {"engine": "sglang"},
         "order": {"engine": "vllm", "policy": "sglang"}, "release": {"engine": "sglang 0.5.9"},

@@ -16,9 +16,8 @@ from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import kernels, predicted_cost
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu, gpus
-from serving.deployments.inter_node import InterNodeConfig
+from serving.deployments.inter_node import InterNodeConfig, data_group, hops_between_nodes, nodes_of, tensor_group
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.node_groups import data_group, hops_between_nodes, nodes_of, tensor_group
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 
@@ -141,7 +140,7 @@ def test_explain_names_the_network() -> None:
 def test_only_hops_that_leave_the_node_take_the_network() -> None:
     cost = predicted_cost("H100", engine(2, pp=8))
     assert isinstance(cost, PipelineCost)
-    plan = StepPlan.of(prefill_rows=1, prefill_tokens=1024, sampled_rows=1, prefill_pairs=1024 * 1025 // 2)
+    plan = StepPlan.from_amounts(prefill_rows=1, prefill_tokens=1024, sampled_rows=1, prefill_pairs=1024 * 1025 // 2)
     near, far = sorted(set(cost.transfers_ns(plan)))
     assert cost.transfers_ns(plan) == [near, near, near, far, near, near, near]
     sent = 2 * 1024 * 2 * 8192 / 2  # half of the hidden states and residuals each

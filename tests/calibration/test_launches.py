@@ -51,7 +51,7 @@ EAGER = {
 def plan(rows: int, context: int, chunk: int = 0) -> StepPlan:
     amounts = {"prefill_rows": 1, "prefill_tokens": chunk, "prefill_pairs": chunk * (chunk + 1) // 2} if chunk else {}
     rows_at = {"decode_rows": rows, "decode_context": rows * context, "decode_squares": rows * context**2}
-    return StepPlan.of(**rows_at, **amounts, sampled_rows=rows + bool(chunk))
+    return StepPlan.from_amounts(**rows_at, **amounts, sampled_rows=rows + bool(chunk))
 
 
 @examples(0.5)
@@ -274,7 +274,7 @@ def test_the_launches_of_a_log_price_every_command_s_steps_without_graphs(
     for step in ran:
         held = {name: step[name] or 0 for name in AGGREGATES}
         kernels = launches(step_operations(LLAMA_8B, learnt.learnt_as, StepSizes(**held)))
-        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.of(**held))
+        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.from_amounts(**held))
         assert took == max(alike, int(learnt.launches.ns * kernels))
         waited += took > alike
     assert 0.5 < waited / len(ran) < 1

@@ -98,7 +98,7 @@ def test_time_lies_between_that_of_all_layers_quantised_and_of_none() -> None:
     kept = tuple((name, half) for name in ("qkv", "attention out", "gate and up", "down"))
     whole = LLAMA.model_copy(update={"checkpoint_quantization": "int4", "checkpoint_group_size": 128})
     mixed = whole.model_copy(update={"checkpoint_kept": kept})
-    plan = StepPlan.of(decode_rows=8, decode_context=4000, decode_squares=2_000_000, sampled_rows=8)
+    plan = StepPlan.from_amounts(decode_rows=8, decode_context=4000, decode_squares=2_000_000, sampled_rows=8)
     least, between, most = (OperationCost(m, deployment(), h100).step_ns(plan) for m in (whole, mixed, LLAMA))
     assert between == pytest.approx((least + most) / 2, rel=0.01)
     stages = PipelineCost(mixed, deployment(pipeline_parallel_size=2), Roofline())

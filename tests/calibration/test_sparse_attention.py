@@ -98,7 +98,7 @@ def test_the_simulator_takes_what_a_step_is_explained_to_take(name: str, past: i
     cost = OperationCost(find_model(name), deployment, Roofline())
     sizes = uniform_step(8, 2000, 1, 500, past)
     given = {name: int(getattr(sizes, name)) for name in AGGREGATES}
-    plan = StepPlan.of(decode_squares=8 * 2000**2, **given)
+    plan = StepPlan.from_amounts(decode_squares=8 * 2000**2, **given)
     explained = sum(float(np.asarray(ns)) for ns in cost.parts(sizes).values())
     assert cost.step_ns(plan) == pytest.approx(explained, rel=0.03)
 

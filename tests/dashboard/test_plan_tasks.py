@@ -19,10 +19,10 @@ from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
 from planning.traffic import Offered
 from serving.deployments.config import parse
+from traces.formats.writer import write_workload
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 from traces.synth import synthesise
-from traces.writer import write_workload
 
 SETTINGS: dict[str, Any] = {
     "model": "Llama-3.1-8B",

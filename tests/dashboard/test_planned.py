@@ -25,8 +25,8 @@ from serving.deployments.config import parse
 from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import plan_example
 from tests.dashboard.test_uploads import CSV
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,9 @@ from tests.dashboard.badges import badges
 from tests.dashboard.pages import charts, opened, parameter, text
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording, RecordingWriter
 from traces.recording_notes import add_notes, notes_of
-from traces.run_metrics import RunMetrics
 
 SPEC = {
     "requests": 150,

@@ -25,9 +25,9 @@ from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import Workload, WorkloadRequest
 from sim.simulate import simulate_to
-from traces.client_view import as_clients_saw
+from traces.metrics.client_view import as_clients_saw
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 S = 1_000_000_000
 _LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms")

@@ -28,10 +28,10 @@ from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from tests.apiserver.served import TWIN, serving
 from tests.command import tokentwin
 from tests.planning.made_up_server import made_up
-from traces.client_view import matched
-from traces.parquet import write_parquet
+from traces.formats.parquet import write_parquet
+from traces.metrics.client_view import matched
+from traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import SERVED_METRICS, RunMetrics
 
 MS = 1_000_000
 TIMES = (

@@ -38,7 +38,7 @@ from tests.budget import simulated
 from tests.planning.sweep_samples import calibrated
 from tests.sim.fleet_samples import COST, ROOMY, poisson
 from tokentwin.cli import cli
-from traces.distribution import percentiles
+from traces.metrics.distribution import percentiles
 from traces.schema import arrow_schema
 
 MS, S = 1_000_000, 1_000_000_000

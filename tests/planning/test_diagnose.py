@@ -57,10 +57,10 @@ from tests.planning import diagnosed_runs as runs
 from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
 from tests.planning.sweep_samples import calibrated
 from tokentwin.cli import cli
+from traces.metrics.replica_lives import unserved_ns
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.recording_notes import add_notes
-from traces.replica_lives import unserved_ns
-from traces.run_metrics import RunMetrics
 
 CAUSES = {
     runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
@@ -559,7 +559,7 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two places, by an invented calibration."""
     folder = tmp_path_factory.mktemp("diagnose")
     calibrated(folder / "calibration")
-    from traces.parquet import write_parquet
+    from traces.formats.parquet import write_parquet
 
     write_parquet(requests(arrivals(120, 4), 60, 80), folder / "t.parquet")
     run(

@@ -27,8 +27,8 @@ from tokentwin.cli import cli
 from tokentwin.commands.export import export as command
 from traces.measured.prometheus import Prometheus
 from traces.measured.prometheus_text import Window
+from traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
 from traces.recording import RecordingWriter
-from traces.run_metrics import REQUEST_METRICS, RunMetrics
 
 OF_A_RUN = ("parquet", "csv", "html", "perfetto", "openmetrics")
 

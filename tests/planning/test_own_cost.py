@@ -14,8 +14,8 @@ from planning.costs import priced
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from serving.own_cost import OwnCost, identity
 from serving.step_plan import StepPlan
+from serving.user_code.own_cost import OwnCost, identity
 from tests.command import tokentwin
 from tokentwin.commands.compare import NO_DIFFERENCE
 from tokentwin.commands.simulate import simulate
@@ -23,7 +23,7 @@ from traces.recording import Recording
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs/cost-model.md").read_text(encoding="utf-8")
-PLAN = StepPlan.of(decode_rows=3, decode_context=60, decode_squares=1200, sampled_rows=3)
+PLAN = StepPlan.from_amounts(decode_rows=3, decode_context=60, decode_squares=1200, sampled_rows=3)
 SCHEDULER = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 512, "num_blocks": 200}
 TRACE = "".join(
     json.dumps({"arrival_s": at / 20, "prompt_tokens": 40 + at, "output_tokens": 20}) + "\n" for at in range(12)
@@ -54,7 +54,9 @@ def test_the_example_of_the_docs_prices_a_simulation(example: str, tmp_path: Pat
     assert run.run["calibration"] == identity(example) and example in run.run["calibration"]
     cost = TokenCost(5_000_000, 20_000, 400)
     for step in run.steps.to_pylist():
-        plan = StepPlan.of(**{name: step[name] for name in ("prefill_tokens", "prefill_pairs", "decode_rows")})
+        plan = StepPlan.from_amounts(
+            **{name: step[name] for name in ("prefill_tokens", "prefill_pairs", "decode_rows")}
+        )
         plan.decode_context = step["decode_context"]
         assert step["end_ns"] - step["start_ns"] == cost.step_ns(plan)
 
@@ -101,7 +103,7 @@ def test_a_function_that_is_no_cost_model_is_one_line(body: str, says: str, tmp_
 
 def test_steps_in_a_row_cost_what_each_costs_alone(example: str) -> None:
     cost = priced(example, None, Deployment()).cost
-    plans = [StepPlan.of(decode_rows=3, decode_context=60 + 3 * at, sampled_rows=3) for at in range(5)]
+    plans = [StepPlan.from_amounts(decode_rows=3, decode_context=60 + 3 * at, sampled_rows=3) for at in range(5)]
     assert list(cost.decode_run_ns(3, 60, 1200, 5)) == [cost.cpu_ns(plan) + cost.step_ns(plan) for plan in plans]
     fast, slow = cost.ends()
     assert (fast.step_ns(PLAN), slow.step_ns(PLAN)) == tuple(round(f * cost.step_ns(PLAN)) for f in (0.9, 1.15))

@@ -13,9 +13,9 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from tests.traces.test_run_metrics import finished, requests_table
 from tokentwin.cli import cli
+from traces.metrics.replica_lives import cost_usd
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.replica_lives import cost_usd
-from traces.run_metrics import RunMetrics
 
 H = 3_600 * 10**9
 COSTS = ("cost_usd", "usd_per_hour", "usd_per_mtok_out", "usd_per_mtok_in", "usd_per_mtok_total")

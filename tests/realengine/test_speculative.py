@@ -37,8 +37,8 @@ from serving.workload import WorkloadRequest  # noqa: E402
 from sim.cluster import Cluster  # noqa: E402
 from sim.run_log import TableSink  # noqa: E402
 from tests.budget import examples  # noqa: E402
+from traces.metrics.run_metrics import RunMetrics  # noqa: E402
 from traces.recording import Recording  # noqa: E402
-from traces.run_metrics import RunMetrics  # noqa: E402
 from traces.synth import parse_spec, synthesise  # noqa: E402
 
 pytestmark = pytest.mark.engine

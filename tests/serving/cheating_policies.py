@@ -85,7 +85,7 @@ class SaysComputed(VllmScheduler):
 
     def give(self, plan, request, tokens):
         if not request.computed:
-            request.found(request.prompt_len // 2)
+            request.count_cached(request.prompt_len // 2)
         return super().give(plan, request, min(tokens, request.pending))
 
 
@@ -103,7 +103,7 @@ class SkipsAhead(VllmScheduler):
 
     def give(self, plan, request, tokens):
         if 0 < request.computed < request.prompt_len - 70:
-            request.found(request.computed + 64)
+            request.count_cached(request.computed + 64)
         return super().give(plan, request, tokens)
 
 

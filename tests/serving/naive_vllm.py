@@ -63,33 +63,33 @@ class Blocks:
 
     def find(self, request: Live) -> list[list[int]]:
         """The tables of the longest hit: whole in full attention, its last `tail` blocks behind windows."""
-        found: list[list[int]] = [[] for _ in self.windows]
+        tables: list[list[int]] = [[] for _ in self.windows]
         most = (request.known - 1) // self.size if self.caching else 0
-        blocks = [[self.first(group, self.key(request, i)) for i in range(most)] for group in range(len(found))]
+        blocks = [[self.first(group, self.key(request, i)) for i in range(most)] for group in range(len(tables))]
         longest = min((([*blocks[g], 0]).index(0) for g, window in enumerate(self.windows) if not window), default=most)
         for end in range(longest, 0, -1):
             firsts = [max(end - self.tail, 0) if window else 0 for window in self.windows]
             if all(all(table[first:end]) for first, table in zip(firsts, blocks, strict=True)):
-                found = [[0] * first + table[first:end] for first, table in zip(firsts, blocks, strict=True)]
+                tables = [[0] * first + table[first:end] for first, table in zip(firsts, blocks, strict=True)]
                 break
-        request.junction = longest if 0 in self.windows and longest > len(found[0]) else 0
-        return found
+        request.junction = longest if 0 in self.windows and longest > len(tables[0]) else 0
+        return tables
 
-    def lacks(self, found: list[list[int]], tokens: int, now: int, spare: int) -> bool:
+    def lacks(self, tables: list[list[int]], tokens: int, now: int, spare: int) -> bool:
         """Whether blocks are lacking for a waiting request of `tokens` tokens, `now` of them in the next step."""
-        idle = sum(block != 0 and self.references[block] == 0 for table in found for block in table)
+        idle = sum(block != 0 and self.references[block] == 0 for table in tables for block in table)
         for length, seen in ((now, now), (tokens, min(tokens, self.most_seen * self.size))):
             blocks = [-(-(seen if window else length) // self.size) for window in self.windows]
-            if sum(max(count - len(found[0]), 0) for count in blocks) + idle + spare > len(self.queue):
+            if sum(max(count - len(tables[0]), 0) for count in blocks) + idle + spare > len(self.queue):
                 return True
         return False
 
-    def take(self, request: Live, found: list[list[int]]) -> None:
-        for block in (block for table in found for block in table if block):
+    def take(self, request: Live, tables: list[list[int]]) -> None:
+        for block in (block for table in tables for block in table if block):
             if self.references[block] == 0:
                 self.queue.remove(block)
             self.references[block] += 1
-        request.tables, request.hashed = found, len(found[0])
+        request.tables, request.hashed = tables, len(tables[0])
 
     def hold(self, request: Live, tokens: int) -> bool:
         """Blocks for `tokens` tokens, or False and nothing taken; those before the window are freed all the same."""
@@ -233,8 +233,8 @@ class NaiveVllm:
             if request.stale:
                 at += 1
                 continue
-            found = self.blocks.find(request)
-            hit = len(found[0]) * self.size
+            tables = self.blocks.find(request)
+            hit = len(tables[0]) * self.size
             n = request.known - hit
             if threshold > 0:
                 n = min(n, threshold)
@@ -242,10 +242,10 @@ class NaiveVllm:
                 break
             n = min(n, budget)
             spare = self.spare if self.running else 0
-            if self.blocks.lacks(found, request.known if self.reserve else hit + n, hit + n, spare):
+            if self.blocks.lacks(tables, request.known if self.reserve else hit + n, hit + n, spare):
                 break
             self.waiting.pop(at)
-            self.blocks.take(request, found)
+            self.blocks.take(request, tables)
             request.computed = hit
             if request.hit is None:
                 request.hit = hit

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from serving.call_limit import Fault, limited, time_limit, watching
 from serving.deployments.config import Deployment
 from serving.errors import UserError, one_line, raised, shown
-from serving.own_cost import own_cost
-from serving.plugins import user_threads
 from serving.scheduler import find_policy
 from serving.step_plan import StepPlan
+from serving.user_code.call_limit import Fault, limited, time_limit, watching
+from serving.user_code.own_cost import own_cost
+from serving.user_code.plugins import user_threads
 
 LOOP = "while True: pass"
 MAKES = """
@@ -45,7 +45,7 @@ while True:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.call_limit.CALL_LIMIT_S", 0.05)
+    monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
 
 
 def make_policy(file: Path) -> None:
@@ -53,7 +53,7 @@ def make_policy(file: Path) -> None:
 
 
 def price(file: Path) -> None:
-    cost, plan = own_cost(f"{file}:Mine", Deployment()), StepPlan.of(decode_rows=3)
+    cost, plan = own_cost(f"{file}:Mine", Deployment()), StepPlan.from_amounts(decode_rows=3)
     cost.step_ns(plan)
     list(cost.decode_run_ns(3, 60, 1200, 2))
 
@@ -102,7 +102,9 @@ def test_what_never_returns_is_one_line(call: Any, code: str, says: str, in_thre
 def test_a_call_is_ended_after_one_limit_not_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ticks come ten times in a limit, so that a call which begins just after one is seen for little more than that."""
     seen = []
-    monkeypatch.setattr("serving.call_limit.signal.setitimer", lambda which, first, then=0.0: seen.append(first))
+    monkeypatch.setattr(
+        "serving.user_code.call_limit.signal.setitimer", lambda which, first, then=0.0: seen.append(first)
+    )
     with watching():
         limited(int)
     assert seen == [0.005, 0.0]
@@ -123,7 +125,10 @@ def test_all_calls_together_have_a_limit_too() -> None:
 
 def test_what_catches_its_own_end_takes_the_process_along(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SWALLOWS)
-    code = "import serving.call_limit as c; c.CALL_LIMIT_S = 0.05; import sys; from tokentwin.cli import main; main()"
+    code = (
+        "import serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.05; import sys; "
+        "from tokentwin.cli import main; main()"
+    )
     command = [sys.executable, "-c", code, "policy", "check", f"{tmp_path}/mine.py:Mine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

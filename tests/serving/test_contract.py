@@ -10,8 +10,8 @@ from serving.contract import Contract
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from serving.plugins import find, located
 from serving.scheduler import POLICIES, find_policy
+from serving.user_code.plugins import find, located
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
@@ -89,13 +89,13 @@ def test_a_policy_of_ones_own_waits_for_tokens_in_earlier_pipeline_stages() -> N
 def test_a_call_that_never_returns_is_ended(name: str, thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "Sleeps" and thread:
         pytest.skip("only the main thread is woken from a sleep")
-    monkeypatch.setattr("serving.call_limit.CALL_LIMIT_S", 0.05)
-    told: list[str] = []
+    monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
+    messages: list[str] = []
 
     def attempt() -> None:
         with pytest.raises(UserError) as caught:
             run(f"{FAILING}:{name}")
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
 
     if thread:
         runner = threading.Thread(target=attempt)
@@ -103,7 +103,7 @@ def test_a_call_that_never_returns_is_ended(name: str, thread: bool, monkeypatch
         runner.join()
     else:
         attempt()
-    assert "step 0: schedule() has not returned after 0.05 s, the limit of one call" in told[0]
+    assert "step 0: schedule() has not returned after 0.05 s, the limit of one call" in messages[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

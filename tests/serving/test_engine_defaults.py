@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.deployments.config import Deployment, parse
-from serving.deployments.engine_defaults import defaults_taken, engine_defaults, with_engine_defaults
+from serving.deployments.engines import defaults_taken, engine_defaults, with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 
@@ -48,8 +48,8 @@ def deployment(**stated: Any) -> Deployment:
     ],
 )
 def test_an_engine_has_its_own_defaults_on_each_gpu(gpu: str, stated: dict[str, Any], wanted: tuple[Any, ...]) -> None:
-    found = engine_defaults(deployment(**stated), find_gpu(gpu))
-    assert tuple(found[name] for name in NAMES) == wanted
+    defaults = engine_defaults(deployment(**stated), find_gpu(gpu))
+    assert tuple(defaults[name] for name in NAMES) == wanted
 
 
 def test_whole_prompts_have_a_budget_for_the_longest() -> None:
@@ -63,8 +63,8 @@ def test_what_is_stated_stays_and_the_rest_is_told() -> None:
     stated = deployment(scheduler={"max_num_seqs": 64})
     made = with_engine_defaults(stated, find_gpu("H100"))
     assert [getattr(made.scheduler, name) for name in NAMES] == [64, 8192, True]
-    told = "defaults of vllm 0.33 on H100: max_num_batched_tokens 8,192, async_scheduling true"
-    assert defaults_taken(stated, find_gpu("H100")) == told
+    taken = "defaults of vllm 0.33 on H100: max_num_batched_tokens 8,192, async_scheduling true"
+    assert defaults_taken(stated, find_gpu("H100")) == taken
     assert defaults_taken(made, find_gpu("H100")) == ""
     assert with_engine_defaults(made, find_gpu("L4")) == made
 

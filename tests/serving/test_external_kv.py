@@ -29,9 +29,9 @@ class Outside:
         self.kept = kept
         self.loads = []
 
-    def matched(self, request, found):
+    def matched(self, request, cached):
         most = request.known - self.synchronous
-        return max(min(self.tokens.get(request.id, 0), most) - found, 0)
+        return max(min(self.tokens.get(request.id, 0), most) - cached, 0)
 
     def load(self, request, start, tokens):
         assert request.held == -(-(start + tokens) // BLOCK) or self.synchronous
@@ -325,7 +325,7 @@ def test_nobody_waits_for_ever(drawn, policy, shares, overlapped, order, chunked
     }
     made = scheduler(outside, policy, shares, order, max_num_seqs=3, **sizes)
     coming = [request(id, prompt, output) for id, (prompt, output, _) in enumerate(drawn)]
-    plans, held, ends, aborted = [], [], {}, set()
+    plans, kept_requests, ends, aborted = [], [], {}, set()
     for _ in range(3000):
         while coming and rng.random() < 0.4:
             made.add(coming.pop(0))
@@ -338,8 +338,8 @@ def test_nobody_waits_for_ever(drawn, policy, shares, overlapped, order, chunked
                 made.loaded(loading)
         if made.requests and rng.random() < 0.02:
             aborted.add(made.abort(rng.choice(sorted(made.requests))).id)
-        if held and rng.random() < 0.2:
-            made.release(held.pop())
+        if kept_requests and rng.random() < 0.2:
+            made.release(kept_requests.pop())
         plan = made.schedule()
         if plan.tokens:
             plans.append(plan)
@@ -348,8 +348,8 @@ def test_nobody_waits_for_ever(drawn, policy, shares, overlapped, order, chunked
         if plans and (len(plans) > overlapped or not plan.tokens):
             for done in made.commit(plans.pop(0)):
                 ends[done.id] = done.outputs
-                held += [done] if done.id in kept else []
-        if not (coming or made.requests or outside.loads or held or plans):
+                kept_requests += [done] if done.id in kept else []
+        if not (coming or made.requests or outside.loads or kept_requests or plans):
             break
     assert ends == {id: output for id, (_, output, _) in enumerate(drawn) if id not in aborted}
     assert made.pool.free == made.pool.total

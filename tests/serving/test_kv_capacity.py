@@ -224,9 +224,9 @@ def test_layers_are_grouped_as_vllm_groups_them(layers: int, sliding: int, group
     limits = {"max_model_len": 100_000, "max_num_batched_tokens": 8192}
     deployment = Deployment(scheduler=limits)
     assert kv_groups(spec, deployment) == groups
-    held = most_held(deployment.rescheduled(kv_groups=groups).scheduler, 100_000)
+    most = most_held(deployment.rescheduled(kv_groups=groups).scheduler, 100_000)
     local = blocks_for(4095 + 8192, 16) + 1
-    assert held == 6250 * max(groups.count(0), not groups) + local * (len(groups) - groups.count(0))
+    assert most == 6250 * max(groups.count(0), not groups) + local * (len(groups) - groups.count(0))
     whole = kv_capacity(spec, find_gpu("H100"), deployment)
     assert whole.block * max(len(groups), 1) >= 16 * spec.kv_bytes_per_token(2)
     staged = kv_groups(spec, Deployment(scheduler=limits, pipeline_parallel_size=2))

@@ -13,7 +13,7 @@ from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_groups import most_held, page_bytes, state_bytes, with_states
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from serving.kv.pools import kv_blocks
+from serving.policies.residents import kv_blocks
 from serving.policies.vllm import VllmScheduler
 from serving.workload import PRIVATE, WorkloadRequest
 
@@ -92,16 +92,16 @@ def test_a_request_keeps_its_states_whatever_its_length() -> None:
 def test_a_block_is_no_smaller_than_a_state_and_no_longer_than_it_must_be(name, tp, block_size, kv_cache_dtype):
     spec, config = find_model(name), SchedulerConfig(block_size=block_size)
     asked = Deployment(model=name, tensor_parallel_size=tp, kv_cache_dtype=kv_cache_dtype, scheduler=config)
-    found = with_states(spec, asked)
-    assert found.scheduler.state_blocks == 3  # three layers of four, in groups as large as that of full attention
-    assert not found.scheduler.enable_prefix_caching
-    assert found.scheduler.block_size % block_size == 0
-    page, least = page_bytes(spec, found), page_bytes(spec, asked)
+    started = with_states(spec, asked)
+    assert started.scheduler.state_blocks == 3  # three layers of four, in groups as large as that of full attention
+    assert not started.scheduler.enable_prefix_caching
+    assert started.scheduler.block_size % block_size == 0
+    page, least = page_bytes(spec, started), page_bytes(spec, asked)
     assert page - least < state_bytes(spec, asked) <= page
-    assert with_states(spec, found) == found
+    assert with_states(spec, started) == started
     capacity = kv_capacity(spec, find_gpu("B300"), asked)
     assert capacity.block == page * spec.full_layers
-    assert capacity.num_blocks == kv_capacity(spec, find_gpu("B300"), found).num_blocks
+    assert capacity.num_blocks == kv_capacity(spec, find_gpu("B300"), started).num_blocks
 
 
 def test_devices_share_the_key_heads() -> None:

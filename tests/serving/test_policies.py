@@ -29,8 +29,8 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_scheduler_properties import LOOPS, Driver, leapt
 from tests.traces.test_run_metrics import finished, requests_table
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 NEW = ("sarathi", "sjf", "priority-ageing", "edf", "fair")
 SOME = examples(0.2)
@@ -380,9 +380,9 @@ def test_counters_are_the_service_of_each_tenant(seed: int) -> None:
     lift = scheduler.counters.lift
 
     def counting(tenant: str, to: int) -> None:
-        before = scheduler.counters.of(tenant)
+        before = scheduler.counters.service_of(tenant)
         lift(tenant, to)
-        lifted[tenant] += scheduler.counters.of(tenant) - before
+        lifted[tenant] += scheduler.counters.service_of(tenant) - before
 
     scheduler.counters.lift = counting  # type: ignore[method-assign]
     everyone: dict[int, Request] = {}
@@ -390,7 +390,7 @@ def test_counters_are_the_service_of_each_tenant(seed: int) -> None:
     def look(plan: StepPlan) -> None:
         everyone.update(scheduler.requests)
         served = service(everyone.values()) + lifted
-        assert {tenant: scheduler.counters.of(tenant) for tenant in served} == dict(served)
+        assert {tenant: scheduler.counters.service_of(tenant) for tenant in served} == dict(served)
 
     drive(scheduler, traffic(chance, 20), look=look)
     assert sum(service(everyone.values()).values()) == sum(r.prompt_len + 2 * r.outputs for r in everyone.values())

@@ -63,9 +63,9 @@ class Driver:
             if not plan.tokens:
                 break
         if not self.flying:
-            if held := getattr(self.scheduler, "hold_ns", 0):
+            if hold_ns := getattr(self.scheduler, "hold_ns", 0):
                 self.scheduler.hold_no_longer()
-            return bool(plan.preempted or held)
+            return bool(plan.preempted or hold_ns)
         plan, ids = self.flying.popleft()
         alive = [id for id in ids if not self.all[id].ended]
         stopped = {id for id in alive if stop and stop.random() < 0.1}
@@ -130,8 +130,8 @@ class Driver:
                 self.seen.append((plan.seq, request, request.preemptions, blocks))
         for _, request, preemptions, blocks in self.seen:
             if not request.ended and request.preemptions == preemptions:
-                held = {block for table in pool.tables(request) for block in table}
-                assert held.issuperset(blocks)
+                kept = {block for table in pool.tables(request) for block in table}
+                assert kept.issuperset(blocks)
 
     def drain(self) -> None:
         for _ in range(20_000):
@@ -265,7 +265,7 @@ def test_static_batches_are_waited_for_and_have_one_shape() -> None:
     config = SchedulerConfig(max_num_seqs=4, max_model_len=64, num_blocks=100)
     driver = Driver("static", config, shares=False, depth=1)
     seen: list[set[int]] = []
-    tokens = held = 0
+    tokens = holds = 0
     for id in range(10):
         driver.add(WorkloadRequest(id, 0, (("", 8 + id),), 3 + 5 * (id % 4)))
     schedule = driver.scheduler.schedule
@@ -278,11 +278,11 @@ def test_static_batches_are_waited_for_and_have_one_shape() -> None:
 
     driver.scheduler.schedule = counted
     while driver.step():
-        held += driver.scheduler.hold_ns > 0
+        holds += driver.scheduler.hold_ns > 0
         running = set(driver.scheduler.running)
         if running and (not seen or not running <= seen[-1]):
             seen.append(running)
-    assert [len(batch) for batch in seen] == [4, 4, 2] and held
+    assert [len(batch) for batch in seen] == [4, 4, 2] and holds
     expected = 0
     for ids in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
         expected += len(ids) * (8 + max(ids) + max(3 + 5 * (id % 4) for id in ids) - 1)
@@ -346,7 +346,7 @@ def leapt(
         if to_come:
             steps = min(steps, to_come[0].arrival_ns - done)
         if steps > 0 and leaps:
-            left = scheduler.pool.free - scheduler.pool.ahead(scheduler.decodes, steps)
+            left = scheduler.pool.free - scheduler.pool.net_blocks(scheduler.decodes, steps)
             finished = scheduler.skip(steps)
             assert finished or scheduler.pool.free == left
         else:

@@ -14,7 +14,7 @@ from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.run_metrics import SERVED_METRICS, RunMetrics
+from traces.metrics.run_metrics import SERVED_METRICS, RunMetrics
 
 US, MS = 1000, 1_000_000
 DOOR = FrontDoor(

@@ -19,8 +19,8 @@ from sim.router import find_router
 from sim.run_log import TableSink
 from sim.simulate import simulate_to
 from tests.budget import simulated
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 from traces.schema import arrow_schema
 
 MS = 1_000_000

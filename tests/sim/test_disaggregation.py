@@ -17,7 +17,7 @@ from tests.budget import examples
 from tests.sim.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
 from tests.sim.test_fleet_properties import admissions, times
 from tokentwin.cli import cli
-from traces.parquet import write_parquet
+from traces.formats.parquet import write_parquet
 from traces.recording import Recording
 
 KV = 100_000  # bytes of a token

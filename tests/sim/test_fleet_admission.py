@@ -15,7 +15,7 @@ from sim.gateway import backoff_s, patience_s
 from sim.router import ROUTERS
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, assert_everything_is_accounted_for, poisson
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 TOKENS = 1000  # mean prompt; a token takes 1 us, so service is exponential with mean 1 ms, but for a thousandth
 PER_TOKEN = TokenCost(0, 1000, 0)

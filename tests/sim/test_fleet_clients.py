@@ -9,7 +9,7 @@ from serving.cost_model import TokenCost
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, assert_everything_is_accounted_for
-from traces.parquet import ParquetReader, write_parquet
+from traces.formats.parquet import ParquetReader, write_parquet
 from traces.synth import parse_spec, synthesise
 
 STEP = TokenCost(10 * MS, 0, 0)

@@ -14,7 +14,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.kv_tiers import KvTier, KvTiersConfig
 from serving.errors import UserError
-from serving.kv.tiered_cache import TieredCache
+from serving.kv.tiered_blocks import TieredCache
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
@@ -22,8 +22,8 @@ from sim.fifo_link import FifoLink
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.stand_in import StandIn
-from traces.reader import read_workload
-from traces.run_metrics import RunMetrics
+from traces.formats.reader import read_workload
+from traces.metrics.run_metrics import RunMetrics
 
 MS, S = 1_000_000, 1_000_000_000
 GIB = 1024**3

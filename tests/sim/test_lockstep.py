@@ -138,7 +138,7 @@ def test_experts_are_priced_by_the_tokens_of_all_ranks_and_the_rest_by_those_of_
 
     def prompt(tokens: int, routed: int = -1) -> StepPlan:
         amounts = {"prefill_rows": 1, "prefill_tokens": tokens, "prefill_pairs": tokens * (tokens + 1) // 2}
-        return StepPlan.of(**amounts, sampled_rows=1, routed_tokens=routed)
+        return StepPlan.from_amounts(**amounts, sampled_rows=1, routed_tokens=routed)
 
     def shared(tokens: int) -> float:
         parts = step_parts(MIXTURE, engine, Roofline(), StepSizes(prefill_tokens=np.array([float(tokens)])))

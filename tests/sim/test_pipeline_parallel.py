@@ -35,7 +35,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.pipeline_stages import layers_of_stages, stage_models
+from serving.deployments.model_parts import layers_of_stages, stage_models
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.step_plan import StepPlan
@@ -48,7 +48,7 @@ from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, MIXTURE, SCHEDULER, Roofline, deployment
 from tests.sim.fleet_samples import FleetRun, assert_everything_is_accounted_for, poisson
 from tests.sim.test_fleet_properties import fleets
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 SHORT = examples(0.3)
 CHUNK = 64

@@ -43,7 +43,7 @@ def test_a_broken_rule_is_named(name: str, rule: str) -> None:
 
 
 def test_a_policy_that_never_returns_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.call_limit.CALL_LIMIT_S", 0.05)
+    monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
     found = check_policy(f"{FAILING}:Loops")
     assert {finding.rule for finding in found.findings if any(finding.broken.values())} == {"time"}
 

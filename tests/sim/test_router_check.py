@@ -91,7 +91,7 @@ def test_our_own_routers_keep_their_rules(name: str) -> None:
 )
 def test_a_broken_rule_is_named(name: str, rule: str, says: str, routers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "Loops":
-        monkeypatch.setattr("serving.call_limit.CALL_LIMIT_S", 0.05)
+        monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
     from serving.cost_model import TokenCost
 
     monkeypatch.setattr(TokenCost, "step_ns", TokenCost.step_ns)  # put back at the end

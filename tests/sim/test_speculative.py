@@ -21,7 +21,7 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_scheduler_properties import at_once
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 
 MS = 1_000_000
 

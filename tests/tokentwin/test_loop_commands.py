@@ -18,8 +18,8 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import replay_decisions
 from tests.command import tokentwin
 from tokentwin import api
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 pytestmark = pytest.mark.engine
 

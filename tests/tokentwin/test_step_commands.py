@@ -12,8 +12,8 @@ from serving.errors import UserError
 from tests.calibration.test_step_model import HEADER
 from tests.command import tokentwin
 from tokentwin.cli import cli
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 FLAGS = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--max-model-len", "2048"]
 BLOCKS = ["--num-blocks", "500"]  # of which no memory is asked

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.parquet import SCHEMA, write_parquet
-from traces.reader import READERS, read_workload
+from traces.formats.parquet import SCHEMA, write_parquet
+from traces.formats.reader import READERS, read_workload
 from traces.recording import RecordingWriter
 from traces.reshape import spread_ticks
 

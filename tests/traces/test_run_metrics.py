@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.metrics import METRICS
-from traces.distribution import Distribution
+from traces.metrics.distribution import Distribution
+from traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
+from traces.metrics.saturation import Trend
+from traces.metrics.slo import parse_slo
 from traces.recording import Recording, RecordingWriter
-from traces.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
-from traces.saturation import Trend
 from traces.schema import arrow_schema
-from traces.slo import parse_slo
 
 MS = 1_000_000
 S = 1_000 * MS

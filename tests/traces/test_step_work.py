@@ -12,9 +12,9 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.step_plan import AGGREGATES
 from tests.traces.test_run_metrics import MS, finished, requests_table, steps_table
+from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.step_work import StepWork
 from traces.recording import Recording, RecordingWriter
-from traces.run_metrics import RunMetrics
-from traces.step_work import StepWork
 
 
 def run(deployment: Deployment, **changes) -> dict:
@@ -35,7 +35,7 @@ def test_work_is_that_of_the_operations(model: str, step: tuple[int, ...]) -> No
     work, table = StepWork.from_run(run(deployment)), steps_table([row_of(sizes)])
     assert work is not None
     operations = [o for o in step_operations(find_model(model), deployment, sizes) if not isinstance(o, Collective)]
-    flops, moved = (2 * sum(float(o.count * getattr(o, of)) for o in operations) for of in ("flops", "bytes"))
+    flops, moved = (2 * sum(float(o.count * getattr(o, unit)) for o in operations) for unit in ("flops", "bytes"))
     latent = 8 if model == "DeepSeek-V3" and sizes.decode_rows else 1
     assert 0.95 < flops / work.flops(table)[0] < 1.1 * latent
     assert moved > 0.95 * work.moved_bytes(table)[0]
@@ -61,7 +61,7 @@ def test_a_run_uses_what_its_steps_use_of_the_time_and_gpus_there_were(tmp_path,
         writer.add_steps({name: steps[name].combine_chunks() for name in steps.column_names})
         writer.add_requests({name: requests[name].combine_chunks() for name in requests.column_names})
     recording = Recording(tmp_path / "run")
-    monkeypatch.setattr("traces.step_metrics._PIECE", 1)
+    monkeypatch.setattr("traces.metrics.step_metrics._PIECE", 1)
     read = RunMetrics(recording, run={"replicas": 2}, work=work)
     for pieces in (read, RunMetrics(requests, steps, {"replicas": 2}, work=work)):
         assert pieces.values("mbu") == pytest.approx(m.values("mbu"))

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.prefix_reuse import PrefixReuse
-from traces.reader import read_workload
-from traces.summary import summarise
+from traces.formats.reader import read_workload
+from traces.summary import PrefixReuse, summarise
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.workload import WorkloadRequest, shares_prefixes
-from traces.parquet import write_parquet
+from traces.formats.parquet import write_parquet
 from traces.synth import parse_spec, synthesise
 
 BASE = {"requests": 2000, "arrivals": {"kind": "poisson", "rate": 9}, "prompt": 100, "output": 10}

@@ -98,8 +98,8 @@ def _send(
     from planning.progress import counting
     from serving.errors import UserError
     from tokentwin.run_table import print_metrics, print_reasons
+    from traces.metrics.run_metrics import RunMetrics
     from traces.recording import Recording
-    from traces.run_metrics import RunMetrics
 
     try:
         from planning.bench.client import bench as send

@@ -11,8 +11,8 @@ import click
 
 from apiserver.settings import ServeSettings
 from serving.errors import UserError
-from serving.json_file import parse_json
-from serving.yaml_file import read_yaml
+from serving.files.json_file import parse_json
+from serving.files.yaml_file import read_yaml
 from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
 
 options = options_of(ServeSettings)

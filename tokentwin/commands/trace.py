@@ -12,7 +12,7 @@ import click
 
 from serving.errors import UserError
 from serving.figures import shown_number, shown_share
-from serving.yaml_file import parse_yaml
+from serving.files.yaml_file import parse_yaml
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
     Mooncake keeps milliseconds, lengths, and prefixes that are shared in whole blocks. It cannot store ids,
     priorities, tenants, SLO classes or a closed loop.
     """
-    from traces.writer import write_workload
+    from traces.formats.writer import write_workload
 
     write_workload(_read(path, spread_ticks), out, to, overwrite=force)
     click.echo(f"wrote {out}", err=True)
@@ -103,11 +103,11 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
     and `--sessions`.
     """
     from planning.progress import counting
-    from serving.yaml_file import read_mapping
-    from traces.reader import read_workload
+    from serving.files.yaml_file import read_mapping
+    from traces.formats.reader import read_workload
+    from traces.formats.writer import write_workload
     from traces.summary import summarise
     from traces.synth import parse_spec, synthesise
-    from traces.writer import write_workload
 
     data = read_mapping(spec_path, "spec", "docs/traces.md") if spec_path else {}
     for name, value in options.items():
@@ -139,7 +139,7 @@ class _Counted:
 
 
 def _read(path: Path, spread: bool) -> Workload:
-    from traces.reader import read_workload
+    from traces.formats.reader import read_workload
     from traces.reshape import spread_ticks
 
     workload = read_workload(path)

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from serving.errors import UserError
 from serving.settings import Settings
+from traces.formats.rows import Row, json_rows
 from traces.measured.json_file import MANY, JsonFile
 from traces.measured.run import MeasuredRun, Observed, run_of_requests
-from traces.rows import Row, json_rows
 
 _MS_NS = 10**6
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.plugins import find
+from serving.user_code.plugins import find
 from traces.measured.run import MeasuredFormat
 
 FORMATS = {

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from serving.errors import UserError
 from serving.settings import Settings
+from traces.formats.rows import Row, csv_rows
 from traces.measured.run import MeasuredRun, Observed, run_of_requests
-from traces.rows import Row, csv_rows
 
 SECOND_NS = 10**9
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import UserError
-from serving.json_file import parse_json
-from traces.rows import read_head
+from serving.files.json_file import parse_json
+from traces.formats.rows import read_head
 
 MOST = 9e9  # in seconds it still fits 64 bits of nanoseconds
 MANY = 10**8  # tokens of a request, requests of a run

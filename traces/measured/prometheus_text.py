@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import UserError
-from traces.rows import read_head
+from traces.formats.rows import read_head
 
 _SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?')
 _LABEL = re.compile(r'(\w+)\s*=\s*"((?:\\.|[^"\\])*)"')

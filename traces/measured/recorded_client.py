@@ -15,8 +15,8 @@ from serving.errors import UserError
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.measured.run import MeasuredRun, figures
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.run_metrics import RunMetrics
 
 
 class RecordedClient(Settings):

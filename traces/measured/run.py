@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from serving.workload import PRIVATE, Workload, WorkloadRequest, prompt_of
-from traces.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics
 from traces.schema import arrow_schema
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")

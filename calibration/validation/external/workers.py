@@ -30,9 +30,11 @@ def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Predic
     decode = ceil(requests / held) if held else run.most_workers + 1
     rows, context = ceil(requests / decode / ranks), prompt + output // 2  # means
     squares = rows * context**2
-    token = StepPlan.of(decode_rows=rows, decode_context=rows * context, decode_squares=squares, sampled_rows=rows)
+    token = StepPlan.from_amounts(
+        decode_rows=rows, decode_context=rows * context, decode_squares=squares, sampled_rows=rows
+    )
     together = max(config.max_num_batched_tokens // prompt, 1)
-    first = StepPlan.of(
+    first = StepPlan.from_amounts(
         prefill_rows=together,
         prefill_tokens=together * prompt,
         prefill_pairs=together * prompt * (prompt + 1) // 2,

@@ -1,0 +1,1 @@
+"""Events about KV blocks in vLLM's format, and their publishers."""

@@ -1,0 +1,121 @@
+"""The publishers of KV events: of the replicas of a fleet, and of one real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import time
+from typing import TYPE_CHECKING
+
+import zmq
+
+from apiserver.kv_cache_events.events import KvEvents
+from apiserver.kv_cache_events.publisher import KvPublisher
+from apiserver.settings import KvEventSettings
+from serving.errors import UserError
+from serving.kv.block_pool import BlockPool
+from serving.request import Request
+
+if TYPE_CHECKING:
+    from realengine.engine import Engine
+    from sim.fleet import Life
+
+
+def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
+    """Let `events` follow a replica's KV pool. Raises UserError if the pool has no prefix cache."""
+    if not isinstance(pool, BlockPool) or not pool.caches:
+        remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
+        raise UserError("kv-events", settings.endpoint, remedy)
+    pool.observe(events)
+
+
+class KvFeeds:
+    """The publishers of a fleet: they follow a replica from when it is ready until it is gone.
+
+    `make` makes its `KvEvents`.
+    """
+
+    def __init__(
+        self,
+        settings: KvEventSettings,
+        make: Callable[[Life], KvEvents],
+        topic: Callable[[int], str],
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+    ) -> None:
+        self._settings = settings
+        self._make = make
+        self._topic = topic
+        self._context = context
+        self._poller = poller
+        self._events: dict[int, tuple[KvEvents, KvPublisher]] = {}  # key: index of the replica
+        self._publishers: dict[int, KvPublisher] = {}  # key: place in the fleet
+
+    def ready(self, life: Life) -> None:
+        """Start to follow a replica that takes requests.
+
+        A replica that replaces another first publishes an empty cache.
+
+        Raises UserError if its endpoints cannot be bound, or if it has no prefix cache.
+        """
+        events, place = self._make(life), life.place
+        observe(life.replica.scheduler.pool, events, self._settings)
+        if (publisher := self._publishers.get(place)) is None:
+            publisher = KvPublisher(self._settings, place, self._topic(place), self._context, self._poller)
+            self._publishers[place] = publisher
+        else:
+            publisher.restart()
+            events.cleared()
+        self._events[life.replica.index] = events, publisher
+        self.step_ended(life.replica.index)
+
+    def gone(self, life: Life) -> None:
+        """Stop to follow a replica that has crashed or drained."""
+        self._events.pop(life.replica.index, None)
+
+    def step_ended(self, replica: int) -> None:
+        """Publish the events since the replica's last step."""
+        if (followed := self._events.get(replica)) is not None:
+            events, publisher = followed
+            if (batch := events.take(time())) is not None:
+                publisher.publish(batch)
+
+    def replay(self) -> None:
+        """Answer all replay requests."""
+        for publisher in self._publishers.values():
+            publisher.replay()
+
+    def close(self) -> None:
+        for publisher in self._publishers.values():
+            publisher.close()
+
+
+class EngineKvEvents(KvPublisher):
+    """The KV events of the engine at `place`.
+
+    The engine's thread calls `follow` and `take`, the other thread publishes.
+
+    If its process was `begun_again`, the engine is new, and its first event says that its cache is empty. Raises
+    UserError if its endpoints cannot be bound.
+    """
+
+    def __init__(
+        self, settings: KvEventSettings, place: int, topic: str, poller: zmq.Poller, begun_again: bool = False
+    ) -> None:
+        super().__init__(settings, place, topic, zmq.Context.instance(), poller)
+        self._settings = settings
+        self._begun_again = begun_again
+
+    def follow(self, engine: Engine) -> None:
+        """Start to follow `engine`, which has had no request yet. Raises UserError if it has no prefix cache."""
+
+        def tokens(request: Request, begin: int, end: int) -> list[int]:
+            return engine.sequences[request.id].tokens[begin:end]
+
+        self._events = KvEvents(self._settings, engine.deployment.scheduler.block_size, tokens)
+        observe(engine.scheduler.pool, self._events, self._settings)
+        if self._begun_again:
+            self._events.cleared()
+
+    def take(self) -> bytes | None:
+        """Return the events since the last call as a batch; None if there are none."""
+        return self._events.take(time())

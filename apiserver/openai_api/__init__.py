@@ -1,0 +1,1 @@
+"""OpenAI's API over HTTP: requests as they are read, answers as they are written, and refusals."""

@@ -1,0 +1,239 @@
+"""The JSON documents of OpenAI's API for one answer: whole, or chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from apiserver.filler import Texts
+from apiserver.openai_api.tools import Calls
+from realengine.logit_rules import Logprob
+
+_LEAST = -9999.0  # the least log-probability written, because JSON has no infinity
+
+
+@dataclass(slots=True)
+class Piece:
+    """Some text of a choice, the tokens that completed it, and how it ended, if it has.
+
+    Attributes:
+        index: number of the choice
+        ended_by: the stop string, or the token of `stop_token_ids`, that ended the choice
+        prompt: tokens of the prompt; None if the answer does not repeat them
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[Logprob] | None
+    finish: str | None
+    index: int = 0
+    ended_by: str | int | None = None
+    prompt: list[int] | None = None
+
+    def add(self, more: Piece) -> None:
+        """Append the next piece of the same choice."""
+        self.text += more.text
+        self.tokens += more.tokens
+        if more.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + more.logprobs
+        self.finish, self.ended_by = more.finish, more.ended_by
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request, or of one of its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+    def document(self) -> dict[str, int]:
+        """Return the JSON object `usage`."""
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+@dataclass(slots=True)
+class Wording:
+    """The options by which tokens are written.
+
+    Attributes:
+        token_ids: whether choices also hold token ids, as vLLM's option `return_token_ids` asks
+        by_number: whether a token with a log-probability is written as its id (vLLM's `return_tokens_as_token_ids`)
+    """
+
+    texts: Texts
+    token_ids: bool = False
+    by_number: bool = False
+
+    def word(self, token: int) -> str:
+        """Return the text that stands for `token` beside its log-probability."""
+        return f"token_id:{token}" if self.by_number else self.texts.decode([token], special=True)
+
+    def end(self, piece: Piece) -> dict[str, Any]:
+        """Return the fields with which both styles end a choice."""
+        ended = {} if piece.ended_by is None else {"stop_reason": piece.ended_by}
+        tokens = {"token_ids": piece.tokens} if self.token_ids else {}
+        return {"finish_reason": piece.finish, **ended, **tokens}
+
+
+@dataclass(slots=True)
+class CompletionStyle:
+    """The wording of answers of `/v1/completions`."""
+
+    wording: Wording
+    object: str = "text_completion"
+    chunk_object: str = "text_completion"
+    _offsets: dict[int, int] = field(default_factory=dict, init=False)
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return None: a completion has no chunk before its first text."""
+        return None
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the choices of an answer in one document."""
+        return {"choices": list(map(self.choice, pieces))}
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """Return the choice of one chunk."""
+        return {"choices": [self.choice(piece)]}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """Return one item of `choices`."""
+        logprobs = None if piece.logprobs is None else self._logprobs(piece, piece.logprobs)
+        prompt = {} if piece.prompt is None else {"prompt_token_ids": piece.prompt}
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, **self.wording.end(piece), **prompt}
+
+    def _logprobs(self, piece: Piece, logprobs: list[Logprob]) -> dict[str, Any]:
+        word, offsets, offset = self.wording.word, [], self._offsets.get(piece.index, 0)
+        words = list(map(word, piece.tokens))
+        for text in words:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[piece.index] = offset
+        return {
+            "tokens": words,
+            "token_logprobs": [max(one.logprob, _LEAST) for one in logprobs],
+            "top_logprobs": [
+                {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
+                for own, one in zip(words, logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+
+@dataclass(slots=True)
+class ChatStyle:
+    """The wording of answers of `/v1/chat/completions`.
+
+    Attributes:
+        role: role of the message
+        calls: the tool calls that the message consists of; None if no tool must be called
+    """
+
+    wording: Wording
+    role: str = "assistant"
+    calls: Calls | None = None
+    object: str = "chat.completion"
+    chunk_object: str = "chat.completion.chunk"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the first delta of choice `index`, which names the role."""
+        return {"index": index, "delta": {"role": self.role, "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the choices of an answer in one document, and the tokens of the prompt if they are wanted."""
+        return {"choices": list(map(self._choice, pieces)), **_prompt(pieces[0])}
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """Return the choice of one chunk, and the tokens of the prompt if they are wanted."""
+        delta = self._delta(piece)
+        return {"choices": [{"index": piece.index, "delta": delta, **self._end(piece)}], **_prompt(piece)}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        said = {"content": piece.text} if self.calls is None else self.calls.message(piece.text)
+        return {"index": piece.index, "message": {"role": self.role, "refusal": None, **said}, **self._end(piece)}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if self.calls is not None:
+            return self.calls.delta(piece.index, piece.text, piece.finish is not None)
+        return {"content": piece.text} if piece.text else {}
+
+    def _end(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if piece.logprobs is not None:
+            content = [
+                {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
+                for token, one in zip(piece.tokens, piece.logprobs, strict=True)
+            ]
+            logprobs = {"content": content, "refusal": None}
+        end = self.wording.end(piece)
+        if self.calls is not None:
+            end["finish_reason"] = self.calls.finish(piece.finish)
+        return {"logprobs": logprobs, **end}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        word = self.wording.word(token)
+        return {"token": word, "logprob": max(logprob, _LEAST), "bytes": list(word.encode())}
+
+
+def _prompt(piece: Piece) -> dict[str, Any]:
+    return {} if piece.prompt is None else {"prompt_token_ids": piece.prompt}
+
+
+Style = CompletionStyle | ChatStyle
+
+
+class Documents:
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document."""
+
+    def __init__(self, style: Style, id: str, model: str, created: int) -> None:
+        self._style = style
+        self.every = style.wording.token_ids  # true: send a chunk for every token, even if it completes no text
+        self._text_alone = not self.every and not (isinstance(style, ChatStyle) and style.calls)
+        self._about = {"id": id, "created": created, "model": model, "object": style.chunk_object}
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # bytes before and after the text of a chunk, by choice
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """Return the whole answer as one document."""
+        return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
+
+    def opening(self, index: int) -> bytes:
+        """Return the first event of a choice in a stream, or empty bytes if the style has none."""
+        choice = self._style.opening(index)
+        return b"" if choice is None else event({**self._about, "choices": [choice]})
+
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
+        """Return a chunk as a server-sent event; a chunk of text alone reuses the bytes around the text.
+
+        `usage` is added to the chunk if `so_far` is given.
+        """
+        if so_far is None and self._text_alone and piece.finish is piece.logprobs is piece.prompt is None:
+            before, after = self._around.get(piece.index) or self._frame(piece.index)
+            return before + msgspec.json.encode(piece.text) + after
+        usage = {} if so_far is None else {"usage": so_far.document()}
+        return event({**self._about, **self._style.chunk(piece), **usage})
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        framed = event({**self._about, **self._style.chunk(Piece("\0", [], None, None, index))})
+        before, after = framed.split(rb'"\u0000"')
+        self._around[index] = before, after
+        return before, after
+
+    def usage(self, usage: Usage) -> bytes:
+        """Return the last event before the end, which holds the usage that the client asked for."""
+        return event({**self._about, "choices": [], "usage": usage.document()})
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(document: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"

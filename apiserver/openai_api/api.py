@@ -1,0 +1,454 @@
+"""The HTTP endpoints: OpenAI's, and the endpoints for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from time import monotonic_ns, time
+from typing import TypeVar
+from uuid import uuid4
+
+from aiohttp import web
+from msgspec.structs import replace
+from pydantic import BaseModel, ValidationError
+
+from apiserver.engine_client import EngineClient
+from apiserver.filler import PlainTexts, Texts, Words
+from apiserver.messages import About, Add
+from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
+from apiserver.openai_api.api_keys import check_key
+from apiserver.openai_api.connection import expect
+from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
+from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    StreamOptions,
+    TokenizeChat,
+    TokenizeRequest,
+)
+from apiserver.openai_api.refusal import Refusal, answer_to, invalid, malformed
+from realengine.logit_rules import LogitRules
+from realengine.tokenizer import Detokenizer
+from serving.errors import UserError
+from serving.version import __version__
+
+_LOG = logging.getLogger("tokentwin")
+_PLACE: web.AppKey[int | None] = web.AppKey("place")
+_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key
+_LONG = 1 << 14  # characters of a body that is tokenised in a thread, so that other requests need not wait
+_COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
+
+Body = TypeVar("Body", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """The HTTP handlers in front of `engine`; `texts` makes the tokenizer of the served model.
+
+    A request may take `deadline_s`, and its body must arrive within `body_s`. If `keys` are given, a client must send
+    one.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        texts: Callable[[About], Texts],
+        deadline_s: float,
+        body_s: float,
+        keys: Sequence[bytes] = (),
+    ) -> None:
+        self._engine = engine
+        self._make_texts = texts
+        self._texts: Texts | None = None
+        self._deadline_s = deadline_s
+        self._body_s = body_s
+        self._keys = keys
+        self._created = int(time())
+
+    def application(self, body_limit: int, place: int | None = None) -> web.Application:
+        """Return the application for a port that serves every replica, or only the replica at `place`."""
+        app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
+        app[_PLACE] = place
+        post = partial(web.post, expect_handler=expect)
+        app.add_routes(
+            [
+                post("/v1/completions", self.completions),
+                post("/v1/chat/completions", self.chat),
+                post("/tokenize", self.tokenize),
+                post("/detokenize", self.detokenize),
+                web.get("/v1/models", self.models),
+                web.get("/version", self.version),
+                web.get("/metrics", self.metrics),
+                web.get("/journeys/{name}", self.journey),
+                web.get("/health", self.health),
+                web.get("/ping", self.health),
+                post("/ping", self.health),
+                web.get("/ready", self.ready),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _keyed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._keys and request.path not in _OPEN:
+            check_key(request.headers.get("Authorization", ""), self._keys)
+        return await handler(request)
+
+    # Endpoints for operators
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Answer 200 if this process runs and the replica of its port, if the port has one, is alive."""
+        if request.app[_PLACE] is not None:
+            self._engine.replica(request.app[_PLACE])
+        return web.Response()
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Answer 200 if the server takes requests, else 503."""
+        self._engine.replica(request.app[_PLACE])
+        if self._engine.drains:
+            raise Refusal(503, "the server takes no requests now", retry_after_s=1)
+        return web.Response()
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Return the metrics in Prometheus' text format."""
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        replica = self._engine.replica(request.app[_PLACE])
+        text = await self._engine.metrics(replica)
+        if replica is not None:  # a port of one replica answers as a server with one engine would
+            text = text.replace(f',engine="{replica}"'.encode(), b',engine="0"')
+        return web.Response(body=text, headers=headers)
+
+    async def version(self, request: web.Request) -> web.Response:
+        """Return the version of tokentwin, and whether a `twin` or the `real` engine answers."""
+        about, _ = self._served()
+        return web.json_response({"version": __version__, "engine": "twin" if about.twin else "real"})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """Return the list of models, which has one entry."""
+        about, _ = self._served()
+        model = {
+            "id": about.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokentwin",
+            "root": about.model,
+            "parent": None,
+            "max_model_len": about.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Return the token ids of a text, or of a chat after the chat template."""
+        body = _parsed(await self._read(request), TokenizeRequest).root
+        about, texts = self._served(body.model)
+        if isinstance(body, TokenizeChat):
+            tokens = await _apart(request, partial(texts.chat, **body.for_template()))
+        else:
+            tokens = await _apart(request, partial(texts.encode, body.prompt, body.add_special_tokens))
+        document = {"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len}
+        names = texts.names(tokens) if body.return_token_strs else None
+        return web.json_response({**document, "token_strs": names})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Return the text of token ids, special tokens included."""
+        body = _parsed(await self._read(request), DetokenizeRequest)
+        about, texts = self._served(body.model)
+        _check_vocabulary(body.tokens, about, "tokens")
+        return web.json_response({"prompt": texts.decode(body.tokens, special=True)})
+
+    async def journey(self, request: web.Request) -> web.Response:
+        """Return the steps and times of a request that was sent with `X-Journey: 1`."""
+        journey = await self._engine.journey(request.match_info["name"])
+        if not journey:
+            raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
+        return web.Response(body=journey, content_type="application/json")
+
+    # Generation
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/completions`."""
+        received_ns = monotonic_ns()
+        body = _parsed(await self._read(request), CompletionRequest)
+        about, texts = self._served(body.model)
+        prompts, echoes = [], []
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                tokens = await _apart(request, partial(texts.encode, prompt, body.add_special_tokens))
+            else:
+                _check_vocabulary(prompt, about, "prompt")
+                tokens = prompt
+            prompts.append(_truncated(body, about, tokens))
+            if body.echo:
+                echoes.append(prompt if isinstance(prompt, str) else texts.decode(prompt, special=True))
+        if not prompts:
+            raise Refusal(400, "prompt is missing; add it", "prompt")
+        rules = _rules(body, about, texts)
+        asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS, rules) for prompt in prompts]
+        return await self._generate(request, body, asked, CompletionStyle(_wording(body, texts)), "cmpl", echoes)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/chat/completions`."""
+        received_ns = monotonic_ns()
+        body = _parsed(await self._read(request), ChatRequest)
+        about, texts = self._served(body.model)
+        prompt = _truncated(body, about, await _apart(request, partial(texts.chat, **body.for_template())))
+        asked = [_asked(body, about, prompt, received_ns, None, _rules(body, about, texts))]
+        if about.twin and body.calls is not None:
+            raise Refusal(400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice")
+        style = ChatStyle(_wording(body, texts), body.role, body.calls)
+        return await self._generate(request, body, asked, style, "chatcmpl")
+
+    async def _generate(
+        self,
+        request: web.Request,
+        body: CompletionRequest | ChatRequest,
+        of_prompts: Sequence[Add],
+        style: Style,
+        kind: str,
+        echoes: Sequence[str] = (),
+    ) -> web.StreamResponse:
+        """Answer every prompt, `n` times; each answer begins with its prompt's text if `echoes` are given."""
+        about, texts = self._served()
+        client_id = _plain_header(request, "X-Request-Id", 128)
+        answer_id = client_id or f"{kind}-{uuid4().hex}"
+        transfer = body.kv_transfer_params or KvTransferParams()
+        stream_options = body.stream_options or StreamOptions()
+        n = body.n or 1
+        with ExitStack() as answers:
+            choices = []
+            for index in range(len(of_prompts) * n):
+                asked = _nth(of_prompts[index // n], index % n)
+                asked.place = request.app[_PLACE]
+                asked.client_id = client_id
+                asked.operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+                asked.answer_id = f"{answer_id}-{index}" if index else answer_id
+                asked.followed = request.headers.get("X-Journey") == "1"
+                asked.traceparent = _plain_header(request, "traceparent", 512)
+                asked.tracestate = _plain_header(request, "tracestate", 512)
+                asked.prefilled_at = transfer.source(about, bool(body.stream))
+                choice = Choice(
+                    index,
+                    answers.enter_context(self._engine.open(asked)),
+                    self._detokenizer(about, body),
+                    Usage(len(asked.prompt)),
+                    [*asked.stop_ids, *asked.also_stop_ids],
+                    body.include_stop_str_in_output,
+                    texts.eos_id,
+                )
+                if echoes:
+                    choice.echo, choice.all_of_it = echoes[index // n], body.limit == 0
+                if body.return_token_ids or (echoes and body.stream):  # vLLM does so for echoes, too
+                    choice.prompt = asked.prompt
+                choices.append(choice)
+            documents = Documents(style, answer_id, about.model, int(time()))
+            usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
+            if body.stream:
+                last = usage if stream_options.include_usage else None
+                so_far = stream_options.include_usage and stream_options.continuous_usage_stats
+                return await write_stream(request, choices, documents, last, so_far, self._deadline_s)
+            host, port = request.get_extra_info("sockname", ("", 0))[:2]
+            handed_on = transfer.answer(about, answer_id, usage.prompt_tokens, host, port)
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    return await write_whole(request, choices, documents, usage, handed_on)
+            except TimeoutError:
+                raise timed_out() from None
+
+    async def _read(self, request: web.Request) -> bytes:
+        """Return the body of a request, which must be JSON. Raises Refusal if the body does not arrive."""
+        if request.content_type != "application/json":
+            raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await request.read()
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {self._body_s:g} s; send it faster") from None
+        except web.RequestPayloadError:
+            raise malformed("the body is not what its head says: see its length and encoding") from None
+
+    def _served(self, model: str | None = None) -> tuple[About, Texts]:
+        """Return the served model and its tokenizer.
+
+        Raises Refusal for another `model`, or if no engine is there yet.
+        """
+        about = self._engine.about
+        if about is None:
+            raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
+        if self._texts is None:
+            self._texts = texts = self._make_texts(about)
+            self._word = cache(lambda token: texts.decode([token]))
+        if model and model != about.model:
+            raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
+        return about, self._texts
+
+    def _detokenizer(self, about: About, body: Generation) -> Detokenizer | Words:
+        _, texts = self._served()
+        if about.twin and not body.stop:
+            return Words(self._word)
+
+        def decode(tokens: Sequence[int]) -> str:
+            if about.twin:
+                return "".join(map(self._word, tokens))
+            return texts.decode(tokens, special=not body.skip_special_tokens)
+
+        return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
+
+
+def _parsed(data: bytes, kind: type[Body]) -> Body:
+    """Parse the JSON document `data`. Raises Refusal if it is not valid."""
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
+    if any(token >= about.vocab_size for token in tokens):
+        raise Refusal(400, f"{field}: token ids must be below {about.vocab_size}", field)
+
+
+def _truncated(body: Generation, about: About, prompt: list[int]) -> list[int]:
+    """Return as many of the last (or first) tokens of `prompt` as the body allows; -1 means as many as fit."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    most = about.max_model_len - (body.limit or 1) if most < 0 else most
+    return prompt[:most] if body.truncation_side == "right" else prompt[max(len(prompt) - most, 0) :]
+
+
+def _wording(body: Generation, texts: Texts) -> Wording:
+    return Wording(texts, bool(body.return_token_ids), bool(body.return_tokens_as_token_ids))
+
+
+def _nth(asked: Add, n: int) -> Add:
+    """Return a copy for the `n`-th answer to one prompt, with a seed of its own."""
+    return replace(asked, seed=asked.seed + n if asked.seed is not None else None)
+
+
+def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
+    """Return the rules that change logits; None if there are none, and always None for a twin."""
+    bias = [(int(token), min(max(number, -100.0), 100.0)) for token, number in (body.logit_bias or {}).items()]
+    _check_vocabulary([token for token, _ in bias], about, "logit_bias")
+    _check_vocabulary(body.allowed_token_ids or [], about, "allowed_token_ids")
+    late = [*about.stop_ids, *(body.stop_token_ids or [])] if body.min_tokens else []
+    rules = LogitRules(
+        body.presence_penalty or 0.0,
+        body.frequency_penalty or 0.0,
+        1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        tuple(bias),
+        tuple(_bad_words(body.bad_words or [], texts)),
+        tuple(body.allowed_token_ids or []),
+        body.min_p or 0.0,
+        body.min_tokens,
+        tuple(token for token in late if token < about.vocab_size),
+    )
+    return None if about.twin or rules == LogitRules() else rules
+
+
+def _bad_words(words: Sequence[str], texts: Texts) -> Iterator[tuple[int, ...]]:
+    """Yield the tokens of each word as a text begins with them.
+
+    The tokens of the word after a space follow if they are as many and begin with another token.
+    """
+    for word in words:
+        first, later = texts.encode(word.lstrip()), texts.encode(" " + word.lstrip())
+        if first:
+            yield tuple(first)
+            if later[0] != first[0] and len(later) == len(first):
+                yield tuple(later)
+
+
+def _asked(
+    body: CompletionRequest | ChatRequest,
+    about: About,
+    prompt: list[int],
+    received_ns: int,
+    otherwise: int | None,
+    rules: LogitRules | None,
+) -> Add:
+    """Return the request as a message for the engine process. Raises Refusal for limits that do not fit."""
+    room = about.max_model_len - len(prompt)
+    if not prompt:
+        raise Refusal(400, "the prompt has no tokens; say something", "prompt")
+    if room < 1:
+        raise Refusal(400, f"the prompt has {len(prompt)} tokens; the model takes {about.max_model_len - 1}", "prompt")
+    if body.limit == 0 and not body.echo:
+        raise Refusal(400, "max_tokens must be at least 1", "max_tokens")
+    limit = min(otherwise or room, room) if body.limit is None else body.limit or 1
+    if limit > room:
+        what = f"{len(prompt)} prompt tokens and max_tokens {limit} are more than {about.max_model_len}"
+        raise Refusal(400, f"{what}, the most of this model; ask for {room} or fewer", "max_tokens")
+    if body.min_tokens > limit:
+        raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if (body.n or 1) > 1 and temperature == 0:
+        raise Refusal(400, "n must be 1 where temperature is 0: all answers would be one", "n")
+    return Add(
+        0,
+        prompt,
+        limit,
+        received_ns,
+        min_tokens=body.min_tokens,
+        stop_ids=[] if body.ignore_eos else about.stop_ids,
+        also_stop_ids=body.stop_token_ids or [],
+        temperature=temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        seed=body.seed,
+        logprobs=body.alternatives,
+        priority=body.priority,
+        tenant=body.user or "",
+        grammar=body.grammar,
+        rules=rules,
+    )
+
+
+async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
+    """Return the tokens of a request; a long body is tokenised in a thread, so that other requests need not wait."""
+    return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
+
+
+def _plain_header(request: web.Request, name: str, most: int) -> str:
+    """Return the header `name` if it is printable ASCII of at most `most` characters, else an empty string."""
+    text = request.headers.get(name, "")
+    return text if len(text) <= most and text.isascii() and text.isprintable() else ""
+
+
+@web.middleware
+async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every exception of a handler into OpenAI's error document."""
+    try:
+        return await handler(request)
+    except Refusal as error:
+        refusal = error
+    except Cut:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
+    except ErrorSent as error:
+        return error.response
+    except ConnectionError:
+        raise  # the client is gone
+    except UserError as error:
+        refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
+    except web.HTTPException as error:
+        refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
+    except Exception:
+        _LOG.exception("a request failed")
+        refusal = Refusal(500, "the server has made a mistake; its log says more")
+    return answer_to(refusal)
+
+
+def texts_of(about: About) -> Texts:
+    """Return the tokenizer of the served model."""
+    from pathlib import Path
+
+    from realengine.tokenizer import Tokenizer
+
+    return Tokenizer(Path(about.texts)) if about.texts else PlainTexts(about.vocab_size)

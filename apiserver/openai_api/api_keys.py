@@ -1,0 +1,47 @@
+"""API keys and TLS: who may send requests, and encryption so that nobody else reads them."""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from serving.errors import UserError, reason
+
+
+def read_keys(path: str | None) -> tuple[bytes, ...]:
+    """Return the keys in a file, one per line; none if `path` is None. Raises UserError if the file holds none."""
+    if path is None:
+        return ()
+    try:
+        keys = tuple(filter(None, map(bytes.strip, Path(path).read_bytes().splitlines())))
+    except OSError as error:
+        raise UserError("api_key_file", path, f"cannot be read: {reason(error)}") from None
+    if not keys:
+        raise UserError("api_key_file", path, "holds no key; write one a line")
+    return keys
+
+
+def check_key(authorization: str, keys: Sequence[bytes]) -> None:
+    """Raise Refusal unless the header `Authorization` holds one of `keys`. The comparison takes constant time."""
+    from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does without aiohttp
+
+    given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
+    if not sum([hmac.compare_digest(given, key) for key in keys]):
+        raise Refusal(401, "this server wants a key: send the header `Authorization: Bearer KEY`")
+
+
+def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return the TLS context of a certificate and its key, both PEM files; None without a certificate.
+
+    Raises UserError if they cannot be used.
+    """
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key, password="")  # an empty password, so that OpenSSL never asks for one
+    except OSError as error:  # ssl.SSLError is an OSError
+        raise UserError("tls_cert", cert, f"cannot be used with tls_key {key}: {reason(error)}") from None
+    return context

@@ -1,0 +1,73 @@
+"""One HTTP connection: invalid HTTP gets OpenAI's error document; clients that neither send nor read are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from apiserver.openai_api.refusal import Refusal, answer_to
+
+_REST_S = 2.0  # time for which the rest of a request is read after its answer, so that the client sees the answer
+
+
+class Connection(web.RequestHandler):
+    """A connection whose client has `patience_s` to send the head of a request, and to read what was written."""
+
+    def __init__(self, server: web.Server, patience_s: float) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # None: no access log
+            keepalive_timeout=patience_s,  # time from the last answer, or from the connection's start, to a whole head
+            lingering_time=_REST_S,
+        )
+        self._patience_s = patience_s
+        self._drops: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """Start to wait for a client that does not read as fast as the server writes."""
+        super().pause_writing()
+        assert self.transport is not None
+        self._drops = self._loop.call_later(self._patience_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._keep()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Stop the timer of a connection that has ended."""
+        self._keep()
+        super().connection_lost(exc)
+
+    def _keep(self) -> None:
+        if self._drops is not None:
+            self._drops.cancel()
+            self._drops = None
+
+    def log_exception(self, *args: Any, **more: Any) -> None:
+        """Log nothing: errors of clients are no exceptions, and errors of the server are logged by the handlers."""
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer a request that cannot be parsed, which never reaches a handler."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of an answer is with the client")
+        response = answer_to(Refusal(status, "this is not a request of HTTP, or its head is too long"))
+        response.force_close()
+        return response
+
+
+async def expect(request: web.Request) -> None:
+    """Answer the header `Expect: 100-continue`; HTTP knows no other expectation."""
+    if request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def listen(server: web.Server, patience_s: float, **where: Any) -> asyncio.Server:
+    """Let `server` listen at a socket; `where` are arguments of `asyncio`'s `create_server`."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(partial(Connection, server, patience_s), backlog=1024, **where)

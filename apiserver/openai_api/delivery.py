@@ -1,0 +1,216 @@
+"""Delivery of an answer to its client: text by text as its tokens arrive, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any
+
+from aiohttp import web
+
+from apiserver.engine_client import Answer
+from apiserver.filler import Words
+from apiserver.messages import Output
+from apiserver.openai_api.answers import DONE, Documents, Piece, Usage, event
+from apiserver.openai_api.refusal import Refusal
+from realengine.tokenizer import Detokenizer
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of a request, number `index`: the engine's answer, and the detokenizer that makes text of it.
+
+    Attributes:
+        ends: tokens that end it; they become text only if `keeps_ends`, and all but `silent` are a `stop_reason`
+        echo: text with which it begins; if `all_of_it`, generated text is dropped
+        prompt: tokens of its prompt, which go with its first piece; None if they are not wanted
+    """
+
+    index: int
+    answer: Answer
+    detokenizer: Detokenizer | Words
+    usage: Usage
+    ends: Sequence[int] = ()
+    keeps_ends: bool = False
+    silent: int | None = None
+    echo: str = ""
+    all_of_it: bool = False
+    prompt: list[int] | None = None
+    first_text_ns: int = field(default=0, init=False)
+    first_sent_ns: int = field(default=0, init=False)
+    last_text_ns: int = field(default=0, init=False)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield the text piece by piece. Raises Refusal if the engine refuses the request or crashes."""
+        text = self.echo
+        async for output in self.answer:
+            if output.finish in ("refused", "crashed"):
+                raise _refusal(output)
+            piece = self._piece(output)
+            self.usage.completion_tokens += len(piece.tokens)
+            if self.all_of_it:
+                piece.text, piece.tokens, piece.logprobs = "", [], None
+            piece.text, text = text + piece.text, ""
+            piece.prompt, self.prompt = self.prompt, None
+            self.last_text_ns = monotonic_ns()
+            self.first_text_ns = self.first_text_ns or self.last_text_ns
+            yield piece
+            if output.finish == "cut":
+                raise Cut
+
+    def _piece(self, output: Output) -> Piece:
+        """Return the text that new tokens complete, and how the choice ends."""
+        text, tokens = "", output.tokens
+        ended_by: str | int | None = None
+        by_token = output.finish == "stop" and bool(tokens) and tokens[-1] in self.ends
+        for at, token in enumerate(tokens[:-1] if by_token and not self.keeps_ends else tokens):
+            text += self.detokenizer.push(token)
+            if self.detokenizer.stopped:
+                self.answer.stop()
+                output.finish, tokens, ended_by = "stop", tokens[: at + 1], self.detokenizer.stopped_by
+                break
+        else:
+            if output.finish:
+                text += self.detokenizer.finish()
+            if by_token and tokens[-1] != self.silent:
+                ended_by = tokens[-1]
+        logprobs = None if output.logprobs is None else output.logprobs[: len(tokens)]
+        finish = output.finish if output.finish not in ("", "cut") else None
+        return Piece(text, tokens, logprobs, finish, self.index, ended_by)
+
+    def sent(self) -> None:
+        """Note the time at which its first text was sent."""
+        self.first_sent_ns = self.first_sent_ns or monotonic_ns()
+
+    def delivered(self) -> None:
+        """Report that its whole text was sent."""
+        self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
+
+
+async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
+    """Yield the pieces of all choices in the order of their arrival."""
+    if len(choices) == 1:
+        async for piece in choices[0].pieces():
+            yield piece
+        return
+    sources = [choice.pieces() for choice in choices]
+    waiting = {asyncio.ensure_future(_next(source)): source for source in sources}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            came = [(task.result(), waiting.pop(task)) for task in done]
+            pieces = [(piece, source) for piece, source in came if piece is not None]
+            for piece, source in sorted(pieces, key=lambda pair: pair[0].index):
+                waiting[asyncio.ensure_future(_next(source))] = source
+                yield piece
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)  # other errors of cancelled choices do not matter
+
+
+async def _next(source: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(source, None)
+
+
+def _refusal(output: Output) -> Refusal:
+    if output.status:
+        return Refusal(output.status, output.reason, retry_after_s=1)
+    if output.finish == "crashed":
+        return Refusal(503, output.reason, retry_after_s=1)
+    if "tokens" in output.reason or "blocks" in output.reason:
+        return Refusal(400, output.reason, "prompt")
+    return Refusal(429, output.reason, retry_after_s=1)
+
+
+async def write_whole(
+    request: web.Request,
+    choices: Sequence[Choice],
+    documents: Documents,
+    usage: Usage,
+    handed_on: dict[str, Any] | None,
+) -> web.Response:
+    """Send the answer as one document, and complete `usage`."""
+    whole: dict[int, Piece] = {}
+    async for piece in pieces_of(choices):
+        if (known := whole.get(piece.index)) is None:
+            whole[piece.index] = piece
+        else:
+            known.add(piece)
+    made_ns = monotonic_ns()
+    usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+    document = documents.whole([whole[choice.index] for choice in choices], usage)
+    response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
+    await response.prepare(request)
+    await response.write_eof()
+    for choice in choices:
+        choice.answer.left(whole=True)
+        choice.sent()
+        choice.last_text_ns = made_ns
+        choice.delivered()
+    return response
+
+
+async def write_stream(
+    request: web.Request,
+    choices: Sequence[Choice],
+    documents: Documents,
+    usage: Usage | None,
+    so_far: bool,
+    deadline_s: float,
+) -> web.StreamResponse:
+    """Send the answer as it comes; the last event holds `usage` if it is given.
+
+    Every chunk holds the usage up to there if `so_far`. Raises ErrorSent if an error was sent in the stream, and
+    Refusal if an error came before the first byte.
+    """
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    response: web.StreamResponse | None = None
+    try:
+        async with asyncio.timeout(deadline_s):
+            async for piece in pieces_of(choices):
+                choice = choices[piece.index]
+                if response is None:
+                    response = web.StreamResponse(headers=headers)
+                    await response.prepare(request)
+                    if opening := b"".join(documents.opening(one.index) for one in choices):
+                        await response.write(opening)
+                if documents.every or piece.text or piece.finish or piece.logprobs:
+                    await response.write(documents.chunk(piece, choice.usage if so_far else None))
+                    choice.answer.left()
+                choice.sent()
+    except (Refusal, TimeoutError) as error:
+        refusal = error if isinstance(error, Refusal) else timed_out()
+        if response is None:
+            raise refusal from None
+        await response.write(event(refusal.document()) + DONE)
+        await response.write_eof()
+        raise ErrorSent(response, refusal.message) from error
+    assert response is not None
+    end = DONE
+    if usage is not None:
+        usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+        end = documents.usage(usage) + DONE
+    await response.write(end)
+    await response.write_eof()
+    for choice in choices:
+        choice.delivered()
+    return response
+
+
+class ErrorSent(Exception):
+    """An error that the client has already been sent, in `response`."""
+
+    def __init__(self, response: web.StreamResponse, why: str) -> None:
+        super().__init__(why)
+        self.response = response
+
+
+class Cut(Exception):
+    """An order to break the connection, as if the server had died."""
+
+
+def timed_out() -> Refusal:
+    return Refusal(504, "the request took longer than this server allows")

@@ -1,0 +1,361 @@
+"""The request bodies of OpenAI's API. A field that is not supported is refused by name; nothing is ignored.
+
+A field is accepted at a value that changes nothing, because some clients send every field with its default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    StrictBool,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
+from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+_MOST_LOGPROBS = 20  # alternatives returned with a token: OpenAI's limit, and vLLM's default
+_MOST_CHOICES = 128
+
+Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Penalty = Annotated[Number, Field(ge=-2, le=2)]
+_Truncation = Annotated[int, Field(strict=True, ge=-1, le=_INT32)]
+_Stops = Annotated[
+    list[Annotated[str, Field(strict=True, min_length=1, max_length=1024)]],
+    Field(max_length=16),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given or []),
+]
+
+
+def _kind_of(prompt: Any) -> str | None:
+    """Return the kind of prompt by its first item, so that an error is about the kind that the client meant."""
+    if isinstance(prompt, str):
+        return "as text"
+    if not isinstance(prompt, list):
+        return None
+    first = prompt[0] if prompt else None
+    if isinstance(first, str):
+        return "as texts"
+    return "as lists of tokens" if isinstance(first, list) else "as tokens"
+
+
+_Tokens = Annotated[list[Token], Field(min_length=1)]
+_Prompt = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[_Tokens, Tag("as tokens")]
+    | Annotated[list[str], Tag("as texts")]
+    | Annotated[list[_Tokens], Tag("as lists of tokens")],
+    Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
+]
+
+
+def _token_id(text: str) -> str:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ValueError("is no token id")
+    return text
+
+
+def _neutral(*values: Any) -> Any:
+    """Return the type of a field that is not supported: it accepts only `values`, which have no effect."""
+
+    def check(value: Any) -> Any:
+        if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in values):
+            raise ValueError("is not supported; leave it out")
+        return value
+
+    return Annotated[Any, BeforeValidator(check)]
+
+
+class StreamOptions(BaseModel):
+    """The field `stream_options` of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False  # vLLM's option, which GuideLLM sets: usage so far in each chunk
+
+
+class Generation(BaseModel):
+    """The fields of both endpoints, with OpenAI's and vLLM's names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] | None = None
+    min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
+    stream: StrictBool | None = False
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
+    kv_transfer_params: KvTransferParams | None = None
+
+    # Sampling
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, le=_INT32)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=-_INT64, le=_INT64)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
+    logit_bias: dict[Annotated[str, AfterValidator(_token_id)], Number] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] | None = None
+    allowed_token_ids: _Tokens | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    # The end of an answer, and the form of its text
+    stop: _Stops = []
+    stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
+    include_stop_str_in_output: StrictBool = False
+    ignore_eos: StrictBool = False
+    skip_special_tokens: StrictBool = True
+    return_token_ids: StrictBool | None = False
+    return_tokens_as_token_ids: StrictBool | None = False
+
+    # The prompt
+    truncate_prompt_tokens: _Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    # Fields without effect here
+    spaces_between_special_tokens: StrictBool = True
+    length_penalty: _neutral(1) = 1  # type: ignore[valid-type]
+    use_beam_search: _neutral(False) = False  # type: ignore[valid-type]
+
+    # Fields that are not supported
+    prompt_logprobs: _neutral(None) = None  # type: ignore[valid-type]
+    logprob_token_ids: _neutral(None, []) = None  # type: ignore[valid-type]
+
+    @field_validator("stream_options")
+    @classmethod
+    def _of_a_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if options is not None and info.data.get("stream") is False:
+            raise ValueError("is for streams; leave it out, or set stream to true")
+        return options
+
+    @model_validator(mode="after")
+    def _structured_once(self) -> Generation:
+        if self.structured_outputs and self.response_format and self.response_format.type != "text":
+            raise ValueError("give either response_format or structured_outputs")
+        return self
+
+    @property
+    def grammar(self) -> str:
+        """The constraint on the answer, in the form of `realengine.grammar`; empty for any text.
+
+        Raises UserError for a schema or an expression that is not supported.
+        """
+        if self.structured_outputs is not None:
+            return self.structured_outputs.grammar
+        return "" if self.response_format is None else self.response_format.grammar
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens to generate; None if the client does not say."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """The number of alternatives returned with each output token; None if no log-probabilities are wanted."""
+        raise NotImplementedError
+
+
+class CompletionRequest(Generation):
+    """The body of `POST /v1/completions`. The prompt is text or token ids, or several of one kind."""
+
+    prompt: _Prompt | None = None
+    echo: StrictBool | None = False
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+    add_special_tokens: StrictBool = True
+
+    best_of: _neutral(1, None) = None  # type: ignore[valid-type]
+    suffix: _neutral(None) = None  # type: ignore[valid-type]
+
+    @field_validator("logprobs")
+    @classmethod
+    def _not_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
+        if logprobs is not None and info.data.get("echo"):
+            raise ValueError("of the prompt are not supported; leave out echo or logprobs")
+        return logprobs
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The list of all prompts."""
+        prompt = self.prompt if self.prompt is not None else []
+        several = isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int)
+        return prompt if several else [prompt]  # type: ignore[return-value]
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class Part(BaseModel):
+    """A piece of a message's content; only text."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation; extra fields go to the model's chat template."""
+
+    model_config = ConfigDict(extra="allow")
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[Part] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates expect it, with its content as one text."""
+        content = self.content
+        text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
+        role = "system" if self.role == "developer" else self.role  # templates know the older name
+        return {**(self.model_extra or {}), "role": role, "content": text}
+
+
+class _Chat(BaseModel):
+    """Messages, and the options by which the model's chat template makes a prompt of them."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: StrictBool = True
+    continue_final_message: StrictBool = False
+    add_special_tokens: StrictBool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _goes_on_or_begins(cls, goes_on: bool, info: ValidationInfo) -> bool:
+        if goes_on and info.data.get("add_generation_prompt"):
+            raise ValueError("needs add_generation_prompt false: one message goes on, or another begins")
+        return goes_on
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the arguments of `Texts.chat`."""
+        return {
+            "messages": [message.for_template() for message in self.messages],
+            "tools": self.tools,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "special": self.add_special_tokens,
+            "more": self.chat_template_kwargs,
+        }
+
+
+class ChatRequest(_Chat, Generation):
+    """The body of `POST /v1/chat/completions`."""
+
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
+    logprobs: StrictBool | None = False
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+
+    parallel_tool_calls: StrictBool | None = True
+    reasoning_effort: str | None = None
+    include_reasoning: StrictBool = True
+    metadata: dict[str, str] | None = None
+    store: StrictBool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    tool_choice: ToolChoice | None = None
+    echo: _neutral(False) = False  # type: ignore[valid-type]
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _of_the_tools(cls, choice: ToolChoice | None, info: ValidationInfo) -> ToolChoice | None:
+        if choice in (None, "none", "auto"):
+            return choice
+        if not (tools := info.data.get("tools")):
+            raise ValueError("needs tools")
+        known = parameters_of(tools)
+        if isinstance(choice, NamedTool) and choice.function.name not in known:
+            raise ValueError(f"names none of the tools, which are {', '.join(known)}")
+        return choice
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _beside_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs true")
+        return top
+
+    @property
+    def calls(self) -> Calls | None:
+        """The calls of the tools that must be called; None if no tool must be called."""
+        if isinstance(self.tool_choice, NamedTool):
+            return Calls(self.tool_choice.function.name)
+        return Calls(None) if self.tool_choice == "required" else None
+
+    @property
+    def grammar(self) -> str:
+        if (calls := self.calls) is not None:
+            return call_grammar(parameters_of(self.tools or []), calls.name, self.parallel_tool_calls is False)
+        return super().grammar
+
+    @property
+    def role(self) -> str:
+        """The role of the answer's message: `assistant`, or the role of the last message if the answer continues it."""
+        return "assistant" if self.add_generation_prompt else self.messages[-1].role
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+
+class TokenizeText(BaseModel):
+    """The body of `POST /tokenize` for a text."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(max_length=256)] | None = None
+    prompt: str
+    add_special_tokens: StrictBool = True
+    return_token_strs: StrictBool | None = False
+
+
+class TokenizeChat(_Chat):
+    """The body of `POST /tokenize` for a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(max_length=256)] | None = None
+    return_token_strs: StrictBool | None = False
+
+
+def _kind_of_body(body: Any) -> str:
+    return "as a chat" if isinstance(body, dict) and "messages" in body else "as a text"
+
+
+class TokenizeRequest(RootModel[TokenizeText | TokenizeChat]):
+    """The body of `POST /tokenize`."""
+
+    root: Annotated[
+        Annotated[TokenizeText, Tag("as a text")] | Annotated[TokenizeChat, Tag("as a chat")],
+        Discriminator(_kind_of_body),
+    ]
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of `POST /detokenize`."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(max_length=256)] | None = None
+    tokens: list[Token]

@@ -1,0 +1,119 @@
+"""The serving engines: their names and releases, the rules of older ones, and the defaults of their servers.
+
+Measured runs of different engines teach different times. Defaults are for settings that a command line leaves out:
+limits of a step and the loop. They depend on engine and GPU. vLLM's are those of its API server
+(`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33): larger GPUs get larger steps and more
+requests at once, except the A100, whose throughput larger steps lower. SGLang sizes its chunks of prompts by memory
+(`ServerArgs`), and TensorRT-LLM has one budget (`max_num_tokens`). Neither bounds requests by less than 2,048; they
+have vLLM's bound here, because sampling for more would take memory from KV.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from serving.deployments.config import Deployment
+    from serving.deployments.gpu_spec import GpuSpec
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
+_STATED = re.compile(rf"({'|'.join(ENGINES)})( \d+\.\d+(\.\d+)?)?")
+_RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
+UTILIZATION = 0.92  # share of the memory of a GPU in vLLM 0.33; 0.9 in versions before
+BLOCK_SIZE = 16
+_VLLM = "0.33"  # the release that is meant if no release is stated
+_GIB = 1024**3
+_OVERLAPS_SINCE = (0, 14)  # first release of vLLM whose loop is overlapped by default
+_LARGEST_SINCE = (0, 28)  # the first release seen to have more tokens for GPUs of 160 GiB
+_DEEPEP_TOKENS = 256  # tokens of a rank whose experts are reached by low-latency DeepEP
+_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # (GiB of memory, tokens of a chunk on GPUs with less memory)
+_SGLANG_LARGEST_CHUNK = 16384
+_TRTLLM_TOKENS = 8192
+# vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` spaces the prompts of
+# data-parallel ranks alone.
+_BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1}
+
+
+class EngineName(NamedTuple):
+    """The name of an engine, and its release with that name, e.g. `sglang 0.5.6`; empty if no release is stated."""
+
+    name: str
+    version: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> EngineName:
+        """Read a name such as `vLLM 0.19.0`, as people write it.
+
+        Any unknown name is taken for vLLM, and a nightly build has no release.
+        """
+        name = text.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
+        engine = name if name in ENGINES else "vllm"
+        release = None if "nightly" in text else _RELEASE.search(text)
+        return cls(engine, f"{engine} {release[0]}" if release else "")
+
+    def __str__(self) -> str:
+        return self.version or self.name
+
+
+def check_engine(stated: str | None) -> str | None:
+    """Return `stated` if it is a name of `ENGINES`, with or without a release. Raises ValueError for other text."""
+    if stated is not None and not _STATED.fullmatch(stated):
+        raise ValueError(f"must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, with or without a release: sglang 0.5.6")
+    return stated
+
+
+def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
+    """Return `deployment` on `gpu` with its engine's defaults for the scheduler settings that it does not state."""
+    stated = deployment.scheduler.model_fields_set
+    settings = engine_defaults(deployment, gpu)
+    return deployment.rescheduled(**{name: value for name, value in settings.items() if name not in stated})
+
+
+def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
+    """Return the settings that `deployment` leaves to its engine on `gpu`, with their values; empty if none."""
+    stated = deployment.scheduler.model_fields_set
+    settings = engine_defaults(deployment, gpu)
+    left = [f"{name} {_shown(value)}" for name, value in settings.items() if name not in stated]
+    engine = deployment.engine_name
+    release = str(engine) if engine.version or engine.name != "vllm" else f"vllm {_VLLM}"
+    return f"defaults of {release} on {gpu.name}: {', '.join(left)}" if left else ""
+
+
+def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
+    """Return the default settings by name, given the settings that `deployment` states."""
+    scheduler, engine = deployment.scheduler, deployment.engine_name
+    stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
+    release = tuple(int(part) for part in engine.version.split(" ")[-1].split(".")[:2]) if engine.version else None
+    large = memory >= 70 and "a100" not in gpu.name.lower()
+    seqs, tokens, overlaps = (1024, 8192, True) if large else (256, 2048, True)
+    if engine.name == "sglang":
+        tokens = next((chunk for below, chunk in _SGLANG_CHUNKS if memory < below), _SGLANG_LARGEST_CHUNK)
+    elif engine.name == "trtllm":
+        tokens = _TRTLLM_TOKENS
+    else:
+        if memory >= 160 and (release is None or release >= _LARGEST_SINCE):
+            tokens = 16384
+        if deployment.all2all_backend == "deepep_low_latency":
+            tokens = _DEEPEP_TOKENS
+        overlaps = release is None or release >= _OVERLAPS_SINCE
+    if not scheduler.enable_chunked_prefill:
+        tokens = max(tokens, scheduler.max_model_len)
+    tokens = min(tokens, (scheduler.max_num_seqs if "max_num_seqs" in stated else seqs) * scheduler.max_model_len)
+    most = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in stated else tokens
+    return {
+        "max_num_seqs": min(seqs, most),
+        "max_num_batched_tokens": tokens,
+        "async_scheduling": overlaps,
+    }
+
+
+def _shown(value: bool | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}"
+
+
+def release_settings(version: str) -> dict[str, Any]:
+    """Return the settings of vLLM `version` (0.32.0, 0.32.0+cpu). Raises ValueError for a text that is no version."""
+    major, minor, *_ = version.split(".")
+    return dict(_BEFORE_0_33) if (int(major), int(minor)) < (0, 33) else {}

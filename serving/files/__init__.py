@@ -1,0 +1,1 @@
+"""Files that are read as data, and written as a whole or by one writer at a time."""

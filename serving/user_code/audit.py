@@ -1,0 +1,352 @@
+"""An account of every request, kept from the plans alone, with which a policy's requests and sums are compared.
+
+A plan's sums must be the sums of its rows, a request's rows must add up to its tokens, and its lengths must stay as
+they came. Requests in steady decode are accounted for together, so that a steady step costs O(1) here, too. The KV that
+requests hold is recounted now and then, so often that it costs a few requests a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Any, NoReturn
+from zlib import crc32
+
+from serving.deployments.config import SchedulerConfig
+from serving.kv.blocks import blocks_for
+from serving.request import Request, Status
+from serving.scheduler import Scheduler
+from serving.step_plan import AGGREGATES, StepPlan
+from serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
+
+_SUMS = (*AGGREGATES, "decode_squares", "draft_pairs", "masked_rows")
+_COUNTED = 4  # requests whose KV is recounted, per step
+_BITS = 1 << 20
+_LAST = 1 << 60  # no plan has this number
+
+_PROMPT_LEN, _OUTPUT_LEN, _MAX_TOKENS, _PRIORITY = map(
+    REQUEST_FIELDS.index, ("prompt_len", "output_len", "max_tokens", "priority")
+)
+_sums_of = attrgetter(*_SUMS)
+
+Breach = Callable[..., NoReturn]
+
+
+class _Account:
+    """The account of one request.
+
+    Attributes:
+        came: the fields of `arrived`, as they were then, among them its lengths
+        start: tokens that were cached or loaded at the last admission
+        computed: tokens with KV by now; for a member of the decode set, at the tick of `joined`
+        most: the largest value that `computed` has had
+        sampled: output tokens that steps were planned for; for a member, at the tick of `joined`
+        admitted: whether it has had a row since it last waited
+        last: number of the last plan that has a row of it; not kept for a member
+    """
+
+    __slots__ = (
+        "admitted", "arrived", "came", "computed", "joined", "last", "max_len", "most", "output_len", "prompt_len",
+        "request", "sampled", "start",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, came: tuple[Any, ...], outputs: int, limits: SchedulerConfig) -> None:
+        self.request, self.arrived, self.came = request, request.arrived, came
+        self.prompt_len = prompt_len = came[_PROMPT_LEN]
+        self.max_len = limits.full_length(prompt_len, max(came[_MAX_TOKENS] or 0, came[_OUTPUT_LEN]))
+        self.output_len = limits.full_length(prompt_len, came[_OUTPUT_LEN]) - prompt_len
+        self.start = self.computed = self.most = 0
+        self.sampled = outputs
+        self.joined = 0
+        self.admitted = False
+        self.last = -1
+
+    def advance(self, tokens: int) -> None:
+        self.computed += tokens
+        self.most = max(self.most, self.computed)
+
+
+class Audit:
+    """The accounts of the requests of `scheduler`; calls `breach` with a rule, what is wrong and the request.
+
+    Attributes:
+        external: whether KV may come from outside, so that the audit cannot know how much is cached
+        by_segments: whether equal segments are all that requests share; if not, content is known elsewhere
+    """
+
+    def __init__(self, scheduler: Scheduler, limits: SchedulerConfig, breach: Breach, by_segments: bool) -> None:
+        self.external = False
+        self._scheduler, self._limits, self._breach = scheduler, limits, breach
+        self._drafts = limits.speculative is not None  # rejected drafts are computed again; plans do not name them
+        self._accounts: dict[int, _Account] = {}
+        self._members: dict[int, _Account] = {}  # accounts of the decode set
+        self._ticks = self._context = self._squares = 0  # ticks and sums of the decode set
+        self._to_count = 0  # members whose KV may be recounted by now
+        self._prefixes = _Prefixes(limits) if by_segments else None
+
+    # Requests come and go
+
+    def added(self, request: Request, arrived: WorkloadRequest, came: tuple[Any, ...], outputs: int = 0) -> None:
+        """Open the account of `request`, which was made of `arrived` when the fields of `arrived` were `came`."""
+        if request.arrived is not arrived or request.id != arrived.id:
+            self._breach("requests", f"add() returned a request made of another than request {arrived.id}", request)
+        account = _Account(request, came, outputs, self._limits)
+        self._check_lengths(account)
+        if request.status is Status.REJECTED:
+            return
+        if request.computed or request.known != account.prompt_len + outputs:
+            what = f"begins with {request.computed} tokens computed and {request.known} known"
+            self._breach("requests", f"{what}; it has {account.prompt_len + outputs}", request)
+        self._accounts[request.id] = account
+        if self._prefixes is not None:
+            self._prefixes.add(arrived)
+
+    def ended(self, plan: int, stopped: Collection[int], requests: list[Request]) -> None:
+        """Close the accounts of `requests`, which finished when plan number `plan` ended.
+
+        Requests in `stopped` ended before their last token.
+        """
+        for request in requests:
+            account = self._accounts.get(request.id)
+            if account is None or account.request is not request:
+                self._breach("requests", "finishes, and has not come or has ended before", request)
+            if request.status is not Status.FINISHED:
+                self._breach("requests", f"finishes with status {request.status.value}", request)
+            self._check_lengths(account)
+            self._leave(account)
+            outputs, owed = request.outputs, account.output_len
+            if request.id in stopped:
+                owed = min(outputs, owed)
+            given = outputs if self._drafts else min(outputs, account.sampled)
+            if outputs != owed or given != owed:
+                self._breach("requests", f"finishes with {given} output tokens; it has to get {owed}", request)
+            unforeseen = self._drafts or request.id in stopped or request.end_len < request.max_len
+            if account.last > plan and not unforeseen:
+                self._breach("requests", f"finishes before step {account.last} has ended, which computes it", request)
+            if account.most < request.known - 1:  # preempted requests lose them while the last token is under way
+                what = f"finishes with {account.most} tokens computed or found of the {request.known - 1}"
+                self._breach("requests", f"{what} before its last", request)
+            del self._accounts[request.id]
+
+    def aborted(self, id: int) -> None:
+        account = self._accounts.pop(id, None)
+        if account is not None:
+            self._check_lengths(account)
+            self._leave(account)
+
+    def _check_lengths(self, account: _Account) -> None:
+        """Check that the request still has the lengths, the priority and the fields with which it came."""
+        request = account.request
+        for name, is_now, was in (
+            ("prompt_len", request.prompt_len, account.prompt_len),
+            ("max_len", request.max_len, account.max_len),
+            ("end_len", request.end_len, account.prompt_len + account.output_len),
+            ("priority", request.priority, account.came[_PRIORITY]),
+        ):
+            if is_now != was:
+                self._breach("requests", f"has {name} {is_now}; it came with {was}", request)
+        if request.arrived is not account.arrived:
+            self._breach("requests", "has become another: `arrived` was replaced", request)
+        if as_it_is(account.arrived) != account.came:
+            self._breach("requests", what_changed(account.came, account.arrived), request)
+
+    # Plans
+
+    def planned(self, plan: StepPlan) -> None:
+        """Account for `plan`, which was made and may run."""
+        if type(plan) is not StepPlan:
+            self._breach("calls", f"schedule() returned a {type(plan).__name__}, which is no StepPlan")
+        for request in plan.preempted:
+            if (account := self._accounts.get(request.id)) is not None:
+                self._leave(account)
+                account.computed = account.start = 0
+                account.admitted = False
+        listed = StepPlan(plan.seq, plan.decodes, plan.lag)
+        for row in plan.listed:
+            self._check_row(plan, row.request, row.start, row.tokens, row.samples)
+            listed.add(row)
+        for padding in plan.padding:
+            if padding.rows < 1 or padding.start < 0 or not 0 <= padding.drafts < padding.tokens:
+                self._breach("rows", f"is padded with {padding}; rows and tokens of it must be 1 or more")
+            listed.pad(padding)
+        self._tick(plan, plan.decode_rows - listed.decode_rows, listed)
+        if (stated := _sums_of(plan)) != (counted := _sums_of(listed)):
+            index = next(index for index, one in enumerate(stated) if one != counted[index])
+            self._breach("sums", f"its {_SUMS[index]} is {stated[index]}; its rows have {counted[index]}")
+        for row in plan.listed:
+            if row.request.decodes is not None:
+                self._join(self._accounts[row.request.id])
+        self.check_decodes()
+        self._recount_kv()
+
+    def _check_row(self, plan: StepPlan, request: Request, start: int, tokens: int, samples: bool) -> None:
+        account = self._accounts.get(request.id)
+        if account is None or account.request is not request:
+            self._breach("rows", "is planned, and has not come or has ended", request)
+        self._leave(account)
+        if not account.admitted:
+            self._check_cached(account, start)
+            account.admitted = True
+            account.start = account.computed = start
+        elif start != account.computed and not (self._drafts and start < account.computed):
+            what = f"goes on after {start} tokens; {account.computed} were computed or found"
+            self._breach("rows", what, request)
+        account.computed = start
+        account.advance(tokens)
+        account.last = plan.seq
+        prompt_len = account.prompt_len
+        if request.max_len != account.max_len or request.prompt_len != prompt_len:
+            self._check_lengths(account)
+        if self._drafts:
+            return
+        if samples != (account.computed >= prompt_len + account.sampled):
+            does = "samples" if samples else "samples nothing"
+            what = f"{does} after {account.computed} of {prompt_len + account.sampled} known tokens"
+            self._breach("rows", what, request)
+        account.sampled += samples
+
+    def _check_cached(self, account: _Account, cached: int) -> None:
+        """Check that the prefix cache or a load can account for the first `cached` tokens of the request."""
+        if not cached or self.external:
+            return
+        most = account.most if self._limits.enable_prefix_caching else 0
+        if self._limits.enable_prefix_caching and not self._scheduler.pool.counts_only:
+            most = (
+                account.request.known if self._prefixes is None else max(most, self._prefixes.shared(account.arrived))
+            )
+        if cached > most:
+            what = f"starts after {cached} tokens; the prefix cache can hold {most} of them"
+            self._breach("rows", what, account.request)
+
+    # The decode set, each member of which gets a token in every step that holds the set
+
+    def _tick(self, plan: StepPlan, rows: int, listed: StepPlan) -> None:
+        """Account for the `rows` rows of the decode set in `plan`, and add their sums to `listed`."""
+        if rows != len(self._members):
+            for account in list(self._members.values()):  # the set was dissolved
+                if account.request.decodes is None and not _departs(plan, account.request):
+                    self._leave(account)
+        if not rows:
+            return
+        members = len(self._members)
+        if rows != members:
+            what = f"its decode_rows is {plan.decode_rows}; its rows have {listed.decode_rows + members}"
+            self._breach("sums", what)
+        listed.add_decodes(members, self._context, self._squares)
+        self._advance(1)
+        for row in plan.departed:
+            if row.request.id in self._members:
+                leaver = self._members[row.request.id]
+                self._leave(leaver)
+                leaver.last = plan.seq
+
+    def skipped(self, steps: int, finished: list[Request]) -> None:
+        """Account for `steps` steps in which every member got a token; `finished` ended with them."""
+        self._advance(steps)
+        self.ended(_LAST, (), finished)
+        self.check_decodes()
+
+    def _advance(self, steps: int) -> None:
+        members = len(self._members)
+        self._squares += steps * (2 * self._context + steps * members)
+        self._context += steps * members
+        self._ticks += steps
+        self._to_count += _COUNTED * steps
+
+    def _join(self, account: _Account) -> None:
+        account.joined = self._ticks
+        self._members[account.request.id] = account
+        self._context += account.computed
+        self._squares += account.computed**2
+
+    def _leave(self, account: _Account) -> None:
+        if self._members.pop(account.request.id, None) is None:
+            return
+        ticks = self._ticks - account.joined
+        account.advance(ticks)
+        account.sampled += ticks
+        self._context -= account.computed
+        self._squares -= account.computed**2
+
+    def check_decodes(self) -> None:
+        """Check the sums of the decode set, with which a cost model prices many steps."""
+        decodes = self._scheduler.decodes
+        sums = ("rows", "context", "squares")
+        theirs = len(decodes.members), decodes.context, decodes.squares
+        mine = len(self._members), self._context, self._squares
+        if theirs == mine:
+            return
+        for account in list(self._members.values()):  # a request was dropped
+            if account.request.decodes is None:
+                self._leave(account)
+        mine = len(self._members), self._context, self._squares
+        for name, stated, counted in zip(sums, theirs, mine, strict=True):
+            if stated != counted:
+                self._breach("sums", f"the {name} of its decode set is {stated}; its members have {counted}")
+
+    # KV
+
+    def _recount_kv(self) -> None:
+        """Check that running requests hold the blocks of the tokens that were computed for them."""
+        running = self._scheduler.running
+        self._to_count += _COUNTED
+        if self._to_count < len(running) or self._limits.kv_groups:  # windows forget blocks that they have passed
+            return
+        self._to_count = 0
+        size, pool, needed = self._limits.block_size, self._scheduler.pool, 0
+        for id, request in running.items():
+            account = self._accounts.get(id)
+            if account is None or not account.admitted:
+                continue
+            computed = account.computed
+            if id in self._members:
+                computed += self._ticks - account.joined
+            elif request.held * size < computed and not self._drafts:
+                what = f"has {computed} tokens computed and holds {request.held} KV blocks of {size}"
+                self._breach("KV", what, request)
+            needed += blocks_for(computed, size) - account.start // size
+        if needed > (taken := pool.total - pool.free) and not self._drafts:
+            self._breach("KV", f"holds {taken} KV blocks; what was computed of those that run takes {needed}")
+
+
+class _Prefixes:
+    """The beginnings of prompts that may be in a cache, by hash: two or more requests have had them.
+
+    The class keeps two bits for each hash, so that its size is constant. If hashes collide it counts beginnings that no
+    two requests share.
+    """
+
+    def __init__(self, limits: SchedulerConfig) -> None:
+        self._once, self._again = bytearray(_BITS // 8), bytearray(_BITS // 8)
+
+    def add(self, request: WorkloadRequest) -> None:
+        """Record that the prompt of `request`, and the answer to it, may be in the cache from now on."""
+        for place, _ in _chain((*request.prompt, (f"out:{request.id}", request.output_len))):
+            byte, bit = place // 8, 1 << place % 8
+            self._again[byte] |= self._once[byte] & bit
+            self._once[byte] |= bit
+
+    def shared(self, request: WorkloadRequest) -> int:
+        """Return the tokens at its beginning that another may have had; segments of one name may differ in length."""
+        tokens = 0
+        for place, length in _chain(request.prompt):
+            if not self._again[place // 8] & 1 << place % 8:
+                break
+            tokens += length
+        return tokens
+
+
+def _chain(prompt: tuple[tuple[str, int], ...]) -> list[tuple[int, int]]:
+    """Return a hash of all names up to each leading segment that others can have, and the segment's tokens."""
+    places: list[tuple[int, int]] = []
+    key = 0
+    for name, tokens in prompt:
+        if name == PRIVATE:
+            break
+        key = crc32(name.encode(errors="surrogatepass"), key)
+        places.append((key % _BITS, tokens))
+    return places
+
+
+def _departs(plan: StepPlan, request: Request) -> bool:
+    return any(row.request is request for row in plan.departed)

@@ -1,0 +1,178 @@
+"""The search for a policy, a router, a cost model or an attention backend by its name.
+
+Ours are found by name, an installed one by the name of its entry point, and a user's own as `path/to/file.py:Class` or
+`module:Class`. The group of a policy's entry points is `tokentwin.policy`, and so on. Paths are relative to the working
+directory, which is also searched for modules that are nowhere else. `located` makes such a name absolute when it is
+read, so that a job or a worker that runs elsewhere finds the same file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from contextvars import ContextVar
+from hashlib import blake2b
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from threading import Thread
+from types import FrameType, ModuleType
+from typing import Any
+
+from serving.errors import UserError
+from serving.user_code.call_limit import Fault, limited_longer
+from serving.user_code.our_code import our_functions, replaced
+
+_USERS = "user_module_"  # prefix of the names of modules that were read from a user's file
+
+_LOADING: ContextVar[str] = ContextVar("loading", default="")
+
+
+def located(name: str) -> str:
+    """Return `name` with the absolute path of a file that it names, or of a module in the working directory alone."""
+    place, colon, class_name = name.rpartition(":")
+    if not colon:
+        return name
+    if place.endswith(".py"):
+        return f"{Path(place).absolute()}:{class_name}"
+    parts = place.split(".")
+    file = Path(*parts).with_suffix(".py").absolute() if all(map(str.isidentifier, parts)) else None
+    return f"{file}:{class_name}" if file and file.is_file() and not _is_found(parts[0], file) else name
+
+
+def _is_found(top: str, file: Path) -> bool:
+    """Return whether Python finds a module or package `top` by itself, and not by way of `file`."""
+    try:
+        spec = find_spec(top)
+    except ValueError:  # __main__ has none
+        return True
+    return spec is not None and spec.origin != str(file)
+
+
+def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) -> Any:
+    """Return the class called `name`: one of `known` (name -> `module:Class`), or a user's own.
+
+    Raises UserError if there is no such name, file, module or class, or the class lacks a method that it `needs`.
+    """
+    named = find_object(kind, name, known)
+    missing = [method for method in needs if not callable(getattr(named, method, None))]
+    if not isinstance(named, type) or missing:
+        raise UserError(kind, name, f"must be a class with {', '.join(needs)}")
+    return named
+
+
+def check_name(kind: str, name: str, known: dict[str, str]) -> str:
+    """Return the place of `name`, as `file:Class` or `module:Class`. Raises UserError if the name does not give it."""
+    place = known.get(name) or (located(name) if ":" in name else _installed(kind).get(name, ""))
+    if not all(place.rpartition(":")[::2]):
+        names = ", ".join([*known, *_installed(kind)])
+        raise UserError(kind, name, f"must be {names}, or your own path/to/file.py:Class or package.module:Class")
+    return place
+
+
+def _installed(kind: str) -> dict[str, str]:
+    """Return the objects that installed packages offer: `module:Class` by name."""
+    points = entry_points(group=f"tokentwin.{kind.replace(' ', '_')}")
+    return {entry.name: f"{entry.module}:{entry.attr}" for entry in sorted(points, key=lambda entry: entry.name)}
+
+
+def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
+    """Return the object called `name`. Raises UserError if there is no such name, file, module or object."""
+    place, _, class_name = check_name(kind, name, known).rpartition(":")
+    ours = our_functions() if name not in known and _module_name(place) not in sys.modules else {}
+    try:
+        module = limited_longer(_import, place)
+        there = limited_longer(hasattr, module, class_name)
+    except Fault as fault:  # a user's module may fail in any way
+        error = fault.__cause__
+        if isinstance(error, UserError):
+            raise error from None
+        if isinstance(error, FileNotFoundError):
+            remedy = f"the file {error.filename or place} does not exist"
+        elif isinstance(error, ModuleNotFoundError):
+            remedy = f"the module {error.name!r} cannot be imported; give its file, as in path/to/file.py:{class_name}"
+        else:
+            remedy = f"cannot be imported: {fault.what.removeprefix('raised ')}"
+        raise UserError(kind, name, remedy) from None
+    if replaces := replaced(ours):
+        raise UserError(
+            kind, name, f"replaces {replaces}, which is tokentwin's, when it is imported; leave it as it is"
+        )
+    if user_threads():
+        end_user_threads()
+        raise UserError(kind, name, "starts a thread when it is imported, which does not end; start none, or a daemon")
+    if not there:
+        raise UserError(kind, name, f"{'file' if place.endswith('.py') else 'module'} {place} has no {class_name}")
+    return getattr(module, class_name)
+
+
+def make(kind: str, name: str, named: Any, *arguments: Any, **settings: Any) -> Any:
+    """Return an object of the user's own class `named`. Raises UserError if its constructor fails in any way."""
+    try:
+        return limited_longer(named, *arguments, **settings)
+    except Fault as fault:
+        raise UserError(kind, name, f"cannot be made: {fault.what.removeprefix('raised ')}") from fault.__cause__
+
+
+def _import(place: str) -> ModuleType:
+    return _module_in(Path(place)) if place.endswith(".py") else import_module(place)
+
+
+def _module_name(place: str) -> str:
+    """Return the name of a module, or of the module that a file becomes."""
+    return f"{_USERS}{blake2b(place.encode(), digest_size=8).hexdigest()}" if place.endswith(".py") else place
+
+
+def _module_in(file: Path) -> ModuleType:
+    """Return the module in `file`, loaded once. It finds its neighbours, after everything that Python finds anyway."""
+    name = _module_name(str(file))
+    if name in sys.modules:
+        return sys.modules[name]
+    if not file.is_file():
+        raise FileNotFoundError(2, "", str(file))
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    before = _LOADING.set(str(file))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        _LOADING.reset(before)
+    return module
+
+
+def user_threads() -> list[Thread]:
+    """Return threads that run a user's file and that Python would wait for at its end."""
+    frames = sys._current_frames()
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return [thread for thread in others if not thread.daemon and _runs_users(frames.get(thread.ident or 0))]
+
+
+def _runs_users(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_USERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def end_user_threads() -> bool:
+    """End the threads of `user_threads`, and return whether they all have ended. A thread inside of C code has not."""
+    threads = user_threads()
+    for thread in threads:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    for thread in threads:
+        thread.join(1.0)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def loading() -> str:
+    """Return the user's own file that is being loaded; empty if none is."""
+    return _LOADING.get()

@@ -1,0 +1,1 @@
+"""The formats of traces: how they are read, and written."""

@@ -1,0 +1,36 @@
+"""Azure LLM inference traces: CSV of TIMESTAMP, ContextTokens, GeneratedTokens.
+
+https://github.com/Azure/AzurePublicDataset, 2023 (100 ns timestamps, CRLF) and 2024 (with a UTC offset). The traces
+hold no prompts, so every prompt is private. The first arrival is time 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.formats.rows import csv_rows, workload_of
+
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+class AzureReader:
+    """Reads the public traces of Azure: CSV with a timestamp and two numbers of tokens."""
+
+    name = "azure"
+
+    def matches(self, head: bytes) -> bool:
+        header = head.splitlines()[0]
+        return b"TIMESTAMP" in header and b"ContextTokens" in header
+
+    def read(self, path: Path) -> Workload:
+        rows = [
+            (row.instant_ns("TIMESTAMP"), row.tokens("ContextTokens"), row.tokens("GeneratedTokens"))
+            for row in csv_rows(path, *_COLUMNS)
+        ]
+        rows.sort(key=lambda row: row[0])
+        requests = [
+            WorkloadRequest(id_, time_ns - rows[0][0], ((PRIVATE, prompt),), output)
+            for id_, (time_ns, prompt, output) in enumerate(rows)
+        ]
+        return workload_of(path, requests)

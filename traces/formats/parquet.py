@@ -1,0 +1,336 @@
+"""The trace format of this project: one Parquet file, one row a request, exact in every field.
+
+Files are read and written in row groups, so a million requests stream through in bounded memory. The prompt is a list
+of `{segment, tokens}`. The schema metadata says how the requests are offered (name, concurrency, whether prefixes are
+shared), because a file of no requests has metadata too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from serving.errors import UserError, reason
+from serving.workload import Workload, WorkloadRequest
+from traces.arrivals import LATEST_NS, TOO_LATE
+from traces.lengths import LONGEST
+
+MAGIC = b"PAR1"
+_PRIORITIES = 2**31  # limit for either sign; recordings hold 32 bits
+ROW_GROUP = 8192
+
+_WORKLOAD = b"tokentwin.workload"
+_SEGMENT = pa.struct([pa.field("segment", pa.string(), nullable=False), pa.field("tokens", pa.int64(), nullable=False)])
+
+
+def _field(name: str, type_: pa.DataType, unit: str, definition: str, nullable: bool = False) -> pa.Field:
+    return pa.field(name, type_, nullable, metadata={"unit": unit, "definition": definition})
+
+
+SCHEMA = pa.schema(
+    [
+        _field("id", pa.int64(), "", "id of the request, unique in the workload"),
+        _field("arrival_ns", pa.int64(), "ns", "intended arrival, from the start of the workload"),
+        _field("prompt", pa.list_(pa.field("item", _SEGMENT, nullable=False)), "", "segments of the prompt"),
+        _field("prompt_len", pa.int64(), "tokens", "length of the prompt: the sum of its segments"),
+        _field("output_len", pa.int64(), "tokens", "tokens that it generates"),
+        _field("priority", pa.int64(), "", "smaller is more urgent"),
+        _field("tenant", pa.string(), "", "tenant, or empty"),
+        _field("slo_class", pa.string(), "", "SLO class, or empty"),
+        _field("session", pa.string(), "", "conversation it is a turn of, or empty"),
+        _field("turn", pa.int64(), "", "which turn, from 0"),
+        _field("think_ns", pa.int64(), "ns", "from the end of the turn before; null: it comes at arrival_ns", True),
+        _field("cancel_ns", pa.int64(), "ns", "when its client hangs up, if it still waits; null: it never does", True),
+        _field("structured", pa.bool_(), "", "whether its answer keeps to a grammar"),
+        _field(
+            "stop_ns", pa.int64(), "ns", "when a stop string ends its answer, if nothing has; null: none does", True
+        ),
+        _field("skip_reading_prefix_cache", pa.bool_(), "", "whether all of its prompt is computed, cached or not"),
+        _field("grammar_compile_ns", pa.int64(), "ns", "how long its grammar is compiled; until then it waits"),
+        _field("max_tokens", pa.int64(), "tokens", "most it may generate; null: as many as output_len", True),
+    ]
+)
+# Columns that older traces lack, and the values that stand for them.
+_LATER = {
+    "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
+    "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None,
+}  # fmt: skip
+
+
+def arrow_reason(error: Exception) -> str:
+    """Return the reason of a failure with a file, without the details of the system call that pyarrow adds."""
+    return reason(error).partition(" Detail:")[0].strip(" .\n")
+
+
+class ParquetReader:
+    """A reader of this project's trace format. See `traces.formats.reader.TraceReader`."""
+
+    name = "parquet"
+
+    def matches(self, head: bytes) -> bool:
+        return head.startswith(MAGIC)
+
+    def read(self, path: Path) -> Workload:
+        """Return the workload in `path`: checked here in full, then read row group by row group on each use."""
+        try:
+            file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError("trace", str(path), f"is not a readable Parquet file: {arrow_reason(error)}") from None
+        with file:
+            about = _about(path, file.schema_arrow)
+            try:
+                _check(path, file)
+            except MemoryError:
+                raise UserError("trace", str(path), "needs more memory than this machine has") from None
+            except (pa.ArrowException, OSError) as error:
+                raise UserError("trace", str(path), f"is damaged: {arrow_reason(error)}") from None
+            return Workload(
+                requests=_StoredRequests(path, file.metadata.num_rows),
+                name=about["name"],
+                concurrency=about["concurrency"],
+                shares_prefixes=about["shares_prefixes"],
+                warm_up_ns=about["warm_up_ns"],
+            )
+
+
+class _StoredRequests:
+    """The requests of a Parquet trace; each iteration reads the file again."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        with pq.ParquetFile(self._path) as file:
+            for batch in _batches(file):
+                yield from _requests(batch)
+
+
+def write_parquet(workload: Workload, path: str | Path) -> None:
+    """Write `workload` to `path` in row groups of 8192. The file reads back equal in every field."""
+    how = workload.concurrency, workload.shares_prefixes, workload.warm_up_ns
+    with WorkloadWriter(path, workload.name, *how) as writer:
+        for request in workload.requests:
+            writer.add(request)
+
+
+class WorkloadWriter:
+    """A writer of a workload, request by request in the order `(arrival_ns, id)`.
+
+    `close`, or leaving the context, ends the file.
+    """
+
+    def __init__(
+        self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool, warm_up_ns: int = 0
+    ) -> None:
+        about = {"version": 1, "name": name, "concurrency": concurrency, "shares_prefixes": shares_prefixes}
+        if warm_up_ns:
+            about["warm_up_ns"] = warm_up_ns
+        self._schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
+        self._rows: list[WorkloadRequest] = []
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+
+    def add(self, request: WorkloadRequest) -> None:
+        self._rows.append(request)
+        if len(self._rows) == ROW_GROUP:
+            self._flush()
+
+    def close(self) -> None:
+        """Write the remaining rows and end the file."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_batch(_batch(self._rows, self._schema))
+            self._rows.clear()
+
+    def __enter__(self) -> WorkloadWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._flush()
+        self._writer.close()
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at most one row group's size, with this format's columns only: others are not unpacked."""
+    return file.iter_batches(
+        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in SCHEMA.names]
+    )
+
+
+def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
+    # Flat arrays and offsets are used because a list of dicts for each prompt would cost ten times as much.
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row.prompt) for row in rows], out=offsets[1:])
+    segments = pa.StructArray.from_arrays(
+        [
+            pa.array([name for row in rows for name, _ in row.prompt], pa.string()),
+            pa.array([tokens for row in rows for _, tokens in row.prompt], pa.int64()),
+        ],
+        fields=list(_SEGMENT),
+    )
+    prompts = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=schema.field("prompt").type)
+    columns = [
+        prompts if field.name == "prompt" else pa.array([getattr(row, field.name) for row in rows], field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
+    prompt = batch.column("prompt")
+    offsets = prompt.offsets.to_pylist()
+    values = prompt.values
+    segments = list(zip(values.field(0).to_pylist(), values.field(1).to_pylist(), strict=True))
+    fields = [
+        batch.column(name).to_pylist() for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
+    ]
+    for name, absent in _LATER.items():
+        fields.append(batch.column(name).to_pylist() if name in batch.schema.names else [absent] * batch.num_rows)
+    for row, (id_, arrival, output, *more) in enumerate(zip(*fields, strict=True)):
+        yield WorkloadRequest(id_, arrival, tuple(segments[offsets[row] : offsets[row + 1]]), output, *more)
+
+
+def _about(path: Path, schema: pa.Schema) -> dict:
+    """Return the workload's metadata, after checking that the file is a trace of this project."""
+    stored = (schema.metadata or {}).get(_WORKLOAD)
+    if stored is None:
+        remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
+        raise UserError("trace", str(path), remedy)
+    for field in SCHEMA:
+        index = schema.get_field_index(field.name)
+        if index < 0 and field.name in _LATER:
+            continue
+        if index < 0:
+            raise UserError(f"{path}: {field.name}", None, "this column is missing; every tokentwin trace has it")
+        if schema.field(index).type != field.type:
+            raise UserError(f"{path}: {field.name}", str(schema.field(index).type), f"must be {field.type}")
+    try:
+        about = json.loads(stored)
+        known = {key: about[key] for key in ("name", "concurrency", "shares_prefixes")}
+        known["warm_up_ns"] = int(about.get("warm_up_ns", 0))
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: metadata", repr(stored), "is not metadata that tokentwin wrote") from None
+    return known
+
+
+def _check(path: Path, file: pq.ParquetFile) -> None:
+    """Check every row against the rules of a workload, in one vectorised pass over all columns but the names."""
+    seen = 0
+    last = (-1, -1)
+    ids: list[np.ndarray] = [np.array([], np.int64)]
+    outputs, used = list(ids), [np.empty((0, 3), np.int64)]
+    for batch in _batches(file):
+        rows = _Rows(path, seen, batch)
+        id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
+        rows.refuse(arrival > int(LATEST_NS), "arrival_ns", arrival, TOO_LATE)
+        outputs.append(rows.numbers("output_len", least=1, most=LONGEST))
+        rows.check_max_tokens(outputs[-1])
+        rows.numbers("priority", least=-_PRIORITIES, most=_PRIORITIES - 1)
+        rows.refuse_nulls("tenant", "slo_class")
+        rows.refuse_nulls(
+            *(name for name, absent in _LATER.items() if absent is not None and name in batch.schema.names)
+        )
+        rows.check_prompts()
+        used.append(rows.outputs_used())
+        before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])
+        late = (arrival < before[0]) | ((arrival == before[0]) & (id_ <= before[1]))
+        rows.refuse(late, "arrival_ns", arrival, "rows must be sorted by (arrival_ns, id), ids unique")
+        if batch.num_rows:
+            last = (int(arrival[-1]), int(id_[-1]))
+        ids.append(id_)
+        seen += batch.num_rows
+    every = np.concatenate(ids)
+    order = np.argsort(every, kind="stable")
+    twice = every[order][1:][np.diff(every[order]) == 0]
+    if len(twice):
+        raise UserError(f"{path}: id", int(twice[0]), "appears twice; ids must be unique")
+    row, id_, tokens = np.concatenate(used).T
+    if len(row):
+        source = order[np.minimum(np.searchsorted(every, id_, sorter=order), len(order) - 1)]
+        wrong = (every[source] != id_) | (source >= row) | (np.concatenate(outputs)[source] < tokens)
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            remedy = f"must name an earlier request that generates at least {tokens[k]} tokens"
+            raise UserError(f"{path}: row {row[k]}: prompt", f"out:{id_[k]}", remedy)
+
+
+class _Rows:
+    """A batch of a file that is being checked. It knows the position of its rows, so errors can name the wrong row."""
+
+    def __init__(self, path: Path, first: int, batch: pa.RecordBatch) -> None:
+        self._path = path
+        self._first = first
+        self._batch = batch
+
+    def refuse(self, wrong: np.ndarray, name: str, values: np.ndarray, remedy: str) -> None:
+        """Raise UserError about the first row where `wrong` holds, if there is one."""
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise UserError(f"{self._path}: row {self._first + row}: {name}", int(values[row]), remedy)
+
+    def refuse_nulls(self, *names: str) -> None:
+        for name in names:
+            column = self._batch.column(name)
+            if column.null_count:
+                row = pc.index(pc.is_null(column), True).as_py()
+                raise UserError(f"{self._path}: row {self._first + row}: {name}", None, "must not be null")
+
+    def numbers(self, name: str, least: int, most: int | None = None) -> np.ndarray:
+        """Return a column of integers; raises UserError if one is null, below `least` or above `most`."""
+        self.refuse_nulls(name)
+        values: np.ndarray = self._batch.column(name).to_numpy(zero_copy_only=False)
+        self.refuse(values < least, name, values, f"must be at least {least}")
+        if most is not None:
+            self.refuse(values > most, name, values, f"must be at most {most:,}")
+        return values
+
+    def check_max_tokens(self, outputs: np.ndarray) -> None:
+        """Check that `max_tokens`, where it is given, is not below the length of the output."""
+        if "max_tokens" not in self._batch.schema.names:
+            return
+        limits = pc.fill_null(self._batch.column("max_tokens"), LONGEST).to_numpy(zero_copy_only=False)
+        self.refuse(limits < outputs, "max_tokens", limits, "must be at least output_len")
+        self.refuse(limits > LONGEST, "max_tokens", limits, f"must be at most {LONGEST:,}")
+
+    def check_prompts(self) -> None:
+        """Check that every segment has 1 token or more and that the segments sum to `prompt_len`."""
+        prompt_len = self.numbers("prompt_len", least=1, most=LONGEST)
+        self.refuse_nulls("prompt")
+        prompt = self._batch.column("prompt")
+        offsets = prompt.offsets.to_numpy()
+        if prompt.values.null_count or any(child.null_count for child in prompt.values.flatten()):
+            raise UserError(f"{self._path}: prompt", None, "no part of a segment may be null")
+        total = np.concatenate([[0], np.cumsum(prompt.values.field(1).to_numpy(zero_copy_only=False))])
+        empty = np.concatenate([[0], np.cumsum(np.diff(total) < 1)])
+        without = empty[offsets[1:]] > empty[offsets[:-1]]
+        sums = total[offsets[1:]] - total[offsets[:-1]]
+        self.refuse(without, "prompt", sums, "each segment must hold 1 token or more")
+        self.refuse(sums != prompt_len, "prompt_len", prompt_len, "must be the sum of the segments")
+
+    def outputs_used(self) -> np.ndarray:
+        """Return (row, id, tokens) of each segment that names another request's output."""
+        prompt = self._batch.column("prompt")
+        names = prompt.values.field(0)
+        at = np.flatnonzero(pc.starts_with(names, "out:").to_numpy(zero_copy_only=False))
+        texts = pc.utf8_slice_codeunits(names.take(at), 4)
+        row = self._first + np.searchsorted(prompt.offsets.to_numpy(), at, side="right") - 1
+        numeric = pc.match_substring_regex(texts, "^[0-9]{1,19}$").to_numpy(zero_copy_only=False)
+        if not numeric.all():
+            k = int(np.argmin(numeric))
+            remedy = "must have the id of a request after `out:`"
+            raise UserError(f"{self._path}: row {row[k]}: prompt", names[int(at[k])].as_py(), remedy)
+        tokens = prompt.values.field(1).to_numpy(zero_copy_only=False)[at]
+        return np.column_stack([row, texts.cast(pa.int64()).to_numpy(), tokens])

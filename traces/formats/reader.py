@@ -1,0 +1,80 @@
+"""One way to read any trace: the content of a file decides its format, never its name.
+
+A format is a small class with the three members of `TraceReader`, listed in `READERS`. All readers promise requests
+sorted by `(arrival_ns, id)`, unique ids, times of 0 or more, and lengths of 1 or more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from serving.errors import UserError
+from serving.workload import Workload
+from traces.formats.azure import AzureReader
+from traces.formats.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GUIDELLM, MeasuredTraceReader
+from traces.formats.mooncake import MooncakeReader
+from traces.formats.parquet import ParquetReader
+from traces.formats.rows import read_head
+from traces.formats.simple import SimpleCsvReader, SimpleJsonReader
+
+
+class TraceReader(Protocol):
+    """A trace format. `matches` sees the first 64 KiB, unpacked if the file is gzipped."""
+
+    name: str
+
+    def matches(self, head: bytes) -> bool:
+        """Return True if a file that begins with `head` is in the format."""
+
+    def read(self, path: Path) -> Workload:
+        """Return the workload in the file. Raises UserError that names file, line and field."""
+
+
+# The formats are tried in this order. The simple formats come last: they take anything that looks like their kind of
+# text, so that an error names a misspelt field rather than refuses the whole file.
+READERS: tuple[TraceReader, ...] = (
+    ParquetReader(),
+    AzureReader(),
+    MooncakeReader(),
+    BENCH_SERVE,
+    GUIDELLM,
+    AIPERF,
+    SimpleJsonReader(),
+    SimpleCsvReader(),
+)
+
+
+def read_workload(path: str | Path) -> Workload:
+    """Read the workload in a trace file of any known format, or the workload of a recording.
+
+    `report.json#2` is run 2 of a report that holds several. Raises a one-line UserError when the file cannot be read,
+    has no known format, or breaks the rules of its format.
+    """
+    path, run = _numbered_run(Path(path))
+    if path.is_dir():
+        inside = [path / name for name in ("workload.parquet", AIPERF_EXPORT) if (path / name).is_file()]
+        if not inside:
+            remedy = "is a directory without workload.parquet; give a trace file or a recording that has one"
+            raise UserError("trace", str(path), remedy)
+        path = inside[0]
+    head = read_head(path)
+    if not head.strip():
+        raise UserError("trace", str(path), "is empty")
+    for reader in READERS:
+        if reader.matches(head):
+            if run is None:
+                return reader.read(path)
+            if isinstance(reader, MeasuredTraceReader):
+                return reader.read(path, run)
+            raise UserError("trace", f"{path}#{run}", f"is no report of several runs; give {path}")
+    formats = ", ".join(reader.name for reader in READERS)
+    raise UserError("trace", str(path), f"has no known format ({formats}); see docs/traces.md")
+
+
+def _numbered_run(path: Path) -> tuple[Path, int | None]:
+    """Split `report.json#2` into the file and the number of the run."""
+    file, mark, number = str(path).rpartition("#")
+    if path.exists() or not mark or not number.isascii() or not number.isdigit():
+        return path, None
+    return Path(file), int(number)

@@ -1,0 +1,253 @@
+"""Rows of a text trace, CSV or JSON lines, plain or gzipped; every row knows its line number.
+
+A reader asks a row for a field by name and type. A wrong field raises one UserError that names the file, the line and
+the field. Numbers are decimal, never binary floats, so times are exact.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import logging
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import IO, Any
+
+from serving.errors import UserError, reason
+from serving.files.json_file import parse_json
+from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from traces.arrivals import LATEST_NS, TOO_LATE
+from traces.lengths import LONGEST
+
+_LOG = logging.getLogger("tokentwin")
+_LOGGED = 10_000  # lines; about a second of reading
+_GZIP = b"\x1f\x8b"
+_LARGEST = 2**63 - 1
+# A trace gzips to about a tenth of its size. Data that Deflate packed a thousandfold is no trace and would unpack for
+# very long.
+_SMALL_BYTES = 8 << 20
+_MOST_PACKED = 100
+_LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape can produce one
+
+
+class Row:
+    """A line of a trace: `fields` has the values of the file, strings in a CSV and JSON values otherwise."""
+
+    def __init__(self, path: Path, line: int, fields: Mapping[str, Any], typed: bool = False) -> None:
+        self._typed = typed  # True: a string does not count as a number
+        self.path = path
+        self.line = line
+        self.fields = fields
+
+    def error(self, field: str, value: object, remedy: str) -> UserError:
+        """Return a UserError about `field` of this row."""
+        return UserError(f"{self.path}:{self.line}: {field}", value, remedy)
+
+    def only(self, *known: str) -> None:
+        """Raise UserError about the first field that is not in `known`; without `known`, all fields are allowed."""
+        for field in self.fields if known else ():
+            if field not in known:
+                raise self.error(field, self.fields[field], f"is not a known field; choose from {', '.join(known)}")
+
+    def tokens(self, field: str) -> int:
+        """Return a length in tokens, from 1 to `LONGEST`."""
+        return self.integer(field, 1, most=LONGEST)
+
+    def integer(self, field: str, least: int, default: int | None = None, most: int = _LARGEST) -> int:
+        """Return a whole number from `least` to `most`; `default` if the field is absent or an empty CSV cell."""
+        value = self.fields.get(field, "")
+        if value == "" and default is not None:
+            return default
+        number = self._number(field, value)
+        if number != number.to_integral_value():
+            raise self.error(field, value, "must be a whole number")
+        return self._in_range(field, value, int(number), least, most)
+
+    def time_ns(self, field: str, unit_ns: int) -> int:
+        """Return a time of 0 to 146 years, given in units of `unit_ns`, rounded to the nanosecond."""
+        value = self.fields.get(field, "")
+        number = round(self._number(field, value) * unit_ns)
+        if number > LATEST_NS:
+            raise self.error(field, value, TOO_LATE)
+        return self._in_range(field, value, number, 0, _LARGEST)
+
+    def instant_ns(self, field: str) -> int:
+        """Return an ISO 8601 date and time in nanoseconds since 1970; UTC if it states no offset."""
+        text = self.text(field)
+        match = _INSTANT.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError(text)
+            second, fraction, offset = match.groups()
+            return _second_ns(second, offset or "Z") + int((fraction or "").ljust(9, "0"))
+        except ValueError:
+            raise self.error(field, text, "must look like 2023-11-16 18:15:46.6805900") from None
+
+    def text(self, field: str) -> str:
+        """Return a string; empty if the field is absent."""
+        value = self.fields.get(field, "")
+        if not isinstance(value, str):
+            raise self.error(field, value, "must be a string")
+        if not value.isascii() and _SURROGATE.search(value):
+            raise self.error(field, value, "has an escape that is not a valid character; leave it out")
+        return value
+
+    def items(self, field: str) -> list[Any]:
+        value = self.fields.get(field)
+        if not isinstance(value, list):
+            raise self.error(field, value, "must be an array")
+        return value
+
+    def _number(self, field: str, value: Any) -> Decimal:
+        if value == "":
+            raise self.error(field, None, "is missing; add it")
+        if self._typed and isinstance(value, str):
+            raise self.error(field, value, "must be a number, without quotes")
+        if isinstance(value, bool) or not isinstance(value, (str, int, Decimal)):
+            raise self.error(field, value, "must be a number")
+        try:
+            number = Decimal(value)
+        except InvalidOperation:
+            raise self.error(field, value, "must be a number") from None
+        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal accepts them
+            raise self.error(field, value, "must be a number in the digits 0 to 9")
+        # The exponent is bounded before any conversion: int(Decimal("1e999999999")) would never return.
+        if not number.is_finite() or number.adjusted() > 20:
+            raise self.error(field, value, "must be a finite number")
+        return number
+
+    def _in_range(self, field: str, value: Any, number: int, least: int, most: int) -> int:
+        if number < least:
+            raise self.error(field, value, f"must be at least {least}")
+        if number > most:
+            raise self.error(field, value, f"must be at most {most:,}")
+        return number
+
+
+@lru_cache(maxsize=64)
+def _second_ns(second: str, offset: str) -> int:
+    since = datetime.fromisoformat(second + offset) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000
+
+
+def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
+    """Return the first `size` bytes of a file, unpacked if it is gzipped.
+
+    Raises UserError about `what` if the file cannot be read.
+    """
+    try:
+        with _open(path) as file:
+            return file.read(size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(what, str(path), f"cannot be read: {reason(error)}") from None
+
+
+def csv_rows(path: Path, *known: str) -> Iterator[Row]:
+    """Yield the rows under the header of a CSV file, without blank lines.
+
+    If `known` names columns, any other column raises UserError.
+    """
+    lines = (text for _, text in _numbered_lines(path))
+    reader = csv.reader(lines, strict=True)
+    try:
+        header = [name.strip() for name in next(reader)]
+        for name in header:
+            if header.count(name) > 1:
+                raise UserError(f"{path}:1: header", name, "appears twice; give each column its own name")
+            if known and name not in known:
+                raise UserError(f"{path}:1: header", name, f"is not a known column; choose from {', '.join(known)}")
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                remedy = f"has {len(cells)} cells, but the header has {len(header)}"
+                raise UserError(f"{path}:{reader.line_num}", ",".join(cells), remedy)
+            yield Row(path, reader.line_num, dict(zip(header, map(str.strip, cells), strict=True)))
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
+
+
+def json_rows(path: Path, *known: str) -> Iterator[Row]:
+    """Yield the objects of a JSON lines file, without blank lines.
+
+    If `known` names fields, any other field raises UserError.
+    """
+    for line, text in _numbered_lines(path):
+        if not text.strip():
+            continue
+        try:
+            fields = parse_json(text, parse_float=Decimal, parse_constant=Decimal)
+        except ValueError as error:
+            raise UserError(f"{path}:{line}", text.strip(), str(error)) from None
+        if not isinstance(fields, dict):
+            raise UserError(f"{path}:{line}", text.strip(), "must be a JSON object")
+        row = Row(path, line, fields, typed=True)
+        row.only(*known)
+        yield row
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.exists() and not path.is_file():
+        raise UserError("trace", str(path), "is not a regular file; save it to one first")
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+    return io.BufferedReader(_Unpacked(path), 1 << 20) if packed else path.open("rb")
+
+
+class _Unpacked(io.RawIOBase):
+    """The unpacked content of a gzipped file. Raises OSError if it was packed more than any trace."""
+
+    def __init__(self, path: Path) -> None:
+        self._packed = path.open("rb")
+        self._file = gzip.GzipFile(fileobj=self._packed)
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._file.readinto(buffer)
+        self._read += read
+        if self._read > max(_SMALL_BYTES, _MOST_PACKED * self._packed.tell()):
+            raise OSError(
+                f"it unpacks to more than {_MOST_PACKED} times its size; unpack it with gunzip if it is meant"
+            )
+        return read
+
+    def close(self) -> None:
+        self._file.close()
+        self._packed.close()
+        super().close()
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    line = 0
+    try:
+        with _open(path) as file:
+            for line, data in enumerate(iter(partial(file.readline, _LONGEST_LINE_BYTES), b""), 1):
+                if len(data) == _LONGEST_LINE_BYTES:
+                    remedy = f"is longer than {_LONGEST_LINE_BYTES:,} bytes; end each request with a line break"
+                    raise UserError(f"{path}:{line}", "line", remedy)
+                yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
+                if line % _LOGGED == 0:
+                    _LOG.info("reading %s: %s lines so far", path.name, f"{line:,}")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}:{line}", repr(error.object[:20]), "is not UTF-8 text") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}:{line + 1}", None, f"cannot be read: {reason(error)}") from None
+
+
+def workload_of(path: Path, requests: list[WorkloadRequest]) -> Workload:
+    """Return the workload of a trace's ordered requests, named after its file. Raises UserError if there are none."""
+    if not requests:
+        raise UserError("trace", str(path), "holds no requests")
+    return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))

@@ -1,0 +1,139 @@
+"""The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
+
+Fields: `arrival_s`, `arrival_ms`, `arrival_ns` or `timestamp` (one of them); `prompt_tokens`; `output_tokens`; and
+optionally `id` (default: the number of the line, from 0), `tenant`, `priority`, `slo_class`, and `max_tokens`, for an
+answer that a stop token ended earlier. JSON lines may give `prompt` instead of `prompt_tokens`: segments `[["sys0",
+400], ["", 35]]`, in which the empty name is private tokens and `["out:12", 80]` the first 80 output tokens of request
+12.
+
+A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
+0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from traces.formats.rows import Row, csv_rows, json_rows, workload_of
+from traces.lengths import LONGEST
+
+_TIMESTAMP = "timestamp"
+_ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, _TIMESTAMP: 1_000_000_000}
+_REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class", "max_tokens")
+
+
+class SimpleCsvReader:
+    """Reads CSV with a header that names the fields of a request."""
+
+    name = "simple CSV"
+
+    def matches(self, head: bytes) -> bool:
+        """Return True for text whose first line has a comma: an error can then name what is wrong with the header."""
+        return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
+
+    def read(self, path: Path) -> Workload:
+        return _workload(path, csv_rows(path, *_ARRIVALS, *_REST))
+
+
+class SimpleJsonReader:
+    """Reads a JSON object a line, with the fields of a request."""
+
+    name = "simple JSON lines"
+
+    def matches(self, head: bytes) -> bool:
+        return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+    def read(self, path: Path) -> Workload:
+        return _workload(path, json_rows(path, *_ARRIVALS, *_REST, "prompt"))
+
+
+def _workload(path: Path, rows: Iterable[Row]) -> Workload:
+    where: dict[int, Row] = {}
+    requests: list[WorkloadRequest] = []
+    for row in rows:
+        request = _request(row, len(requests))
+        if request.id in where:
+            raise row.error("id", request.id, f"is already the id of line {where[request.id].line}; ids must be unique")
+        where[request.id] = row
+        requests.append(request)
+    requests = _from_first_timestamp(requests, where)
+    # A script that merges logs need not sort them; requests with equal arrivals are in the order of their ids.
+    requests.sort(key=lambda request: (request.arrival_ns, request.id))
+    _check_outputs(requests, where)
+    return workload_of(path, requests)
+
+
+def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:
+    """Return `requests` with arrivals counted from the earliest timestamp, if the trace has timestamps."""
+    timed = [_TIMESTAMP in where[request.id].fields for request in requests]
+    if not any(timed):
+        return requests
+    if not all(timed):
+        row = where[requests[timed.index(False)].id]
+        raise row.error(_TIMESTAMP, None, "is missing; give every request one, or none")
+    earliest_ns = min(request.arrival_ns for request in requests)
+    return [replace(request, arrival_ns=request.arrival_ns - earliest_ns) for request in requests]
+
+
+def _request(row: Row, number: int) -> WorkloadRequest:
+    arrivals = [field for field in _ARRIVALS if field in row.fields]
+    if len(arrivals) != 1:
+        raise row.error("arrival", ", ".join(arrivals), f"give exactly one of {', '.join(_ARRIVALS)}")
+    return WorkloadRequest(
+        id=row.integer("id", 0) if "id" in row.fields else number,
+        arrival_ns=_arrival_ns(row, arrivals[0]),
+        prompt=_prompt(row),
+        output_len=row.tokens("output_tokens"),
+        priority=row.integer("priority", -(2**31), default=0, most=2**31 - 1),
+        tenant=row.text("tenant"),
+        slo_class=row.text("slo_class"),
+        max_tokens=_max_tokens(row),
+    )
+
+
+def _max_tokens(row: Row) -> int | None:
+    if row.fields.get("max_tokens") in (None, ""):
+        return None
+    limit = row.tokens("max_tokens")
+    if limit < row.tokens("output_tokens"):
+        raise row.error("max_tokens", limit, "must be at least output_tokens")
+    return limit
+
+
+def _arrival_ns(row: Row, field: str) -> int:
+    if field == _TIMESTAMP and "-" in str(row.fields[field])[1:]:
+        return row.instant_ns(field)
+    return row.time_ns(field, _ARRIVALS[field])
+
+
+def _prompt(row: Row) -> tuple[Segment, ...]:
+    if "prompt" not in row.fields:
+        return ((PRIVATE, row.tokens("prompt_tokens")),)
+    prompt: list[Segment] = []
+    for item in row.items("prompt"):
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
+            raise row.error("prompt", item, 'must be a segment [name, tokens], such as ["sys0", 400]')
+        name, tokens = (Row(row.path, row.line, {"prompt": part}, typed=True) for part in item)
+        prompt.append((name.text("prompt"), tokens.tokens("prompt")))
+    if not prompt:
+        raise row.error("prompt", [], "must hold at least one segment")
+    total = sum(tokens for _, tokens in prompt)
+    if total > LONGEST:
+        raise row.error("prompt", f"{total} tokens", f"must be at most {LONGEST:,} tokens in all")
+    if "prompt_tokens" in row.fields and row.tokens("prompt_tokens") != total:
+        raise row.error("prompt_tokens", row.fields["prompt_tokens"], f"must be {total}, the sum of the segments")
+    return tuple(prompt)
+
+
+def _check_outputs(requests: list[WorkloadRequest], where: dict[int, Row]) -> None:
+    """Check that every segment `out:ID` names an earlier request that generates at least as many tokens."""
+    generated: dict[str, int] = {}
+    for request in requests:
+        for name, tokens in request.prompt:
+            if name.startswith("out:") and tokens > generated.get(name, 0):
+                remedy = f"must name an earlier request that generates at least {tokens} tokens"
+                raise where[request.id].error("prompt", name, remedy)
+        generated[f"out:{request.id}"] = request.output_len

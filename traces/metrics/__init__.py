@@ -1,0 +1,1 @@
+"""The metrics of a recorded run, and the figures that they are reported in."""

@@ -1,0 +1,419 @@
+"""The metrics of a recorded run, computed in the same way whichever clock wrote the recording.
+
+All work is done on Arrow columns with numpy: no Python loop runs over requests, tokens or steps, so a million requests
+take about a second. A recording's columns are read when they are needed, and few of them are kept. Names and
+definitions come from the registry (`serving.metrics`).
+
+Percentiles are exact order statistics by nearest rank, never interpolated. Latencies cover finished requests only; all
+other requests stay in the denominator of SLO attainment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from serving.deployments.config import SchedulerConfig, parse
+from serving.deployments.gpu_spec import GpuSpec
+from serving.errors import UserError
+from serving.metrics import METRICS, metric
+from traces.metrics.distribution import Distribution
+from traces.metrics.fragmentation import internal_fragmentation
+from traces.metrics.memory_tables import Datasets, MemoryTables
+from traces.metrics.replica_lives import cost_usd, gpu_hours, serving_ns
+from traces.metrics.saturation import Saturation, saturation_of
+from traces.metrics.slo import check_slo
+from traces.metrics.step_metrics import STEP_METRICS, StepMetrics
+from traces.metrics.step_work import StepWork
+from traces.metrics.times_in_system import TimesInSystem
+from traces.numeric_columns import Floats, gaps_ms, known, numbers, over, ratio
+from traces.recording import Recording
+from traces.schema import DATASETS
+
+REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
+SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients
+DISTRIBUTIONS = (*REQUEST_METRICS, "itl_ms", *STEP_METRICS)
+
+_SPANS = {  # start and end of each metric, as times of a request
+    "ttft_ms": ("arrival_ns", "first_token_ns"),
+    "e2e_ms": ("arrival_ns", "finish_ns"),
+    "queue_ms": ("arrival_ns", "scheduled_ns"),
+    "prefill_ms": ("scheduled_ns", "first_token_ns"),
+    "decode_ms": ("first_token_ns", "finish_ns"),
+    "send_delay_ms": ("arrival_ns", "send_ns"),
+    "tokenise_ms": ("received_ns", "arrival_ns"),
+    "detokenise_ms": ("finish_ns", "last_text_ns"),
+    "stream_ms": ("last_text_ns", "last_sent_ns"),
+}
+_PIECE = 1 << 12  # requests whose token times are read at a time
+_AT_ONCE = 1 << 16  # a recording of no more requests and steps is read in one go, which is faster
+_READ = {
+    name: [column.name for column in columns if column.name not in ("row_ids", "row_tokens")]
+    for name, columns in DATASETS.items()
+    if name != "runs"
+}
+
+
+class RunMetrics:
+    """The metrics of one run, from its dataset `requests` and, if kept, `steps`; or from a recording.
+
+    `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all bounds. `gpus` is the
+    number of provisioned GPUs, `work` the work of a step on them. An unknown metric is None (scalars) or empty
+    (distributions).
+    """
+
+    def __init__(
+        self,
+        requests: pa.Table | Recording,
+        steps: pa.Table | None = None,
+        run: Mapping[str, Any] | None = None,
+        slo: Mapping[str, float] | None = None,
+        gpus: int | None = None,
+        work: StepWork | None = None,
+    ) -> None:
+        tables = {"requests": requests, **({} if steps is None else {"steps": steps})}
+        self._datasets: Datasets = requests if isinstance(requests, Recording) else MemoryTables(**tables)
+        self._run = dict(run or {})
+        self._steps = StepMetrics(self._datasets, self._run.get("num_blocks"), work)
+        self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
+        self._duration_ns = int(self._run.get("duration_ns") or 0)
+        self._gpus = gpus
+        self.slo = check_slo(slo or {})
+        self._columns: dict[str, Floats] = {}
+        self._numbers: dict[str, Floats] = {}
+        self._distributions: dict[str, Distribution] = {}
+
+    @classmethod
+    def from_recording(
+        cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
+    ) -> RunMetrics:
+        """Return the metrics of a recording. MFU and MBU refer to `peak`, or else to the GPU that the run names."""
+        run, work = recording.run, StepWork.from_run(recording.run, peak)
+        if any(recording.rows(dataset) > _AT_ONCE for dataset in _READ):
+            return cls(recording, None, run, slo, None, work)
+        requests, steps = (recording.table(name, recording.filled(name, columns)) for name, columns in _READ.items())
+        return cls(requests, steps, run, slo, None, work)
+
+    # Requests
+
+    @cached_property
+    def finished(self) -> NDArray[np.bool_]:
+        """A mask of the requests that finished, in the order of the table."""
+        return self._with_status("finished")
+
+    def _with_status(self, status: str) -> NDArray[np.bool_]:
+        return np.asarray(pc.fill_null(pc.equal(self._column("status"), status), False))
+
+    @property
+    def _count(self) -> int:
+        return self._datasets.rows("requests")
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        return self._datasets.table("requests", [name]).column(0)
+
+    def values(self, name: str) -> Floats:
+        """Return a metric's values: one for each request, gap or step, NaN where there is no value.
+
+        Request metrics come in the order of the requests table, step metrics in that of the steps table. Raises
+        UserError when `name` is not a distribution.
+        """
+        if name not in DISTRIBUTIONS:
+            metric(name)
+            remedy = f"is not a known distribution; choose one of {', '.join(DISTRIBUTIONS)}"
+            raise UserError("distribution", name, remedy)
+        if name not in self._columns:
+            self._columns[name] = self._steps.values(name) if name in STEP_METRICS else self._made(name)
+        return self._columns[name]
+
+    def _made(self, name: str) -> Floats:
+        """Return the values of a request metric in a new array."""
+        return self._gaps() if name == "itl_ms" else np.where(self.finished, self._request_values(name), np.nan)
+
+    def distribution(self, name: str) -> Distribution:
+        """Return mean, std, min, max, count and nearest-rank percentiles of a metric; every step counts once.
+
+        Values that `values` has not been asked for are not kept.
+        """
+        if name in STEP_METRICS:
+            return self._steps.summary(name, self._columns.get(name)).distribution
+        if name not in self._distributions:
+            kept = name in self._columns or name not in DISTRIBUTIONS
+            made = self.values(name) if kept else self._made(name)
+            self._distributions[name] = Distribution.from_values(made, spent=not kept)
+        return self._distributions[name]
+
+    def distributions(self) -> dict[str, Distribution]:
+        return {name: self.distribution(name) for name in DISTRIBUTIONS}
+
+    def _request_values(self, name: str) -> Floats:
+        ns = self._request
+        if name in _SPANS:
+            start, end = _SPANS[name]
+            return (ns(end) - ns(start)) / 1e6
+        match name:
+            case "tpot_ms":
+                return ratio(self._request_values("decode_ms"), ns("output_tokens") - 1)
+            case "tpot_inclusive_ms":
+                return ratio(self._request_values("e2e_ms"), ns("output_tokens"))
+            case "tok_s_user":
+                return ratio(1000.0, self._request_values("tpot_ms"))
+            case _:  # preempted_ms, transfer_ms, client_ms
+                return self._numbers_of(f"{name.removesuffix('_ms')}_ns") / 1e6
+
+    def _gaps(self) -> Floats:
+        """Return every gap between consecutive tokens of finished requests, in milliseconds."""
+        if not self._datasets.filled("requests", ["token_times_ns"]):
+            return np.empty(0)
+        gaps, row, at = np.empty(self._datasets.most_items("requests", "token_times_ns")), 0, 0
+        for piece in self._datasets.pieces("requests", ["token_times_ns"], _PIECE):
+            finished = pa.array(self.finished[row : row + piece.num_rows])
+            piece_gaps = gaps_ms(piece.column(0).filter(finished).drop_null())
+            gaps[at : at + len(piece_gaps)] = piece_gaps
+            row, at = row + piece.num_rows, at + len(piece_gaps)
+        return gaps[:at]
+
+    def _request(self, name: str) -> Floats:
+        if name not in self._numbers:
+            self._numbers[name] = self._numbers_of(name)
+        return self._numbers[name]
+
+    def _numbers_of(self, name: str) -> Floats:
+        """Return a column of the requests as floats, without keeping it: for a column that is needed only once."""
+        if not self._datasets.filled("requests", [name]):
+            return np.full(self._count, np.nan)
+        return numbers(self._datasets.table("requests", [name]), name)
+
+    # Steps
+
+    def at_steps(self, rows: NDArray[np.int64]) -> StepMetrics:
+        """Return the metrics of some steps, given by their rows in the steps table; MFU and MBU are left out."""
+        return self._steps.at_rows(rows)
+
+    def step_mean(self, name: str, weigh: bool = True) -> float | None:
+        """Return a step metric's mean, weighted by the duration of the steps or, without `weigh`, unweighted."""
+        if name not in STEP_METRICS:
+            raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
+        summary = self._steps.summary(name, self._columns.get(name))
+        return summary.by_time if weigh or summary.by_time is None else summary.distribution.mean
+
+    def _step_peak(self, name: str) -> float | None:
+        distribution = self.distribution(name)
+        return distribution.max if distribution.count else None
+
+    # The run
+
+    @cached_property
+    def window_ns(self) -> tuple[int, int] | None:
+        """First intended arrival and last finish; None when nothing finished."""
+        arrivals, finishes = self._request("arrival_ns"), self._request("finish_ns")
+        if not np.isfinite(arrivals).any() or not np.isfinite(finishes[self.finished]).any():
+            return None
+        return int(np.nanmin(arrivals)), int(np.nanmax(finishes[self.finished]))
+
+    @property
+    def window_s(self) -> float | None:
+        """Length of the measurement window in seconds; None when it is empty."""
+        first, last = self.window_ns or (0, 0)
+        return (last - first) / 1e9 if last > first else None
+
+    def meets_slo(self) -> NDArray[np.bool_]:
+        """Return a mask of the requests that finished and met every bound; TPOT binds only from the second token on."""
+        good = self.finished.copy()
+        for name, bound in self.slo.items():
+            values = self.values(name)
+            met = values <= bound
+            if name == "tpot_ms":
+                met |= np.isnan(values) & (self._request("output_tokens") < 2)
+            good &= met
+        return good
+
+    def scalars(self) -> dict[str, Any]:
+        """Return every run metric by name, None where the recording does not have it; saturation is the verdict."""
+        return dict(self._scalars)
+
+    @cached_property
+    def _scalars(self) -> dict[str, Any]:
+        seconds = self.window_s
+        done = self.finished
+        prompts, outputs = self._request("prompt_tokens"), self._request("output_tokens")
+        prompt_tokens, output_tokens = float(np.nansum(prompts[done])), float(np.nansum(outputs[done]))
+        good = int(self.meets_slo().sum()) if self.slo else None
+        count = self._count
+        tokens = {"out": output_tokens, "in": prompt_tokens, "total": prompt_tokens + output_tokens}
+        rates = {kind: over(count, seconds) for kind, count in tokens.items()}
+        usd_per_hour = over(self._cost_usd, self._duration_ns / 3.6e12)
+        concurrency, concurrency_peak = self.concurrency()
+        return {
+            "request_throughput": over(int(done.sum()), seconds),
+            "input_throughput": rates["in"],
+            "output_throughput": rates["out"],
+            "total_throughput": rates["total"],
+            "tok_s_gpu": over(rates["out"], self._gpus),
+            "request_goodput": over(good, seconds),
+            "slo_attainment": over(good, count),
+            "jain_fairness": self.jain_fairness(),
+            "concurrency": concurrency,
+            "concurrency_peak": concurrency_peak,
+            "busy": self.busy(),
+            "pipeline_bubble": self._steps.pipeline_bubble(),
+            "mfu": self._used("mfu"),
+            "mbu": self._used("mbu"),
+            "live_replicas": self._replicas if self._lives else None,
+            "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
+            "cost_usd": self._cost_usd,
+            "usd_per_hour": usd_per_hour,
+            **{f"usd_per_mtok_{kind}": over(usd_per_hour, rate and rate * 3600 / 1e6) for kind, rate in rates.items()},
+            "kv_usage": self.step_mean("kv_usage"),
+            "kv_usage_peak": self._step_peak("kv_usage"),
+            "kv_pressure": self.step_mean("kv_pressure"),
+            "kv_pressure_peak": self._step_peak("kv_pressure"),
+            "kv_internal_fragmentation": self.internal_fragmentation(),
+            "kv_external_fragmentation": self._steps.external_fragmentation(),
+            "prefix_hit_rate": self.prefix_hit_rate(),
+            "tier_hit_rate": sum(self.tier_hit_rates().values()) if self._tiered else None,
+            "swapped_in_tokens": self._sum("swapped_in_tokens") if self._tiered else None,
+            "preemptions": self._sum("preemptions"),
+            "recomputed_tokens": self._sum("recomputed_tokens"),
+            **self.speculation(),
+            "saturation": self.saturation.verdict if self.saturation else None,
+        }
+
+    def _sum(self, name: str) -> int | None:
+        """Return the sum over all requests; None if there are requests and the column is unknown for all of them."""
+        values = self._numbers_of(name)
+        return None if len(values) and np.isnan(values).all() else int(np.nansum(values))
+
+    @cached_property
+    def _tiered(self) -> bool:
+        return bool(self._datasets.filled("requests", ["tier_hit_tokens"]))
+
+    def jain_fairness(self) -> float | None:
+        """Return Jain's index of the tenants' service up to the last arrival."""
+        if not self._count:
+            return None
+        served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
+        tokens = np.where(served, self._request("prompt_tokens") + self._request("output_tokens"), 0.0)
+        return _jain_index(pc.fill_null(self._column("tenant"), ""), tokens)
+
+    def statuses(self) -> dict[str, int]:
+        """Return the number of requests by their final status."""
+        counts = pc.value_counts(self._column("status")).to_pylist()
+        return {str(c["values"]): c["counts"] for c in sorted(counts, key=lambda c: -c["counts"])}
+
+    def busy(self) -> float | None:
+        """Return the share of the measurement window in which a step is under way, averaged over the replicas."""
+        if not self._steps.count or self.window_s is None:
+            return None
+        return float(known(self._steps.under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
+
+    def _used(self, name: str) -> float | None:
+        """Return MFU or MBU over the measurement window and all GPUs; waiting for requests counts as unused."""
+        return over(self._steps.used_s(name), self.window_s and self.window_s * self._replicas)
+
+    def internal_fragmentation(self) -> float | None:
+        """Return the share of the reserved KV memory that holds no token; None if the deployment is not recorded."""
+        if not self._run.get("deployment"):
+            return None
+        scheduler = json.loads(self._run["deployment"]).get("scheduler", {})
+        names = ("prompt_tokens", "output_tokens", "scheduled_ns", "first_token_ns", "finish_ns")
+        config = parse(SchedulerConfig, scheduler, "scheduler")
+        return internal_fragmentation({name: self._request(name) for name in names}, config)
+
+    @cached_property
+    def _admitted(self) -> NDArray[np.bool_]:
+        return np.isfinite(self._request("scheduled_ns"))
+
+    @property
+    def looked_up_tokens(self) -> float:
+        """Prompt tokens of every request that was admitted."""
+        return float(np.nansum(self._request("prompt_tokens")[self._admitted]))
+
+    def prefix_hit_rate(self) -> float | None:
+        """Return the hit tokens divided by the prompt tokens of every admitted request."""
+        hits = self._numbers_of("prefix_hit_tokens")[self._admitted]
+        return over(float(np.nansum(hits)), self.looked_up_tokens)
+
+    def speculation(self) -> dict[str, Any]:
+        """Return the figures of speculative decoding, None if no draft token was verified.
+
+        Every request counts, finished or not.
+        """
+        drafts, proposed, accepted = (
+            int(np.nansum(self._numbers_of(name))) for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+        return {
+            "acceptance_length": 1 + accepted / drafts if drafts else None,
+            "draft_acceptance_rate": accepted / proposed if proposed else None,
+            "rejected_draft_tokens": proposed - accepted if proposed else None,
+        }
+
+    def tier_hit_rates(self) -> dict[str, float]:
+        """Return tokens loaded from each KV tier over the prompt tokens of admitted requests; empty without tiers."""
+        if not self._tiered:
+            return {}
+        hits = self._column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
+        tokens = pa.table({"tier": hits.keys, "tokens": hits.items}).group_by("tier").aggregate([("tokens", "sum")])
+        return {row["tier"]: row["tokens_sum"] / self.looked_up_tokens for row in tokens.sort_by("tier").to_pylist()}
+
+    @cached_property
+    def _in_system(self) -> TimesInSystem:
+        """The time that each request spent in the system.
+
+        An unfinished request stays to the end of the window. A request that left without its last token counts until it
+        left, if that time is recorded.
+        """
+        arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
+        ends = np.where(np.isnan(ends), self._numbers_of("end_ns"), ends)
+        if self.window_ns is not None:
+            last = float(self.window_ns[1])
+            ends = np.where(
+                self._with_status("unfinished"), np.fmax(np.where(np.isnan(ends), last, ends), arrivals), ends
+            )
+        return TimesInSystem(arrivals, ends)
+
+    @property
+    def outstanding(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends in nanoseconds, both sorted, of every request that was in the system."""
+        return self._in_system.outstanding
+
+    def concurrency(self) -> tuple[float | None, int | None]:
+        """Return the requests outstanding: time-weighted mean over the measurement window, and peak."""
+        return self._in_system.concurrency(self.window_ns)
+
+    @cached_property
+    def saturation(self) -> Saturation | None:
+        """The verdict on whether the run keeps up with its arrivals, by the glossary's rule; None if too few arrive."""
+        scheduled = self._request("scheduled_ns")
+        counted = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
+        return saturation_of(*self.outstanding, partial(self._in_system.waiting_share, scheduled, counted))
+
+    @cached_property
+    def _cost_usd(self) -> float | None:
+        prices = self._run.get("usd_per_gpu_hour")
+        return cost_usd(self._lives, self._duration_ns, dict(prices)) if self._lives and prices else None
+
+    @cached_property
+    def _replicas(self) -> float:
+        """The number of replicas: the mean over the run if their lives are recorded."""
+        if self._lives and self._duration_ns:
+            return serving_ns(self._lives, self._duration_ns) / self._duration_ns
+        return float(self._run.get("replicas") or 1)
+
+
+def _jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
+    """Return how evenly tenants were served, as Jain's index of the `tokens` that each tenant's requests got.
+
+    The source is Jain, Chiu and Hawe 1984. None if there are fewer than two tenants.
+    """
+    names = pc.dictionary_encode(tenants.combine_chunks())
+    if len(names.dictionary) < 2:
+        return None
+    service = np.bincount(names.indices.to_numpy(), weights=tokens, minlength=len(names.dictionary))
+    return over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
