@@ -14,7 +14,7 @@ import streamlit as st
 
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from dashboard import blocks
-from dashboard.blocks import badge, mistake, table, titled
+from dashboard.blocks import badge, data_table, mistake, titled
 from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
@@ -177,7 +177,7 @@ def _decisions(decisions: Decisions) -> None:
         "tokens per second of a GPU within bounds on TTFT and TPOT? Utility is the measured throughput of the choice "
         "over the best that keeps the bounds, and 0 if the choice breaks one."
     )
-    table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
+    data_table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
 
 
 def _clients(clients: Clients) -> None:
@@ -185,7 +185,7 @@ def _clients(clients: Clients) -> None:
     st.subheader("What clients of a server saw", anchor=False)
     formats = dict.fromkeys(("clients", "engine alone", "with the front door", "in the same weather"), "%.2f")
     formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f") | {"floor (%)": "%.1f"}
-    table(client_rows(clients), formats)
+    data_table(client_rows(clients), formats)
     made = when(clients.created) or "undated"
     st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))
 
