@@ -17,9 +17,9 @@ def markdown(report: Report) -> str:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool] = ()) -> str:
     """Return a table whose cells are Markdown; `right` says which columns are right-aligned."""
-    rule = ["--:" if at < len(right) and right[at] else "---" for at in range(len(header))]
-    lines = [header, rule, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    first, *others = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (header, *rows))
+    rule = "".join("--:|" if at < len(right) and right[at] else "---|" for at in range(len(header)))
+    return "\n".join((first, f"|{rule}", *others))
 
 
 def _parts(report: Report) -> Iterator[str]:
