@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from math import inf
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -57,11 +58,9 @@ def on_terminal(report: Report, width: int) -> Iterator[RenderableType]:
 def _grid(table: Table, width: int) -> Grid:
     """Return a table of which no figure is cut: columns that are spare are left out where there is no room."""
     texts = table.texts()
-    longest = [_longest(column, [row[at] for row in texts]) for at, column in enumerate(table.columns)]
-    least = [
-        length if column.right or column.spare else min(length, _LEAST_TEXT)
-        for column, length in zip(table.columns, longest, strict=True)
-    ]
+    cells = [[column.name, *(row[at] for row in texts)] for at, column in enumerate(table.columns)]
+    longest = [max(len(line) for cell in of for line in cell.split("\n")) for of in cells]
+    least = [min(size, _least(column, of)) for column, size, of in zip(table.columns, longest, cells, strict=True)]
     kept = list(range(len(table.columns)))
     for spare in sorted({column.spare for column in table.columns} - {0}, reverse=True):
         if sum(least[at] + 2 for at in kept) - 2 > width:
@@ -73,10 +72,14 @@ def _grid(table: Table, width: int) -> Grid:
         whole = (column.right and column.form is not BAND) or longest[at] <= _SHORT
         justify = "right" if column.right else "left"
         grid.add_column(column.name, justify=justify, no_wrap=whole, overflow="fold")  # type: ignore[arg-type]
-    for row, cells in enumerate(texts):
-        grid.add_row(*(Text(cells[at], _MARKED if (row, at) in table.marked else "") for at in kept))
+    for at_row, row in enumerate(texts):
+        grid.add_row(*(Text(row[at], _MARKED if (at_row, at) in table.marked else "") for at in kept))
     return grid
 
 
-def _longest(column: Column, cells: Sequence[str]) -> int:
-    return max(map(len, (*column.name.split("\n"), *cells)))
+def _least(column: Column, cells: Iterable[str]) -> float:
+    """Return how narrow a column may be: text goes on in the next line after a word, a name after any letter."""
+    if column.right or column.spare:
+        return inf
+    words = (word for cell in cells for word in cell.split())
+    return max(_LEAST_TEXT, *map(len, words)) if column.form is None else _LEAST_TEXT

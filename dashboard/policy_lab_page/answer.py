@@ -10,6 +10,7 @@ from dashboard.policy_lab_page.charts import Sides, side_colours
 from dashboard.policy_lab_page.words import side_names
 from dashboard.sheet import Sheet, show
 from dashboard.shown import sentence
+from dashboard.trust_page.words import CANARY
 from planning.compare.document import ComparisonDocument, ranking_verdict
 from serving.metrics import metric
 from serving.report import FIGURE, Column, Line, Table
@@ -22,6 +23,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     rated = words.provenance(answer)
     to.text(sentence(answer.basis), soft=True)
     show(to, answer.cautions())
+    to.text(CANARY if answer.disturbed else "", soft=True)
     to.figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
     left, right = to.beside(2)
     with left:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -330,7 +331,7 @@ class PlanDocument(Document):
         """Return fleets with what they cost and give, and `more` columns with their cells."""
         rows = [
             (
-                point.called(self.spares),
+                _SETTING.sub("\n ", point.called(self.spares)),
                 *(point.gpus, point.usd_per_hour, point.tok_s_user, point.tok_s_gpu, point.usd_per_mtok_out),
                 point.attainment,
                 *(cells[at] for _, cells in more),
@@ -391,6 +392,7 @@ class _Fleet(Point):
 
 
 ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean length with their whole answers."
+_SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine, which has a line of its own
 _ROUND = Form(lambda count: NOTHING if count is None else f"{count:,.0f}", "%.0f")
 _COSTS = (
     Column("fleet"),
