@@ -38,9 +38,7 @@ def _table(table: Table) -> str:
         [f"**{_plain(text)}**" if (row, at) in table.marked else _plain(text) for at, text in enumerate(cells)]
         for row, cells in enumerate(table.texts())
     ]
-    return markdown_table(
-        [_plain(column.name) for column in table.columns], rows, [column.right for column in table.columns]
-    )
+    return markdown_table(list(map(_plain, table.titles)), rows, [column.right for column in table.columns])
 
 
 def _plain(text: str) -> str:

@@ -100,7 +100,7 @@ class Table:
     @property
     def titles(self) -> list[str]:
         """The names of the columns, each on a line."""
-        return [" ".join(column.name.split()) for column in self.columns]
+        return [column.name.replace("-\n", "").replace("\n", " ") for column in self.columns]
 
     def texts(self, page: bool = False) -> list[list[str]]:
         """Return the cells in words."""

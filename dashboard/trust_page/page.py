@@ -36,7 +36,6 @@ from dashboard.trust_page.results import (
     Clients,
     Decisions,
     External,
-    client_rows,
     decision_rows,
     newest_clients,
     newest_decisions,
@@ -46,6 +45,7 @@ from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
+from planning.measure.front_door import clients_table
 from serving.errors import UserError
 
 Results = TypeVar("Results")
@@ -183,9 +183,7 @@ def _decisions(decisions: Decisions) -> None:
 def _clients(clients: Clients) -> None:
     """Draw what clients of a server saw, beside the simulation."""
     st.subheader("What clients of a server saw", anchor=False)
-    formats = dict.fromkeys(("clients", "engine alone", "with the front door", "in the same weather"), "%.2f")
-    formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f") | {"floor (%)": "%.1f"}
-    data_table(client_rows(clients), formats)
+    blocks.table(clients_table(clients.rows))
     made = when(clients.created) or "undated"
     st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))
 

@@ -362,8 +362,10 @@ class PlanDocument(Document):
             yield Line(f"{verdict}: {no.engine}: {no.reason}{self._room(no.engine)}")
 
     def _room(self, engine: str) -> str:
-        tokens = self.candidates.get(engine, Candidate()).kv_tokens
-        return "" if tokens is None else f" (KV room for {tokens:,} tokens)"
+        room = self.candidates.get(engine, Candidate())
+        if room.kv_tokens is None or room.kv_requests is None:
+            return ""
+        return f" (KV room for {room.kv_tokens:,} tokens, {room.kv_requests:,.0f} requests)"
 
     @property
     def traffic(self) -> str:

@@ -681,7 +681,7 @@ def test_every_candidate_is_listed_with_its_room_and_the_recommended_first() -> 
     assert [row["KV room (tokens)"] for row in rows] == [480_160, None]
     assert rows[0]["KV room (requests)"] == 384.2
     assert [str(line) for line in answer.shown_others()] == [
-        "more expensive: TP2 H100, at least $86.00/h (KV room for 24,768 tokens)",
+        "more expensive: TP2 H100, at least $86.00/h (KV room for 24,768 tokens, 20 requests)",
         "not feasible: TP1 H100: it does not fit",
     ]
 
