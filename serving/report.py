@@ -29,7 +29,7 @@ class Form(NamedTuple):
 
 def _name_and_unit(name: str) -> str:
     about = METRICS.get(name.removesuffix("_peak"))
-    return f"{name}, {about.read_unit}" if about and about.read_unit and not name.endswith(about.unit) else name
+    return f"{name}, {about.read_unit}" if about and about.read_unit and not name.endswith(f"_{about.unit}") else name
 
 
 def _label_and_unit(name: str) -> str:
@@ -37,6 +37,7 @@ def _label_and_unit(name: str) -> str:
     return name if known not in METRICS else metric(known).read_as + " at its peak" * (known != name)
 
 
+_WORDS = {None: "", True: "yes", False: "no"}
 NUMBER = Form(partial(shown_number, digits=4), "%.5g")
 COUNT = Form(lambda count: NOTHING if count is None else f"{count:,}", "localized")
 PERCENT = Form(shown_percent, "%.1f %%")
@@ -73,7 +74,7 @@ class Column(NamedTuple):
     def text(self, value: Any, page: bool = False) -> str:
         """Return a cell in words."""
         if self.form is None:
-            return "" if value is None else str(value) if not isinstance(value, bool) else "yes" if value else "no"
+            return _WORDS[value] if value is None or isinstance(value, bool) else str(value)
         return ((page and self.form.named) or self.form.shown)(value)
 
 
