@@ -20,6 +20,7 @@ from dashboard.shown import literal, sentence, verbatim
 from dashboard.url import go_to
 from serving.errors import UserError
 from serving.figures import NOTHING
+from serving.report import Table
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
@@ -108,22 +109,33 @@ def figure(
         return st.plotly_chart(plot, key=key, config=menu, **events)
 
 
-def table(
+def table(table: Table, **how: Any) -> None:
+    """Draw a table of a report, whose numbers can be sorted. `how` are arguments of `st.dataframe`."""
+    texts = table.texts(page=True)
+    if table.sentences:  # which a frame cuts off
+        st.table([dict(zip(table.titles, row, strict=True)) for row in texts], hide_index=True)
+        return
+    cells, formats = {}, {}
+    for at, (title, column) in enumerate(zip(table.titles, table.columns, strict=True)):
+        cells[title] = [row[at] for row in (table.rows if column.printf else texts)]
+        if column.right:
+            formats[title] = column.printf or "right"
+    helps = dict(zip(table.titles, (column.help for column in table.columns), strict=True))
+    data_table(cells, formats, helps, **{"height": "content"} | how)
+
+
+def data_table(
     rows: Any,
     formats: Mapping[str, str] | None = None,
     help: Mapping[str, str | None] | None = None,
     columns: Mapping[str, Any] | None = None,
-    wrapped: bool = False,
     **how: Any,
 ) -> None:
     """Draw rows or columns: `formats` are printf formats of numbers, or `right` for text; `help` is shown on hover.
 
-    `columns` is a `column_config`, `how` are arguments of `st.dataframe`; a `wrapped` table shows whole sentences.
-    Other rows become an Arrow table first: Streamlit would make a frame of them, and pandas imports slowly.
+    `columns` is a `column_config`, `how` are arguments of `st.dataframe`. Other rows become an Arrow table first:
+    Streamlit would make a frame of them, and pandas imports slowly.
     """
-    if wrapped:
-        st.table(rows, hide_index=True)
-        return
     said = help or {}
     numbers = {
         name: st.column_config.TextColumn(alignment="right", help=said.get(name))

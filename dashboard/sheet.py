@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
 from calibration.provenance import Provenance
+from dashboard.shown import capitalised, sentence
+from serving.report import Report, Table
 
 
 class Fact(NamedTuple):
@@ -51,12 +53,24 @@ class Sheet(Protocol):
         menu: dict[str, Any] = ...,
     ) -> Any: ...
 
-    def table(
-        self,
-        rows: Any,
-        formats: Mapping[str, str] | None = None,
-        help: Mapping[str, str | None] | None = None,
-        *,
-        wrapped: bool = False,
-        **how: Any,
-    ) -> None: ...
+    def table(self, table: Table, **how: Any) -> None: ...
+
+
+def show(to: Sheet, report: Report) -> None:
+    """Show a report."""
+    for part in report:
+        if isinstance(part, Table):
+            to.text(f"**{capitalised(part.title)}**" if part.title else "")
+            to.table(part)
+            continue
+        match part.tone:
+            case "title":
+                to.heading(part.text, None)
+            case "warning":
+                to.warning(sentence(part.text))
+            case "command":
+                to.code(part.text)
+            case "headline":
+                to.text(f"**{sentence(part.text)}**")
+            case tone:
+                to.text(sentence(part.text), soft=tone == "note")

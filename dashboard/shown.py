@@ -42,7 +42,7 @@ def capitalised(text: str) -> str:
 
 def sentence(clause: str) -> str:
     """Return a clause, such as a reason or a verdict, as a sentence."""
-    return f"{capitalised(clause)}."
+    return capitalised(clause) + "." * (clause[-1:] not in ".:")
 
 
 def _objective(match: re.Match[str]) -> str:

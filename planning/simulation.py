@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.console import RenderableType
-from rich.text import Text
 
 from calibration.kernels.times import Coverage
 from calibration.steps.coverage import recorded_beyond
@@ -22,6 +20,7 @@ from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.deployments.gpu_spec import gpus
 from serving.document import Answer
+from serving.report import Line, Table
 from sim.simulate import simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
@@ -54,10 +53,10 @@ class SimulatedRun(Answer):
         """Return `requests` or `steps` of the recording; `tokentwin columns` explains their columns."""
         return self.recording.table(name)
 
-    def report(self) -> Iterator[RenderableType]:
+    def report(self) -> Iterator[Line | Table]:
         yield from run_report(self.metrics, self.bands)
-        yield Text(f"{self.standing['mark']}: {self.standing['reason']}")
-        yield from map(Text, self.defaults)
+        yield Line(f"{self.standing['mark']}: {self.standing['reason']}")
+        yield from map(Line, self.defaults)
 
 
 def recorded(

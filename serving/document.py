@@ -1,7 +1,8 @@
 """The base of every saved answer: one JSON document, checked when it is read, from which all else is made.
 
-A table on a terminal, a page, a file or a report reads a document and nothing beside it, so that a saved document says
-the same as one that was just made. Fields that a later version adds are ignored; a damaged document gives one line.
+Its report, which a terminal, a page and a file show, is made of the document and nothing beside it, so that a saved
+document says the same as one that was just made. Fields that a later version adds are ignored; a damaged document gives
+one line.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.metrics import metric
+from serving.report import Report
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 Read = TypeVar("Read", bound="Document")
 _NOTEBOOK_COLUMNS = 120
@@ -80,8 +82,8 @@ class Answer:
         """Return a table as a `pyarrow.Table`, whose fields carry units and definitions."""
         raise NotImplementedError
 
-    def report(self) -> Iterator[RenderableType]:
-        """Yield the lines and tables that a terminal shows, from top to bottom, as `rich` text and tables."""
+    def report(self) -> Report:
+        """Yield its lines and tables from top to bottom, for any medium."""
         raise NotImplementedError
 
     def to_arrow(self, table: str | None = None) -> Any:
@@ -95,7 +97,9 @@ class Answer:
         return self.to_arrow(table).to_pandas()
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
-        yield from self.report()
+        from serving.terminal import on_terminal
+
+        yield from on_terminal(self.report(), options.max_width)
 
     def _repr_html_(self) -> str:
         """Return the report as HTML for notebooks."""
@@ -122,17 +126,3 @@ class Document(Part, Answer):
     def dumps(self, indent: int | None = None) -> str:
         """Return `as_json` as text."""
         return json.dumps(self.as_json(), indent=indent, allow_nan=False)
-
-
-def print_document(document: Answer, console: Console | None = None) -> None:
-    """Print the report of `document` on stdout.
-
-    A line stays a line however long it is, so that scripts can look for it.
-    """
-    from rich.text import Text
-
-    from serving.terminal import Terminal
-
-    console = console or Terminal(highlight=False)
-    for shown in document.report():
-        console.print(shown, soft_wrap=isinstance(shown, Text))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, **more: Any) -> None:
     """Print the metrics in the `style` `table` or `json`; `more` goes into the JSON."""
-    from serving.terminal import Terminal
+    from serving.terminal import print_report
 
     if style == "json":
         distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
@@ -30,9 +30,7 @@ def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, *
             json.dumps({"distributions": distributions, **metrics.scalars(), "requests": metrics.statuses(), **more})
         )
         return
-    console = Terminal()
-    for shown in run_report(metrics, bands, console.width):
-        console.print(shown)
+    print_report(run_report(metrics, bands))
 
 
 def print_reasons(recording: Recording) -> None:

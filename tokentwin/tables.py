@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+
+from serving.report import FIGURE, Column, Table
 
 
 def print_table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None = None,
-    right: Collection[str] = (),
-    **style: Any,
+    headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", right: Collection[str] = ()
 ) -> None:
-    """Print rows under their headings; columns in `right` are right-aligned.
+    """Print rows under their headings; columns in `right` are right-aligned."""
+    from serving.terminal import print_report
 
-    `style` are arguments of rich's `Table`.
-    """
-    from rich.table import Table
-
-    from serving.terminal import Terminal
-
-    table = Table(title=title, title_justify="left", **style)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Terminal().print(table)
+    columns = [Column(heading, FIGURE if heading in right else None) for heading in headings]
+    print_report([Table(columns, list(rows), title)])

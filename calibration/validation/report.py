@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,13 +15,10 @@ import pyarrow.parquet as pq
 from serving.deployments.config import parse
 from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
-from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
+from serving.figures import shown_number, shown_share
 from serving.files.json_file import parse_json
+from serving.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
 from traces.document_table import table_of
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
 
 REPORT = "report.json"
 RESIDUALS = "step_residuals.parquet"
@@ -204,9 +201,64 @@ class ValidationReport(Document):
         rows = self.rows
         return table_of(_Row, ({**dict(r), "covered": r.covered, "within_floor": r.within_floor} for r in rows))
 
-    def report(self) -> Iterator[RenderableType]:
-        """Return the report as `tokentwin validate` prints it."""
-        return _ladder(self)
+    def report(self) -> Iterator[Line | Table]:
+        """Yield the rungs that were climbed, and the verdict."""
+        replay, steps, run = self.rungs.replay, self.rungs.step, self.rungs.run
+        if replay is not None:
+            yield from map(Line, _decisions(replay))
+        if steps is not None:
+            yield _steps(steps.regimes, "rung 2, step time")
+            if steps.same_weather:
+                yield _steps(steps.same_weather, "rung 2, CPU time of the steps, in the same weather")
+        if self.rungs.experts is not None:
+            yield from map(Line, _balance(self.rungs.experts))
+        if run is not None:
+            each = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
+            yield self.figures(f"rung 3, the run{f' of {each} requests' if each else ''}")
+            if self.weather_rows:
+                yield Line("blind: as predicted. same: in the same weather, told how slow the machine was", "note")
+            if run.covered is not None:
+                held = f"{shown_share(run.covered)} of the real numbers lie in their 90 % band"
+                if run.weather_covered is not None:
+                    held += f"; {shown_share(run.weather_covered)} in the same weather"
+                yield Line(f"rung 5, bands: {held}")
+        if self.extrapolated_share:
+            yield Line(
+                f"extrapolated: {shown_share(self.extrapolated_share, 1)} of the simulated steps were not measured"
+            )
+        if self.disturbed:
+            yield Line(f"DISTURBED: {self.disturbance}; take these errors with care", "warning")
+        elif self.disturbance:
+            yield Line(f"weather: {self.disturbance}")
+        yield Line(self.verdict, "headline")
+
+    def figures(self, title: str = "") -> Table:
+        """Return the figures of rung 3: real and simulated, blind and, if known, in the same weather."""
+        columns = [
+            Column("metric", METRIC),
+            Column("stat"),
+            Column("real", NUMBER),
+            Column("simulated", NUMBER, spare=1),
+            Column("blind", CHANGE, "Error of the simulation."),
+            Column("noise", PERCENT, "How far repeats of the same real run lie from each other."),
+            *(
+                (
+                    Column("simulated\nin it", NUMBER, "In the same weather.", spare=1),
+                    Column("same", CHANGE, "Error in the same weather."),
+                    Column("its noise", PERCENT, "Noise in the same weather."),
+                )
+                if self.weather_rows
+                else ()
+            ),
+            Column("90 % band", BAND, "Of the blind simulation."),
+        ]
+        rows = []
+        for row in self.rows:
+            blind = (row.metric, row.stat, row.real, row.simulated, row.error_pct, row.floor_pct)
+            same = (row.weather_simulated, row.weather_error_pct, row.weather_floor_pct) if self.weather_rows else ()
+            rows.append((*blind, *same, (row.low, row.high)))
+        outside = {(at, len(columns) - 1) for at, row in enumerate(self.rows) if row.covered is False}
+        return Table(columns, rows, title, outside)
 
 
 class _Row(RunFigures):
@@ -249,37 +301,6 @@ def resolve(directory: Path, recording: str) -> Path:
     return beside if beside.exists() else Path(recording)
 
 
-def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
-    """Yield the rungs that were climbed."""
-    from rich.text import Text
-
-    replay, steps, run = report.rungs.replay, report.rungs.step, report.rungs.run
-    if replay is not None:
-        yield from map(Text, _decisions(replay))
-    if steps is not None:
-        yield _steps(steps.regimes, "rung 2, step time")
-        if steps.same_weather:
-            yield _steps(steps.same_weather, "rung 2, CPU time of the steps, in the same weather")
-    if report.rungs.experts is not None:
-        yield from map(Text, _balance(report.rungs.experts))
-    if run is not None:
-        each = replay.requests // max(len(report.recordings.real), 1) if replay is not None else 0
-        yield Text(f"\nrung 3, the run{f' of {each} requests' if each else ''}", style="italic")
-        yield _run(run.rows)
-        if run.covered is not None:
-            same = "" if run.weather_covered is None else f"; {shown_share(run.weather_covered)} in the same weather"
-            yield Text(f"\nrung 5, bands: {shown_share(run.covered)} of the real numbers lie in their 90 % band{same}")
-    if report.extrapolated_share:
-        yield Text(
-            f"extrapolated: {shown_share(report.extrapolated_share, 1)} of the simulated steps were not measured"
-        )
-    if report.disturbed:
-        yield Text.assemble(("DISTURBED", "bold yellow"), f": {report.disturbance}; take these errors with care")
-    elif report.disturbance:
-        yield Text(f"weather: {report.disturbance}")
-    yield Text(report.verdict, style="bold")
-
-
 def _decisions(replay: Replay) -> Iterator[str]:
     requests = ""
     if replay.identical_requests is not None:
@@ -306,39 +327,12 @@ def _balance(experts: ExpertBalance) -> Iterator[str]:
 
 
 def _steps(regimes: dict[str, Regime], title: str) -> Table:
-    from rich.table import Table
-
-    table = Table("regime", "steps", "median error", "p95 error", "bias", title=title, title_justify="left")
-    for name, r in regimes.items():
-        errors = (shown_percent(r.median_error_pct), shown_percent(r.p95_error_pct), shown_change(r.bias_pct))
-        table.add_row(name, str(r.steps), *errors)
-    return table
-
-
-def _run(rows: tuple[RunRow, ...]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    table.add_column("metric", no_wrap=True)
-    table.add_column("stat", no_wrap=True)
-    weather = any(row.weather_error_pct is not None for row in rows)
-    for heading in ["real", "blind", "noise", "same", "noise"] if weather else ["real", "error", "noise"]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("90 % band", justify="right")
-    for row in rows:
-        same = (shown_change(row.weather_error_pct), shown_percent(row.weather_floor_pct)) if weather else ()
-        table.add_row(
-            row.metric,
-            row.stat,
-            shown_number(row.real, 4),
-            shown_change(row.error_pct),
-            shown_percent(row.floor_pct),
-            *same,
-            Text(shown_band(row.low, row.high, 4), style="yellow" if row.covered is False else ""),
-        )
-    if weather:
-        table.caption = "blind: as predicted. same: in the same weather, told only how slow the machine was."
-        table.caption_justify = "left"
-    return table
+    columns = (
+        Column("regime"),
+        Column("steps", COUNT),
+        Column("median error", PERCENT),
+        Column("p95 error", PERCENT),
+        Column("bias", CHANGE),
+    )
+    rows = [(name, r.steps, r.median_error_pct, r.p95_error_pct, r.bias_pct) for name, r in regimes.items()]
+    return Table(columns, rows, title)

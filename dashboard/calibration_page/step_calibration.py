@@ -15,7 +15,7 @@ from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import CPU_FEATURES
 from calibration.steps.step_cost import Calibration
 from dashboard import blocks
-from dashboard.blocks import figure, heading, mistake, table
+from dashboard.blocks import data_table, figure, heading, mistake
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.sheet import Fact
 from dashboard.shown import literal
@@ -86,7 +86,7 @@ def _prices(calibration: Calibration) -> None:
         )
         for name, meaning in meanings.items()
     ]
-    table(prices, {"price (µs)": "%.4g"}, height="content")
+    data_table(prices, {"price (µs)": "%.4g"}, height="content")
     st.caption(f"Launches without CUDA graphs: {literal(str(calibration.launches))}")
 
 
@@ -106,7 +106,7 @@ def _domain(calibration: Calibration) -> None:
             for regime, ranges in calibration.domain.items()
             for name, (low, high) in ranges.items()
         ]
-        table(rows)
+        data_table(rows)
     if calibration.hardware:
         with st.expander("Where this was measured"):
             st.table({name: str(value) for name, value in calibration.hardware.items()})
@@ -119,10 +119,10 @@ def _other(calibration: ExternalCalibration) -> None:
         st.subheader("Correction of the kernel tables", anchor=False)
         learnt = calibration.correction
         factors_of = [{"of": name, "factor": factor, "added (µs)": None} for name, factor in learnt.factors.items()]
-        table([*factors_of, *({"of": name, "added (µs)": ns / 1e3} for name, ns in learnt.added_ns.items())])
+        data_table([*factors_of, *({"of": name, "added (µs)": ns / 1e3} for name, ns in learnt.added_ns.items())])
     with errors:
         st.subheader("Error on held-out steps", anchor=False)
         if calibration.residuals:
-            table([{"regime": name, **residuals} for name, residuals in calibration.residuals.items()])
+            data_table([{"regime": name, **residuals} for name, residuals in calibration.residuals.items()])
         else:
             st.caption("No step was held out.")

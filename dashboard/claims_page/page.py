@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from calibration.provenance import Provenance
-from dashboard.blocks import figure, mistake, table, titled
+from dashboard.blocks import data_table, figure, mistake, titled
 from dashboard.bundled import SAMPLES
 from dashboard.claims_page.charts import cases_chart, terms_chart
 from dashboard.claims_page.tasks import CHECK
@@ -69,7 +69,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     _own(runs, name, plan)
     with st.expander("All claims"):
         rows = [{"claim": c.claim, "expected": c.expected, "verdict": c.verdict} for c in checked.values()]
-        table(rows)
+        data_table(rows)
 
 
 def _results(checked: CheckedClaim) -> None:

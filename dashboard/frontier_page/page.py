@@ -17,9 +17,8 @@ from dashboard.downloads import downloads
 from dashboard.fleet_run import run_of
 from dashboard.frontier_page.answer import show_engines
 from dashboard.plan_page.words import (
-    FORMATS,
     LOOKED_AT,
-    fleet_rows,
+    every_fleet,
     plan_name,
     provenance,
     provenance_of,
@@ -29,7 +28,6 @@ from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
-from planning.plan.headline import carriers
 from serving.figures import shown_number, shown_share, shown_usd
 
 
@@ -60,7 +58,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     order = ranked(points, recommended)
     ids = [_name(points[at]) for at in order]
     chosen = choosing("fleet", ids, "fleets")
-    blocks.table(fleet_rows(answer, recommended), {**FORMATS, "attainment (%)": "%.1f"}, height="content", **chosen)
+    blocks.table(every_fleet(answer, recommended), **chosen)
 
 
 def _in_order(by_name: dict[str, Planned]) -> dict[str, Planned]:
@@ -86,7 +84,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown(f"**{literal(carriers(point, planned.answer.spares))}** {verdict}", width="content")
+            st.markdown(f"**{literal(point.called(planned.answer.spares))}** {verdict}", width="content")
         price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok of output"
         text.caption(
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "

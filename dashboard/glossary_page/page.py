@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.blocks import table, titled
+from dashboard.blocks import data_table, titled
 from dashboard.shown import sentence, verbatim
 from dashboard.url import in_url, text
 from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
@@ -45,7 +45,7 @@ def show() -> None:
                 _entry(known)
     if not wanted:
         st.header("Statistics", anchor="statistics", help=_SLO_NOTE)
-        table({"name": list(STATISTICS), "definition": list(STATISTICS.values())}, width="stretch")
+        data_table({"name": list(STATISTICS), "definition": list(STATISTICS.values())}, width="stretch")
 
 
 def matches(known: Metric, wanted: str) -> bool:

@@ -6,9 +6,8 @@ All content is escaped. The file needs no network: plotly.js is inside, once.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from pathlib import Path
@@ -21,10 +20,9 @@ from plotly.offline import get_plotlyjs
 from calibration.provenance import Provenance
 from dashboard.sheet import Fact
 from dashboard.shown import prose, sentence
-from serving.figures import NOTHING, shown_number
+from serving.report import Column, Table
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
-_NUMBER = re.compile(r"[<>]? ?[-+]?[\d.,]+( %| points|(–| to )[-+]?[\d.,]+)?")
 
 _STYLE, _DRAW = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
 _LINE = 24  # length of a name that stays on a line, in characters
@@ -111,28 +109,15 @@ class Document:
             self.blocks.append(f'<div style="height:{drawn.layout.height}px"></div>')
             self.blocks[-1] += f'<script type="application/json" class="figure">{content}</script>'
 
-    def table(
-        self,
-        rows: Any,
-        formats: Mapping[str, str] | None = None,
-        help: Mapping[str, str | None] | None = None,
-        *,
-        wrapped: bool = False,
-        **how: Any,
-    ) -> None:
-        """Write rows under the names of their fields; numbers in `formats`, or with four digits."""
-        if isinstance(rows, Mapping):
-            rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-        if not rows:
+    def table(self, table: Table, **how: Any) -> None:
+        """Write a table."""
+        if not table.rows:
             return
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        cells = {name: [_cell(row.get(name), (formats or {}).get(name, "")) for row in rows] for name in names}
-        kinds = {name: _kind([row.get(name) for row in rows]) for name in names}
-        heads = "".join(f"<th{kinds[name]}{_title((help or {}).get(name))}>{escape(name)}</th>" for name in names)
-        body = "".join(
-            f"<tr>{''.join(f'<td{kinds[name]}>{escape(cells[name][at])}</td>' for name in names)}</tr>"
-            for at in range(len(rows))
-        )
+        texts = table.texts(page=True)
+        kinds = [_kind(column, [row[at] for row in texts]) for at, column in enumerate(table.columns)]
+        titles = zip(table.titles, table.columns, kinds, strict=True)
+        heads = "".join(f"<th{kind}{_title(column.help)}>{escape(title)}</th>" for title, column, kind in titles)
+        body = "".join(f"<tr>{''.join(map(_cell, row, kinds))}</tr>" for row in texts)
         self.blocks.append(
             f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
         )
@@ -149,17 +134,8 @@ def _inline(text: str) -> str:
     return re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(prose(text))))
 
 
-def _cell(value: Any, form: str) -> str:
-    """Return a number as people read it; a dash for none."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return NOTHING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, int | float):
-        return str(value)
-    if "%" in form:
-        return form % value
-    return shown_number(value, 4)
+def _cell(text: str, kind: str) -> str:
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _plain(value: Any) -> Any:
@@ -173,10 +149,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _kind(values: Sequence[Any]) -> str:
+def _kind(column: Column, texts: Sequence[str]) -> str:
     """Return the class of a column: numbers, names that stay on a line, or sentences."""
-    texts = [value for value in values if isinstance(value, str) and not _NUMBER.fullmatch(value)]
-    if not texts:
+    if column.right:
         return ""
     return ' class="long"' if max(map(len, texts)) > _LINE else ' class="text"'
 

@@ -22,12 +22,12 @@ from dashboard.policy_lab_page import words as lab_words
 from dashboard.policy_lab_page.answer import show_comparison
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page import words as run_words
-from dashboard.run_page.diagnosis_view import show_changes, show_symptoms
+from dashboard.run_page.diagnosis_view import show_changes
 from dashboard.run_page.explained_steps import explained_steps
 from dashboard.run_page.step_time import show_step_time
 from dashboard.run_page.time_window import drawn_over_time
 from dashboard.series import column
-from dashboard.sheet import Sheet
+from dashboard.sheet import Sheet, show
 from dashboard.shown import capitalised, sentence
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.trust_page import answer as trust_answer
@@ -48,6 +48,7 @@ from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
 from planning.request_endings import RequestEndings
 from serving.errors import UserError
+from serving.report import Column, Table
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
@@ -81,9 +82,9 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         to.heading("Every fleet of the plan", None)
         to.text(f"{len(answer.points)} fleets, each simulated with the same {answer.requests:,} requests.", soft=True)
         show_engines(to, answer)
-        to.table(plan_words.fleet_rows(answer, answer.place(best) if best else None), plan_words.FORMATS)
+        to.table(plan_words.every_fleet(answer, answer.place(best) if best else None))
     plan_answer.show_others(to, answer)
-    plan_answer.show_traffic(to, plan_words.traffic_sentence(answer), drawn["lengths"])
+    plan_answer.show_traffic(to, answer.traffic, drawn["lengths"])
     _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
     return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
 
@@ -104,7 +105,7 @@ def _diagnosis(to: Sheet, diagnosis: DiagnosisDocument) -> str:
 def _diagnosed(to: Sheet, diagnosis: DiagnosisDocument) -> None:
     to.heading("Symptoms", None)
     to.text("" if diagnosis.symptoms else "No symptom found.")
-    show_symptoms(to, diagnosis)
+    show(to, diagnosis.shown_symptoms())
     if diagnosis.counterfactuals:
         show_changes(to, diagnosis, diagnosis.command(diagnosis.best) if diagnosis.best else "")
 
@@ -166,7 +167,7 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     """Report the runs of a sweep: its view, and the same view of the metrics that most people want."""
     results = source.results
     complete = results.complete
-    to.text(sweep_charts.summary(results), soft=True)
+    to.text(results.summary, soft=True)
     if complete.num_rows and results.metrics:
         view, rated = source.view or sweep_charts.opening_view(results), sweep_charts.provenance(complete)
         for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
@@ -177,11 +178,11 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     shown = complete.select([*results.parameters, *metrics, "standing"]).slice(0, _ROWS)
     to.heading("Runs", None)
     to.text(f"The first {_ROWS:,} of {complete.num_rows:,}." if complete.num_rows > _ROWS else "", soft=True)
-    to.table([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()])
+    to.table(Table.of([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()]))
     rows = results.runs.select(["status", *results.parameters, "error"]).to_pylist()
     if failed := [row for row in rows if row.pop("status") != "complete"]:
         to.heading("Runs that failed", None)
-        to.table(failed[:_ROWS])
+        to.table(Table.of(failed[:_ROWS]))
     versions = [] if "version" not in results.runs.column_names else results.runs["version"].unique().to_pylist()
     varied = {results.paths[name]: results.values(name)[:_VALUES] for name in results.parameters}
     _again(to, ", ".join(filter(None, versions)), {"command": "tokentwin sweep FILE -o OUT"}, "Sweeps")
@@ -206,9 +207,8 @@ def _validation(to: Sheet, source: Validation) -> str:
     to.heading("The ladder", None)
     to.text(LADDER, soft=True)
     climbed = rungs(report, external, newest_clients(source.runs), newest_decisions(source.runs))
-    to.table(
-        [{"rung": rung.title, "result": rung.headline.replace("**", ""), "detail": rung.detail} for rung in climbed]
-    )
+    columns = tuple(map(Column, ("rung", "result", "detail")))
+    to.table(Table(columns, [(rung.title, rung.headline.replace("**", ""), rung.detail) for rung in climbed]))
     latencies = trust_answer.compared_latencies(source.path, report, _metrics)
     trust_answer.show_runs(to, latencies, report, trust_answer.figures(latencies, report))
     trust_answer.show_steps(to, source.path, report)

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import streamlit as st
 
-from dashboard.blocks import figure, heading, mistake, table, titled
+from dashboard.blocks import data_table, figure, heading, mistake, titled
 from dashboard.live_page.charts import latency_rows, mates, over_time, waterfall
 from dashboard.live_page.server import Server
 from dashboard.live_page.snapshot import Snapshot
@@ -63,7 +63,7 @@ def _follow(server: Server) -> None:
     shown = [Snapshot(snapshot.seconds - begun, snapshot.values, snapshot.buckets) for snapshot in history]
     figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
     heading("Latency in the last half minute", None, help="In ms, from the buckets of vLLM's histograms.")
-    table(latency_rows(shown))
+    data_table(latency_rows(shown))
 
 
 def _ask(server: Server) -> None:

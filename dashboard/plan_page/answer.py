@@ -10,10 +10,11 @@ from calibration.provenance import ASSUMED, Provenance
 from dashboard.blocks import BARE
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
-from dashboard.sheet import Fact, Sheet
+from dashboard.sheet import Fact, Sheet, show
 from dashboard.shown import sentence
 from planning.plan.document import PlanDocument, Recommendation
 from serving.metrics import METRICS, metric
+from serving.report import Line
 
 
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:
@@ -31,8 +32,7 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
     to.text("The ranges are 90 % bands over what steps may take.", soft=True)
-    for tie in answer.near_ties:
-        to.text(f"**Close to it:** {tie}")
+    show(to, (Line(f"close to it: {tie}") for tie in answer.near_ties))
     left, right = to.beside(2)
     with left:
         rated = words.provenance_of(answer.by_replicas, "simulated fleets")
@@ -41,8 +41,7 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
         to.heading(words.why_not_fewer(best, answer.spares), None)
         to.text(sentence(answer.why_not_fewer or ""))
         if best.breaks_first:
-            grown = f"When traffic grows by more than **{best.headroom_percent} %**"
-            to.text(f"{grown}, **{best.breaks_first}** breaks first.")
+            to.text(sentence(best.beyond_headroom))
         rated = words.provenance_of([best, *answer.runners_up], "fleets")
         to.figure(drawn["prices"], "prices", "What each fleet costs", rated, small=True)
     names = [name for name in drawn if name in METRICS]
@@ -58,24 +57,20 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
 
 def show_others(to: Sheet, answer: PlanDocument) -> None:
     """Show the other candidates, and why they are not the answer."""
-    rows = words.alternatives(answer)
-    if len(rows) <= bool(answer.recommendation):
+    others = list(answer.shown_others())
+    if not answer.runners_up and not others:
         return
     to.heading("Other candidates", None)
-    if priced := [row for row in rows if "$/h" in row]:
-        to.table(priced, words.FORMATS, dict.fromkeys(words.ROOM, words.ROOM_HELP))
-    for row in rows:
-        if row not in priced:  # the reason is too long for a cell
-            tokens, requests = (row.get(column) for column in words.ROOM)  # both are None for a model that does not fit
-            room = "" if tokens is None else f" (KV room for {tokens:,} tokens, {requests:,} requests)"
-            to.text(f"**{row['fleet']}** is {row['verdict']}{room}", soft=True)
+    if answer.runners_up:
+        to.table(answer.shown_offers())
+    show(to, others)
 
 
 def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
-    """Show the lengths of prompts and outputs; `about` is a text below them."""
+    """Show the lengths of prompts and outputs; `about` is a clause below them."""
     asked = Provenance(ASSUMED, "it is what the plan was asked for")
     to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
-    to.text(about, soft=True)
+    to.text(sentence(about), soft=True)
 
 
 def _plausible(best: Recommendation) -> str:

@@ -13,7 +13,6 @@ from plotly.subplots import make_subplots
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, log_axis, symbols, tint
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
-from planning.plan.headline import carriers
 from planning.plan.objectives import parse_objectives
 from serving.errors import UserError
 from serving.figures import shown_usd
@@ -96,7 +95,7 @@ def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
     """Return dollars per million output tokens of fleets that meet the SLOs, the cheapest first."""
     ordered = list(reversed(points))
     figure = go.Figure()
-    x, y = [p.usd_per_mtok_out for p in ordered], [carriers(p, spares) for p in ordered]
+    x, y = [p.usd_per_mtok_out for p in ordered], [p.called(spares) for p in ordered]
     colours = [SIMULATED if p is points[0] else tint(SIMULATED, 0.45) for p in ordered]
     hover = "%{y}: %{customdata[1]} GPUs, $%{customdata[0]:,.2f}/h<extra></extra>"
     costs = [(p.usd_per_hour, p.gpus) for p in ordered]

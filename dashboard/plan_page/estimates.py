@@ -7,10 +7,10 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.blocks import table
-from dashboard.plan_page.words import ROOM, ROOM_HELP
+from dashboard.blocks import data_table
 from dashboard.shown import verbatim
 from planning.plan.candidates import Engine, RuledOut
+from planning.plan.document import ROOM_HELP
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.plan.roofline import MeanRequest, Roofline
@@ -18,8 +18,9 @@ from planning.traffic import mean_rate
 from serving.deployments.gpu_spec import GpuSpec
 from serving.workload import Workload
 
+_ROOM = ("KV room (tokens)", "KV room (requests)")  # of one engine
 _USER, _RATE = "tok/s per user", "requests/s of a replica"
-_FORMATS = {_USER: "%.0f", _RATE: "%.3g", "GPUs": "%d", "$/h": "$%.2f", **dict.fromkeys(ROOM, "localized")}
+_FORMATS = {_USER: "%.0f", _RATE: "%.3g", "GPUs": "%d", "$/h": "$%.2f", **dict.fromkeys(_ROOM, "localized")}
 
 
 def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, Any]], list[RuledOut]]:
@@ -34,7 +35,7 @@ def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> No
     """Draw the estimates as a table."""
     if rows:
         st.markdown("**At the roofline**, before anything is simulated:", help=_HELP)
-        table(rows, _FORMATS, dict.fromkeys(ROOM, ROOM_HELP))
+        data_table(rows, _FORMATS, dict.fromkeys(_ROOM, ROOM_HELP))
     for name, reason in ruled_out:
         st.caption(f"{verbatim(name)} does not fit: {verbatim(reason)}")
 
@@ -48,7 +49,7 @@ def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[s
         _RATE: 1 / request_s,
         "GPUs": replicas * engine.gpus,
         "$/h": replicas * engine.usd_per_hour,
-        **dict(zip(ROOM, (engine.kv_tokens, round(engine.kv_tokens / (mean.prompt + mean.output))), strict=True)),
+        **dict(zip(_ROOM, (engine.kv_tokens, round(engine.kv_tokens / (mean.prompt + mean.output))), strict=True)),
     }
 
 

@@ -38,7 +38,7 @@ from dashboard.trust_page.results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
-from planning.plan.document import Lengths, PlanDocument, percent
+from planning.plan.document import Lengths, PlanDocument, percent, traffic_in_words
 from planning.plan.headline import risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
@@ -79,7 +79,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
         _answer(plan, drawn, runs, ways)
-        show_traffic(blocks, words.traffic_sentence(plan.answer), drawn["lengths"])
+        show_traffic(blocks, plan.answer.traffic, drawn["lengths"])
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
@@ -173,6 +173,7 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     requests = list(glance(_request, _GLANCE).requests)
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
+    rate = (count - 1) / seconds if seconds else None
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
-    about = words.lengths_sentence(count, seconds, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
+    about = traffic_in_words(count, seconds, rate, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
     return count, about, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))

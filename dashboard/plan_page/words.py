@@ -12,28 +12,19 @@ from dashboard.shown import prose
 from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
-from planning.plan.headline import carriers
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 from serving.figures import counted, shown_band, shown_number, shown_share, shown_usd
+from serving.report import Column, Table
 
 EXAMPLE = "example"  # the bundled plan, in a link
 LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last
 _UNSAID = "the plan does not say how far its step times can be trusted"
-ROOM = {"KV room (tokens)": "kv_tokens", "KV room (requests)": "kv_requests"}  # room of one engine
-FORMATS = {  # formats of `costs` and `alternatives`
-    "$/h": "$%.2f",
-    "tok/s per user": "%.0f",
-    "tok/s per GPU": "%.0f",
-    "$/Mtok output": "$%.2f",
-    **dict.fromkeys(ROOM, "localized"),
-}
-ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean length with their whole answers."
 
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
     """Return `4 × TP4 H100 = 16 GPUs`, spares included."""
-    return f"{carriers(point, spares)} = {counted(point.gpus, 'GPU')}"
+    return f"{point.called(spares)} = {counted(point.gpus, 'GPU')}"
 
 
 def headline(best: Recommendation) -> dict[str, str]:
@@ -89,41 +80,6 @@ def why_not_fewer(best: Recommendation, spares: int = 0) -> str:
     return f"Why not {best.replicas - 1}{beside}?" if best.replicas > 1 else "Why not fewer?"
 
 
-def costs(point: Point) -> dict[str, Any]:
-    """Return the columns of every table of fleets: what a fleet costs, and what it gives."""
-    return {
-        "GPUs": point.gpus,
-        "$/h": point.usd_per_hour,
-        "tok/s per user": point.tok_s_user,
-        "tok/s per GPU": point.tok_s_gpu,
-        "$/Mtok output": point.usd_per_mtok_out,
-    }
-
-
-def alternatives(answer: PlanDocument) -> list[dict[str, Any]]:
-    """Return a row for every candidate engine: its cost, the reason why it is not the answer, and its room for KV."""
-    best, spares = answer.recommendation, answer.spares
-    met = [*([(best, "recommended")] if best else ()), *((point, "met") for point in answer.runners_up)]
-
-    def row(fleet: str, verdict: str, engine: str, **more: Any) -> dict[str, Any]:
-        return {"fleet": fleet, "verdict": verdict, **_room(answer, engine), **more}
-
-    return [
-        *(row(carriers(point, spares), verdict, point.engine, **costs(point)) for point, verdict in met),
-        *(row(e.engine, "costs at least this", e.engine, **{"$/h": e.usd_per_hour_at_least}) for e in answer.dearer),
-        *(
-            row(e.engine, prose(f"{'borderline' if e.borderline else 'ruled out'}: {e.reason}"), e.engine)
-            for e in answer.infeasible
-        ),
-    ]
-
-
-def _room(answer: PlanDocument, engine: str) -> dict[str, int]:
-    """Return the room for KV by column; empty for a candidate that fits on no GPU."""
-    candidate = dict(answer.candidates.get(engine, ()))
-    return {column: round(candidate[name]) for column, name in ROOM.items() if candidate.get(name) is not None}
-
-
 def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
     return noted({"mark": point.mark, "reason": point.reason}, _UNSAID)
 
@@ -136,7 +92,7 @@ def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str)
 def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
     """Return one line that distinguishes the plan from others. `settings` are the fields of a `PlanRequest`."""
     best = answer.recommendation
-    fleet = carriers(best, answer.spares) if best else "no fleet"
+    fleet = best.called(answer.spares) if best else "no fleet"
     slos = ", ".join(prose(objective) for objective in answer.objectives)
     # The model may come from a calibration.
     served = (candidate.deployment["model"] for candidate in answer.candidates.values())
@@ -168,33 +124,16 @@ def traffic_name(traffic: Any, answer: PlanDocument) -> str:
     return f"{name}{said}"
 
 
-def traffic_sentence(answer: PlanDocument) -> str:
-    """Return a sentence or two about the planned traffic."""
-    return lengths_sentence(answer.requests, answer.span_s, answer.mean_prompt_tokens, answer.mean_output_tokens)
-
-
-def lengths_sentence(requests: int, seconds: float, prompt: float | None, output: float | None) -> str:
-    """Return a text about the number of requests, their time in seconds, and their mean prompt and output tokens."""
-    rate = f", {shown_number((requests - 1) / seconds)} a second" if seconds else ""
-    lengths = f" Prompts have {prompt:,.0f} tokens on average, outputs {output:,.0f}." if prompt and output else ""
-    return f"{counted(requests, 'request')} in {shown_number(seconds)} s{rate}.{lengths}"
-
-
-def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, Any]]:
-    """Return a row for every simulated fleet; `recommended` is the index of the recommended one."""
+def every_fleet(answer: PlanDocument, recommended: int | None) -> Table:
+    """Return every simulated fleet; `recommended` is the index of the recommended one."""
     points = answer.points
-    frontier = {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
-    return [
-        {
-            "fleet": prose(carriers(points[at], answer.spares)),
-            "standing": provenance(points[at]).mark,
-            **costs(points[at]),
-            "attainment (%)": 100 * points[at].attainment,
-            "SLOs": "met" if points[at].met else "broken",
-            "on a frontier": at in frontier,
-        }
-        for at in ranked(points, recommended)
+    order, frontier = ranked(points, recommended), {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
+    more: list[tuple[Column, Sequence[Any]]] = [
+        (Column("SLOs"), ["met" if points[at].met else "broken" for at in order]),
+        (Column("on a frontier"), [at in frontier for at in order]),
+        (Column("standing"), [provenance(points[at]).mark for at in order]),
     ]
+    return answer.fleets([points[at] for at in order], more)
 
 
 def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:

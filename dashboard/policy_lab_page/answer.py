@@ -8,9 +8,12 @@ from dashboard.policy_lab_page import charts as lab_charts
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.charts import Sides, side_colours
 from dashboard.policy_lab_page.words import side_names
-from dashboard.sheet import Sheet
-from planning.compare.document import ComparisonDocument
+from dashboard.sheet import Sheet, show
+from dashboard.shown import sentence
+from dashboard.trust_page.words import CANARY
+from planning.compare.document import ComparisonDocument, ranking_verdict
 from serving.metrics import metric
+from serving.report import FIGURE, Column, Line, Table
 
 
 def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
@@ -18,10 +21,9 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     sides = (answer.a, answer.b)
     colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
     rated = words.provenance(answer)
-    to.text(words.basis(answer), soft=True)
-    for caution in (words.CARRIED_OVER if answer.units.carry_over else "", words.disturbance(answer)):
-        if caution:
-            to.warning(caution)
+    to.text(sentence(answer.basis), soft=True)
+    show(to, answer.cautions())
+    to.text(CANARY if answer.disturbed else "", soft=True)
     to.figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
     left, right = to.beside(2)
     with left:
@@ -37,17 +39,14 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     if answer.simulated is not None and answer.ranking is not None:
         drawn, simulated = lab_charts.ranking(answer.ranking), words.provenance(answer.simulated)
         to.figure(drawn, "ranking", "Did the simulator see it?", simulated, _HELP["ranking"])
-        outcome, verdict = words.ranking(answer.ranking)
-        if outcome == "reversed":
-            to.warning(verdict)
-        else:
-            to.text(f"**{verdict}**")
-        to.text(f"Simulated: {answer.simulated.verdict}. {words.errors(answer)}")
+        outcome, verdict = ranking_verdict(answer.ranking)
+        show(to, [Line(verdict, "warning" if outcome == "reversed" else "headline")])
+        to.text(f"Simulated: {answer.simulated.verdict}.")
+        show(to, filter(None, [answer.largest_error]))
         with to.fold("Simulated against real"):
-            to.table(words.error_rows(answer), _ERROR_FORMATS, _ERROR, height="content")
+            to.table(answer.shown_errors())
     with to.fold("The numbers"):
-        to.table(words.number_rows(answer.rows), _FORMATS, _CHANGE)
-        to.text(words.ENDS, soft=True)
+        to.table(answer.shown_rows())
     with to.fold("The two deployments"):
         for place, key, name, side in zip(to.beside(2), "AB", names, sides, strict=True):
             with place:
@@ -58,7 +57,8 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
 def show_engines(to: Sheet, answers: Sequence[ComparisonDocument]) -> None:
     """Show the same change as simulated and as each engine ran it, in columns."""
     to.text("**B - A on each engine**")
-    to.table(words.engine_rows(answers), {}, dict.fromkeys(words.engines(answers), _ON_ENGINE), height="content")
+    columns = [Column("of"), *(Column(name, FIGURE, _ON_ENGINE) for name in words.engines(answers))]
+    to.table(Table(columns, words.engine_rows(answers)))
     to.text(words.agreement(answers))
 
 
@@ -72,7 +72,3 @@ _HELP = {
     "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
     "the engine or the simulator shows a difference.",
 }
-_FORMATS = {"A": "%.5g", "B": "%.5g", "B - A (%)": "%+.1f", "from": "%.4g", "to": "%.4g"}
-_ERROR_FORMATS = {"simulated": "%.5g", "real": "%.5g", "error (%)": "%+.1f"}
-_ERROR = {"error (%)": "Simulated against real, in percent of real; of a share in percentage points."}
-_CHANGE = {"B - A (%)": "In percent of A; of a share (attainment, requests that finish) in percentage points."}

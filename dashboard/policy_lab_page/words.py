@@ -7,30 +7,9 @@ from typing import Any
 
 from calibration.provenance import Provenance, noted, weakest
 from dashboard.policy_lab_page.charts import label
-from dashboard.trust_page.words import CANARY
 from planning.compare.comparison import ranking as rank
-from planning.compare.document import Compared, ComparisonDocument, Ranked, Row, Side, furthest_off, unit_of
-from serving.figures import counted, shown_change, shown_number, shown_share
-
-OUTCOMES = {
-    "holds": "held",
-    "reversed": "reversed",
-    "open": "open (the engine shows no difference)",
-    "missed": "missed (only the engine shows it)",
-}
-ENDS = "The columns from and to are the ends of the 95 % interval of B - A, in the unit of the row."
-CARRIED_OVER = "Queues outlast the blocks, so the intervals are wide. Compare longer runs, or more seeds."
-
-
-def basis(answer: ComparisonDocument) -> str:
-    """Return a text about the basis of the intervals."""
-    units, runs = answer.units, answer.runs
-    of, arrivals = ("run", "other") if units.of == "runs" else ("block", "consecutive")
-    return (
-        f"Each side has {counted(answer.requests, 'request')} in {counted(runs, 'run')}. The 95 % intervals come "
-        f"from resampling {counted(units.count, of)} of {arrivals} arrivals, and hold for all rows together."
-        f"{_lost(answer)}"
-    )
+from planning.compare.document import Compared, ComparisonDocument, Row, Side
+from serving.figures import counted, shown_change
 
 
 def fairness(answer: ComparisonDocument) -> str:
@@ -45,59 +24,10 @@ def fairness(answer: ComparisonDocument) -> str:
     return f"{indices}. B - A lies between {jain.low:+.3f} and {jain.high:+.3f}, so {fairer}."
 
 
-def ranking(rows: Sequence[Ranked]) -> tuple[str, str]:
-    """Return whether the simulated ranking holds on the engine: `reversed`, `holds` or `open`, and a sentence."""
-    counts = {name: sum(row.outcome == name for row in rows) for name in OUTCOMES}
-    outcomes = ", ".join(f"{count} {OUTCOMES[name]}" for name, count in counts.items() if count)
-    if counts["reversed"]:
-        return "reversed", f"The ranking does not hold on the engine: {outcomes}."
-    if counts["holds"]:
-        return "holds", f"The ranking holds on the engine: {outcomes}."
-    if not outcomes:
-        return "open", "Neither the simulator nor the engine shows a difference."
-    return "open", f"The engine does not contradict the simulator: {outcomes}."
-
-
-def errors(answer: ComparisonDocument) -> str:
-    """Return the largest error of the simulation; empty if nothing was simulated."""
-    worst = furthest_off(answer.errors())
-    if worst is None:
-        return ""
-    return (
-        f"The largest error of the simulation is {label(worst)} of {worst.side}: {shown_number(worst.simulated)} "
-        f"{unit_of(worst)} simulated, {shown_number(worst.real)} real ({shown_change(worst.error)})."
-    )
-
-
-def disturbance(answer: ComparisonDocument) -> str:
-    """Return a warning about disturbed real runs; empty if they were not disturbed."""
-    if not answer.disturbed:
-        return ""
-    reason = answer.disturbance.rstrip(".")
-    return f"The real runs were disturbed: {reason}. {CANARY}Part of the difference comes from the machine."
-
-
 def provenance(sides: Compared) -> Provenance:
     """Return the provenance of figures of both sides, taken from the less certain side."""
     why = "the comparison does not say how far step times can be trusted"
     return weakest((noted({"mark": side.mark, "reason": side.reason}, why) for side in (sides.a, sides.b)), "sides")
-
-
-def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return every number of both sides as a table."""
-    return [
-        {
-            "of": label(row),
-            "unit": unit_of(row),
-            "A": row.a,
-            "B": row.b,
-            "B - A (%)": row.percent,
-            "from": row.low,
-            "to": row.high,
-            "better": row.better or None,
-        }
-        for row in rows
-    ]
 
 
 def engines(answers: Sequence[ComparisonDocument]) -> list[str]:
@@ -113,14 +43,13 @@ def engines(answers: Sequence[ComparisonDocument]) -> list[str]:
     return names
 
 
-def engine_rows(answers: Sequence[ComparisonDocument]) -> list[dict[str, Any]]:
+def engine_rows(answers: Sequence[ComparisonDocument]) -> list[list[str]]:
     """Return the change of each latency in percent of A, with its interval, on each engine."""
     first = answers[0]
     compared = ([first.simulated] if first.simulated else []) + list(answers)
     by_engine = [{(row.metric, row.stat): row for row in one.rows} for one in compared]
-    names = engines(answers)
     return [
-        {"of": label(row), **{name: _change(rows.get(key)) for name, rows in zip(names, by_engine, strict=True)}}
+        [label(row), *(_change(rows.get(key)) for rows in by_engine)]
         for key, row in by_engine[0].items()
         if row.metric.endswith("_ms") and row.percent is not None
     ]
@@ -157,29 +86,6 @@ def _change(row: Row | None) -> str:
         return shown_change(row.percent, 0)
     low, high = (100 * end / abs(row.a) for end in (row.low, row.high))
     return f"{shown_change(row.percent, 0)} ({shown_change(low, 0, '')} to {shown_change(high, 0, '')})"
-
-
-def error_rows(answer: ComparisonDocument) -> list[dict[str, Any]]:
-    """Return every simulated number beside the real one."""
-    return [
-        {
-            "of": label(row),
-            "unit": unit_of(row),
-            "side": row.side,
-            "simulated": row.simulated,
-            "real": row.real,
-            "error (%)": row.error,
-        }
-        for row in answer.errors()
-    ]
-
-
-def _lost(answer: ComparisonDocument) -> str:
-    """Return the share of requests that finish, if some do not."""
-    row = next((row for row in answer.rows if row.metric == "finished"), None)
-    if row is None or row.a is None or row.b is None:
-        return ""
-    return f" On A {shown_share(row.a, 1)} of the requests finish, on B {shown_share(row.b, 1)}."
 
 
 _MOST = 2  # settings in a name; the page shows the deployments with all of them

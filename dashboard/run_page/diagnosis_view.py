@@ -19,8 +19,8 @@ from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.words import NO_STEPS, lift_rows, provenance, symptom_rows
-from dashboard.sheet import Sheet
+from dashboard.run_page.words import provenance
+from dashboard.sheet import Sheet, show
 from dashboard.shown import sentence
 from dashboard.url import choose
 from planning.diagnose.baseline import LATENCIES
@@ -61,7 +61,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     with left:
         _verdict(diagnosis)
     if diagnosis is not None:
-        show_symptoms(blocks, diagnosis)
+        show(blocks, diagnosis.shown_symptoms())
     if not isinstance(source, Source):
         st.caption(source)
     elif job is not None and not (diagnosis and diagnosis.counterfactuals):
@@ -86,17 +86,9 @@ def _verdict(diagnosis: DiagnosisDocument | None) -> None:
         st.markdown("No symptom found.")
 
 
-def show_symptoms(to: Sheet, diagnosis: DiagnosisDocument) -> None:
-    if diagnosis.symptoms:
-        to.table(symptom_rows(diagnosis), wrapped=True)
-    if not diagnosis.steps:
-        to.text(NO_STEPS, soft=True)
-
-
 def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> None:
     """Show the gain from lifting each constraint; `command` compares the run with the best change."""
-    for asked in diagnosis.questions:
-        to.text(f"- {asked.question} {asked.text}")
+    show(to, diagnosis.shown_questions())
     if command:
         to.text("The change that buys most for its GPUs, request by request:")
         to.code(command)
@@ -104,10 +96,7 @@ def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> 
     if diagnosis.warning:
         to.warning(sentence(diagnosis.warning))
     with to.fold("All latencies, and what was not tried"):
-        to.table(lift_rows(diagnosis), height="content")
-        for tried in diagnosis.counterfactuals:
-            if tried.skipped:
-                to.text(f"{tried.name} was not tried: {tried.skipped}", soft=True)
+        show(to, diagnosis.shown_lifts())
 
 
 def _settings(recording: Recording, at: str, source: Source, judged: str) -> dict[str, Any]:

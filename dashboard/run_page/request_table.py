@@ -10,7 +10,7 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from calibration.provenance import of_run
-from dashboard.blocks import BARE, choosing, figure, table
+from dashboard.blocks import BARE, choosing, data_table, figure
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
@@ -71,7 +71,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
     helps = {_heading(name): metric(name).help for name in _SHOWN}
     selectable = choosing("request", columns["request"], f"requests-{recording.path}-{by}")
-    table(columns, formats, helps, height=270, **selectable)
+    data_table(columns, formats, helps, height=270, **selectable)
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))
     _waterfall(recording, metrics, int(rows[at]))

@@ -9,52 +9,15 @@ from typing import Any
 from calibration.provenance import Provenance, noted
 from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
-from planning.diagnose.document import AS_IT_WAS, RECORDING, DiagnosisDocument
+from planning.diagnose.document import DiagnosisDocument
+from planning.run_report import Bands, distributions, scalars
 from serving.canary import CALM_DRIFT
-from serving.figures import shown_band, shown_change, shown_number, shown_share, shown_times
-from serving.metrics import STATISTICS, metric
+from serving.figures import shown_band, shown_change, shown_number, shown_times
+from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
 from traces.recording import Recording
 from traces.recording_notes import notes_of
-
-NO_STEPS = "The recording holds no steps, so compute and memory were not examined."
-
-
-def symptom_rows(diagnosis: DiagnosisDocument) -> list[dict[str, str]]:
-    """Return a row for each symptom, the worst first."""
-    return [
-        {
-            "symptom": symptom.name,
-            "lifecycle": symptom.lifecycle,
-            "evidence": symptom.evidence,
-            "how to test it": symptom.proof,
-        }
-        for symptom in diagnosis.symptoms
-    ]
-
-
-def lift_rows(diagnosis: DiagnosisDocument) -> list[dict[str, Any]]:
-    """Return latencies in the recording, in the run simulated as it was, without each constraint, and with each change.
-
-    Ideals that cannot be bought have an asterisk.
-    """
-    others = diagnosis.with_changes
-    rows: list[dict[str, Any]] = [{"with": RECORDING, "problem of": ""}, {"with": AS_IT_WAS, "problem of": ""}]
-    rows += [{"with": tried.called, "problem of": tried.kind} for tried in others]
-    if diagnosis.sheds:
-        shares = (diagnosis.recorded_finished, diagnosis.simulated_finished, *(t.finished for t in others))
-        for row, share in zip(rows, shares, strict=True):
-            row["requests that finish"] = shown_share(share, 1)
-    for name, before in diagnosis.simulated_p99.items():
-        column = f"{metric(name).label} p99{' of those' if diagnosis.sheds else ''}"
-        cells = (
-            *map(diagnosis.p99, (diagnosis.recorded_p99.get(name), before)),
-            *(diagnosis.changed_p99(t, name) for t in others),
-        )
-        for row, cell in zip(rows, cells, strict=True):
-            row[column] = cell
-    return rows
 
 
 def provenance(diagnosis: DiagnosisDocument) -> Provenance:
@@ -80,10 +43,8 @@ def disturbance(recording: Recording) -> str:
     )
 
 
-Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 _LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
 _RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
-_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def backlog(saturation: Saturation) -> str:
@@ -115,41 +76,10 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
     return figures
 
 
-def distribution_rows(metrics: RunMetrics) -> list[dict[str, Any]]:
-    """Return a row for each metric that requests or steps have a value of."""
-    rows = []
-    for name, distribution in metrics.distributions().items():
-        if distribution.count:
-            about, numbers = metric(name), distribution.as_dict()
-            cells = {statistic: about.shown(numbers[statistic]) for statistic in _STATISTICS}
-            rows.append({"metric": about.read_as, **cells, "values": distribution.count})
-    return rows
-
-
-def scalar_rows(run: Mapping[str, Any], metrics: RunMetrics) -> list[dict[str, str]]:
-    """Return a row for each known metric of the whole run."""
-    bands, rows = bands_of(run), []
-    for name, value in metrics.scalars().items():
-        if value is None:
-            continue
-        about = metric(name.removesuffix("_peak"))
-        band = bands.get(name, {}).get("value")
-        rows.append(
-            {
-                "metric": about.read_as + (" at its peak" if name.endswith("_peak") else ""),
-                "value": about.shown(value),
-                "90 % band": shown_band(*map(about.read, band)) if band else "",
-                "definition": about.definition,
-            }
-        )
-    return rows
-
-
 def show_metrics(to: Sheet, run: Mapping[str, Any], metrics: RunMetrics) -> None:
     """Draw every metric of the recording."""
-    formats = {"values": "localized", **dict.fromkeys(STATISTICS, "right")}
-    to.table(distribution_rows(metrics), formats, STATISTICS, height="content")
-    to.table(scalar_rows(run, metrics), wrapped=True)  # a wrapped table does not cut definitions off
+    to.table(distributions(metrics, bands_of(run)))
+    to.table(scalars(metrics, bands_of(run)))
 
 
 def show_origin(to: Sheet, run: Mapping[str, Any]) -> None:

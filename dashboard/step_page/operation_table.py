@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from calibration.steps.explanation import ExplainedOperation
 from dashboard.sheet import Sheet
+from serving.report import Form, Table
+
+_TENTHS = Form("{:,.1f}".format, "%.1f")
 
 
 def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amounts: Sequence[float]) -> None:
@@ -18,5 +21,5 @@ def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amoun
         "bound by": [o.bound for o in operations],
         "known to (± %)": [100 * o.sigma for o in operations],
     }
-    decimals = [name for name, values in columns.items() if isinstance(values[0], float)] if operations else []
-    to.table(columns, dict.fromkeys(decimals, "%.1f"))
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    to.table(Table.of(rows, {name: _TENTHS for name in columns if rows and isinstance(rows[0][name], float)}))

@@ -11,7 +11,7 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.token_life import token_life
 from dashboard import blocks
-from dashboard.blocks import figure, heading, mistake, table
+from dashboard.blocks import data_table, figure, heading, mistake
 from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number, usual_first
@@ -61,7 +61,7 @@ def show() -> None:
             "times": [stage.times for stage in life],
             "MB": [stage.bytes / 1e6 for stage in life],
         }
-        table(columns, {"MB": "%.3f"})
+        data_table(columns, {"MB": "%.3f"})
 
 
 def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:

@@ -166,14 +166,6 @@ def provenance(runs: pa.Table) -> Provenance:
     return weakest((noted(mark, "the run does not say how far to trust it") for mark in marks), "runs")
 
 
-def summary(sweep: SweepResults) -> str:
-    """Return the number of runs, and the varied parameters."""
-    failed = sweep.runs.num_rows - sweep.complete.num_rows
-    runs = f"{sweep.runs.num_rows:,} runs" + (f", {failed:,} of them failed" if failed else "")
-    varied = ", ".join(f"{name} ({len(sweep.values(name))})" for name in sweep.parameters)
-    return f"{runs} · varied: {varied or 'nothing'}"
-
-
 def help_of(column: str) -> str | None:
     """Return the meaning of a metric's column, if the registry knows it."""
     known = METRICS.get(column) or METRICS.get(column.rpartition("_")[0])

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
 
-from dashboard.blocks import choosing, figure, mistake, table, titled
+from dashboard.blocks import choosing, data_table, figure, mistake, titled
 from dashboard.downloads import downloads
 from dashboard.library import find
 from dashboard.loading import BY_FILES
@@ -46,10 +46,10 @@ def show(runs: Path) -> None:
         return
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
-        st.caption(sweep_charts.summary(results), width="content")
+        st.caption(results.summary, width="content")
     if not results.complete.num_rows or not results.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
-        table(results.runs.select(["status", "error", *results.parameters]))
+        data_table(results.runs.select(["status", "error", *results.parameters]))
         return
     left, right = st.columns([2, 5], gap="medium")
     with left:
@@ -131,7 +131,7 @@ def _table(results: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
         column: st.column_config.NumberColumn(results.metrics[column], format="%.4g", help=sweep_charts.help_of(column))
         for column in metrics
     }
-    table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
+    data_table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)
@@ -166,7 +166,7 @@ def _sql(directory: Path, results: SweepResults, y: str) -> None:
     except UserError as error:
         mistake(error.remedy)
         return
-    table(_plain(answer), placeholder=None)
+    data_table(_plain(answer), placeholder=None)
     rows = "1 row" if answer.num_rows == 1 else f"{answer.num_rows:,} rows"
     cut = f"the first {rows}: an answer is cut at {MOST_MB} MB" if cut_short(answer) else rows
     st.caption(f"the first {rows}" if answer.num_rows == ROWS else cut)

@@ -21,12 +21,12 @@ from dashboard.trust_page.words import (
     IN_WEATHER,
     bias,
     blind_title,
-    figure_rows,
     of_report,
     of_steps,
 )
 from serving.errors import UserError
 from serving.metrics import metric
+from serving.report import PERCENT, Table
 from traces.metrics.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"
@@ -110,9 +110,7 @@ def show_runs(
         to.figure(drawn["errors-in-weather"], "errors-in-weather", IN_WEATHER, rated, ERRORS_IN_WEATHER)
     if report.rows:
         with to.fold("The figures"):
-            formats = dict.fromkeys(("real", "simulated", "in the same weather"), "%.2f")
-            formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f")
-            to.table(figure_rows(report), formats | dict.fromkeys(("floor (%)", "its floor (%)"), "%.1f"))
+            to.table(report.figures())
 
 
 def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
@@ -133,8 +131,8 @@ def show_published(to: Sheet, external: External, column: Column) -> None:
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
     plot = errors_by_source(shown, column)
     to.figure(plot, "external", "Published engines, predicted", provenance(shown), _PUBLISHED)
-    formats = dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), "%.1f %%")
-    to.table([source_row(case, column) for case in external.cases], formats)
+    forms = dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), PERCENT)
+    to.table(Table.of([source_row(case, column) for case in external.cases], forms))
     to.text(
         f"TTFT, TPOT and E2E are median absolute errors of {column} predictions. Made by `tokentwin validate "
         f"external`, {when(external.created) or 'undated'}.",

@@ -14,7 +14,7 @@ import streamlit as st
 
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from dashboard import blocks
-from dashboard.blocks import badge, mistake, table, titled
+from dashboard.blocks import badge, data_table, mistake, titled
 from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
@@ -36,7 +36,6 @@ from dashboard.trust_page.results import (
     Clients,
     Decisions,
     External,
-    client_rows,
     decision_rows,
     newest_clients,
     newest_decisions,
@@ -46,6 +45,7 @@ from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
+from planning.measure.front_door import clients_table
 from serving.errors import UserError
 
 Results = TypeVar("Results")
@@ -177,15 +177,13 @@ def _decisions(decisions: Decisions) -> None:
         "tokens per second of a GPU within bounds on TTFT and TPOT? Utility is the measured throughput of the choice "
         "over the best that keeps the bounds, and 0 if the choice breaks one."
     )
-    table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
+    data_table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
 
 
 def _clients(clients: Clients) -> None:
     """Draw what clients of a server saw, beside the simulation."""
     st.subheader("What clients of a server saw", anchor=False)
-    formats = dict.fromkeys(("clients", "engine alone", "with the front door", "in the same weather"), "%.2f")
-    formats |= dict.fromkeys(("error (%)", "its error (%)"), "%+.1f") | {"floor (%)": "%.1f"}
-    table(client_rows(clients), formats)
+    blocks.table(clients_table(clients.rows))
     made = when(clients.created) or "undated"
     st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))
 

@@ -17,7 +17,6 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.figures import shown_band
 from serving.files.json_file import parse_json
-from serving.metrics import axis_of
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
@@ -213,26 +212,6 @@ def newest_clients(runs: Path) -> Clients | None:
     """Return the newest results under `runs`, None without any. Raises UserError, one line, if they are damaged."""
     directory = next(iter(find(runs, CLIENTS).values()), None)
     return None if directory is None else read_results(Clients, directory, CLIENTS)
-
-
-def client_rows(clients: Clients) -> list[dict[str, Any]]:
-    return [
-        {
-            "metric": axis_of(row.metric),
-            "statistic": row.statistic,
-            "clients": row.real,
-            "engine alone": row.engine_alone,
-            "with the front door": row.simulated,
-            "error (%)": row.error_pct,
-            "floor (%)": row.floor_pct,
-        }
-        | (
-            {"in the same weather": row.in_weather, "its error (%)": row.in_weather_error_pct}
-            if row.in_weather is not None
-            else {}
-        )
-        for row in clients.rows
-    ]
 
 
 class Rule(Result):

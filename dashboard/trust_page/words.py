@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from calibration.provenance import EXTRAPOLATED, UNKNOWN, VALIDATED, Provenance
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
-from serving.figures import shown_band, shown_change, shown_percent, shown_share
-from serving.metrics import axis_of
+from serving.figures import shown_change, shown_percent, shown_share
 
 CANARY = "A canary step is a fixed step that is timed now and then and should always take as long. "
 FLOOR = "The floor, or noise, is how far repeats of the same real run lie from each other."
@@ -30,27 +28,6 @@ def disturbance(report: ValidationReport) -> str:
         f"This run was disturbed: {reason}. {CANARY}Something else used the machine while the real engine ran, so part "
         "of the error below comes from the machine. Run it again on a quiet one."
     )
-
-
-def figure_rows(report: ValidationReport) -> list[dict[str, Any]]:
-    return [
-        {
-            "metric": axis_of(row.metric),
-            "statistic": row.stat,
-            "real": row.real,
-            "simulated": row.simulated,
-            "error (%)": row.error_pct,
-            "floor (%)": row.floor_pct,
-            "90 % band": None if row.low is None else shown_band(row.low, row.high, 4),
-            "within the floor": row.within_floor,
-        }
-        | (
-            {"in the same weather": same.simulated, "its error (%)": same.error_pct, "its floor (%)": same.floor_pct}
-            if (same := row.in_weather)
-            else {}
-        )
-        for row in report.rows
-    ]
 
 
 def blind_title(report: ValidationReport) -> str:

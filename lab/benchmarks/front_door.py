@@ -25,13 +25,12 @@ from time import monotonic_ns
 from typing import Any, cast
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from planning.deployments import served
 from planning.priced_scenario import price_scenario, with_fleet
 from serving.workload import Workload, WorkloadRequest
 from tests.apiserver.served import Server, serving
+from tokentwin.tables import print_table
 from traces.recording import Recording
 
 REPLICAS = 4
@@ -207,10 +206,7 @@ def main() -> None:
     alone = overhead(args.alone, args.api_workers)
     print(*(f"{name} {value}" for name, value in alone.items()))
     rows = [measure(int(count), args.tokens, args.rate, args.api_workers) for count in args.streams.split(",")]
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console(width=200).print(table)
+    print_table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
     print(
         json.dumps(
             {"tokens": args.tokens, "rate": args.rate, "api_workers": args.api_workers, **alone, "measured": rows}

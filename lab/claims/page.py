@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planning.claims.document import WORDS, CheckedClaim, ClaimsDocument
+from serving.markdown import markdown_table
 
 _PREFACE = """# What everyone says about inference
 
@@ -50,15 +51,11 @@ def _terms(claim: CheckedClaim) -> list[str]:
     cases = [case for case in claim.cases if case.terms]
     if not cases:
         return []
-    lines = [
-        "",
-        f"| term, ms when | {' | '.join(case.when for case in cases)} | known from |",
-        "|---|" + "--:|" * len(cases) + "---|",
-    ]
     of_case = [{term.name: term for term in case.terms} for case in cases]
+    rows = []
     for name in dict.fromkeys(term.name for case in cases for term in case.terms):
         there = [terms.get(name) for terms in of_case]
         known = next(f"{term.source}, {term.mark}" for term in there if term)
-        cells = (f"{term.ms:,.1f}" if term else "-" for term in there)
-        lines.append(f"| {name} | {' | '.join(cells)} | {known} |")
-    return lines
+        rows.append([name, *(f"{term.ms:,.1f}" if term else "-" for term in there), known])
+    header = ["term, ms when", *(case.when for case in cases), "known from"]
+    return ["", markdown_table(header, rows, [False, *(True for _ in cases)])]

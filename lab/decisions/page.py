@@ -9,8 +9,8 @@ from typing import Any
 
 from calibration.choice import COMMON, RISK
 from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
-from lab.external.page import markdown_table
 from serving.figures import shown_share
+from serving.markdown import markdown_table
 
 COMMAND = "tokentwin validate decisions --write lab/results/decisions.md"
 

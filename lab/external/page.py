@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from math import inf
 
@@ -24,6 +24,7 @@ from calibration.validation.external.report import (
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
 from serving.figures import shown_change, shown_number, shown_percent, shown_share
+from serving.markdown import markdown_table
 
 COMMAND = "tokentwin validate external --write lab/results/external.md"
 
@@ -177,9 +178,3 @@ def _summed_up(result: CaseResult) -> Iterator[str]:
     if doubts:
         yield "Rows that look wrong are scored like all others:\n"
         yield from (f"- {count}: {why}" for why, count in doubts.most_common())
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from realengine.kernels.launches import Specialisation
+from serving.markdown import markdown_table
 
 MODULES = (
     "kv_splits",
@@ -129,20 +130,17 @@ def table(reports: list[tuple[Specialisation, Resources]]) -> str:
     A row has the number of compiled forms, and over them the least and most registers of a thread, bytes of shared
     memory, and counts in the PTX.
     """
-    lines = [
-        f"Triton {triton.__version__}, sm_{TARGET.arch}.",
-        "",
-        "| kernel | forms | registers | ceiling | shared | wgmma | cp.async |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    lines = []
     for name, alike in groupby(reports, key=lambda report: report[0].name.split()[0]):
         rows = [
             (used.registers, spec.register_ceiling, used.shared_bytes, *(used.counts[text] for text in _COUNTED))
             for spec, used in alike
         ]
         spans = (" to ".join(map(str, sorted({min(column), max(column)}))) for column in zip(*rows, strict=True))
-        lines.append(f"| {name} | {len(rows)} | {' | '.join(spans)} |")
-    return "\n".join(lines)
+        lines.append((name, str(len(rows)), *spans))
+    header = ("kernel", "forms", "registers", "ceiling", "shared", "wgmma", "cp.async")
+    made = markdown_table(header, lines, [False] + [True] * 6)
+    return f"Triton {triton.__version__}, sm_{TARGET.arch}.\n\n{made}"
 
 
 def main(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.gpu_suite.results import FILE, ceilings_of, load, stand_ins
+from serving.markdown import markdown_table
 
 UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"
@@ -235,9 +236,7 @@ def _word(met: bool | None) -> str:
 
 
 def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
-    names = [str(name) for name in head]
-    made = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-    return made + [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows]
+    return [markdown_table(list(map(str, head)), (list(map(_cell, row)) for row in rows))]
 
 
 def _cell(value: object) -> str:

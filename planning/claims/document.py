@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import pyarrow as pa
-from rich.console import RenderableType
-from rich.text import Text
 
 from serving.document import Document, Number, Part, fact
-from serving.figures import shown_number, shown_percent, shown_time
+from serving.figures import NOTHING, shown_number, shown_percent
+from serving.report import FIGURE, Column, Form, Line, Table
 from traces.document_table import table_of
 
 Holds = Literal["yes", "no", "open"]
+_MS = Form(lambda ms: NOTHING if ms is None else f"{ms:,.1f}", "%.1f")
 WORDS = {"yes": "holds", "no": "does not hold", "open": "cannot be told"}
 
 
@@ -93,6 +93,19 @@ class CheckedClaim(Part):
         said = f"holds in {yes} of {len(self.cases)}"
         return f"{said}, {open_} cannot be told" if open_ else said
 
+    def shown_cases(self) -> Iterator[Line | Table]:
+        """Yield the figure in every case and on the real engine, then the parts of E2E in the cases that have them."""
+        figures = [(case.number, WORDS[case.holds], f"when {case.when}") for case in self.cases]
+        if self.engine is not None:
+            figures.append((self.engine.number, WORDS[self.engine.holds], self.engine.sentence))
+        yield Table((Column("figure", FIGURE), Column("the claim"), Column("")), figures)
+        if self.untried and self.engine is None:
+            yield Line(f"not tried on the real engine: {self.untried}", "note")
+        for case in self.cases:
+            if case.terms:
+                rows = [(term.ms, term.name, f"{term.source}, {term.mark}") for term in case.terms]
+                yield Table((Column("ms", _MS), Column("part of E2E"), Column("known from")), rows, f"when {case.when}")
+
 
 def verdict_of(cases: tuple[CheckedCase, ...]) -> str:
     """In a sentence: *holds*, *holds when ...*, *does not hold*."""
@@ -127,29 +140,16 @@ class ClaimsDocument(Document):
             return table_of(CheckedClaim, self.claims)
         return table_of(CheckedCase, [case for claim in self.claims for case in claim.cases])
 
-    def report(self) -> Iterator[RenderableType]:
-        """As `tokentwin claims` prints it."""
+    def report(self) -> Iterator[Line | Table]:
         for claim in self.claims:
-            yield Text(claim.claim, style="bold")
-            yield Text(f"  {claim.verdict}")
-            width = max(len(case.number) for case in claim.cases)
-            for case in claim.cases:
-                yield Text(f"    {case.number:{width}}  {WORDS[case.holds]:14}  when {case.when}")
-            for case in claim.cases:
-                if case.terms:
-                    yield Text(f"    when {case.when}:")
-                    for term in case.terms:
-                        yield Text(f"    {shown_time(term.ms):>10}  {term.name} ({term.mark}: {term.source})")
-            if claim.engine is not None:
-                yield Text(
-                    f"    {claim.engine.number:{width}}  {WORDS[claim.engine.holds]:14}  {claim.engine.sentence}"
-                )
-            elif claim.untried:
-                yield Text(f"    not tried on the real engine: {claim.untried}")
-            yield Text(f"    expected: {claim.expected}")
-            yield Text(f"    {claim.break_even}\n" if claim.break_even else "")
+            yield Line(claim.claim, "title")
+            yield Line(claim.verdict, "headline")
+            yield from claim.shown_cases()
+            yield Line(f"expected: {claim.expected}")
+            if claim.break_even:
+                yield Line(claim.break_even)
         if self.machine:
-            yield Text(f"The real engine ran on {self.machine}, {self.date}.")
+            yield Line(f"The real engine ran on {self.machine}, {self.date}.", "note")
 
 
 def _short(value: float | None) -> str:

@@ -5,24 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pydantic import ConfigDict
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from serving.document import Document, Number, Part, fact
-from serving.figures import counted, shown_band, shown_change, shown_number
+from serving.figures import counted, shown_change, shown_number, shown_share
 from serving.metrics import METRICS, axis_of, label_of
+from serving.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
 from traces.document_table import table_of
 
 SHARES = ("slo_attainment", "finished")  # their differences are points: 29 % to 52 % is +23 points, not +76 %
 _METRIC = "a metric of the glossary, or `finished`: the share of the requests that finish"
 _STAT = "its statistic; `value` where it has but one"
+_OF = (Column("metric"), Column("stat"))
+_TALLIED = ("B gains", "B loses", "same")
 
 
 class Units(Part):
@@ -158,6 +157,62 @@ class Compared(Part):
     a: Side = fact("deployment or recordings of side A")
     b: Side = fact("deployment or recordings of side B")
 
+    def shown(self) -> Iterator[Line | Table]:
+        """Yield all numbers of both sides, winners and losers, and the verdict with its basis."""
+        yield self.shown_rows()
+        yield self.shown_tallies()
+        yield Line(self.basis, "note")
+        yield from self.cautions()
+        yield Line(self.verdict, "headline")
+
+    def shown_rows(self) -> Table:
+        """Return every number of both sides with its difference."""
+        columns = (
+            *_OF,
+            Column("A", NUMBER),
+            Column("B", NUMBER),
+            Column("B - A", NUMBER),
+            Column("change", FIGURE, "In percent of A; of a share (attainment, requests that finish) in points."),
+            Column("95 % interval", BAND, "Of B - A, in the unit of the row; it holds for all rows together."),
+            Column("better"),
+        )
+        rows = []
+        for row in self.rows:
+            change = None if row.a is None or row.b is None else row.b - row.a
+            more = (change_of(row.metric, row.percent), (row.low, row.high), row.better)
+            rows.append((axis_of(row.metric), row.stat, row.a, row.b, change, *more))
+        return Table(columns, rows)
+
+    def shown_tallies(self) -> Table:
+        """Return winners and losers among the requests, by group."""
+        numbers = (*(Column(name, COUNT) for name in _TALLIED), Column("mean A", NUMBER), Column("mean B", NUMBER))
+        rows = []
+        for tally in self.tallies:
+            members = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
+            rows.append((tally.metric, members, tally.gain, tally.lose, tally.same, tally.mean_a, tally.mean_b))
+        return Table((Column("metric"), Column("of"), *numbers), rows)
+
+    @property
+    def basis(self) -> str:
+        """What the intervals rest on, and when a request gains or loses."""
+        units = self.units
+        unit = counted(units.count, units.of.removesuffix("s")) + (" of arrivals" if units.of == "blocks" else "")
+        finished = next((row for row in self.rows if row.metric == "finished"), None)
+        lost = ""
+        if finished is not None:
+            a, b = shown_share(finished.a, 1), shown_share(finished.b, 1)
+            lost = f" On A {a} of the requests finish, on B {b}; mean A and mean B cover those that finish on both."
+        return (
+            f"{counted(self.requests, 'request')}, resampled by {unit}; the intervals hold for all rows together. "
+            f"A request gains or loses if its latency changes by {100 * self.threshold:g} % or more.{lost}"
+        )
+
+    def cautions(self) -> Iterator[Line]:
+        """Yield warnings about the figures."""
+        if self.units.carry_over:
+            wide = "queues last longer than blocks, so intervals are wide; compare longer runs, or several seeds"
+            yield Line(wide, "warning")
+
 
 class ComparisonDocument(Compared, Document):
     """The answer to a comparison; real runs may have the same runs simulated beside them."""
@@ -212,21 +267,61 @@ class ComparisonDocument(Compared, Document):
         same = self.same_weather.rows if self.same_weather else ()
         return simulated_errors(self.simulated.rows, self.rows, same) if self.simulated else []
 
-    def report(self) -> Iterator[RenderableType]:
+    def report(self) -> Iterator[Line | Table]:
         if self.a.name or self.b.name:
-            yield Text(f"A: {self.a.name}\nB: {self.b.name}")
+            yield Line(f"A: {self.a.name}")
+            yield Line(f"B: {self.b.name}")
         if self.simulated is not None:
-            yield from compared_report(self.simulated)
-            yield Text("\non the real engine")
-        yield from compared_report(self)
+            yield from self.simulated.shown()
+            yield Line("on the real engine", "title")
+        yield from self.shown()
+        if self.disturbance and not self.disturbed:
+            yield Line(f"weather: {self.disturbance}")
+        yield from map(Line, defaults_told((self.simulated or self).a, (self.simulated or self).b))
+        if self.simulated is not None:
+            yield self.shown_errors()
+            yield from filter(None, (self.largest_error,))
+            if self.ranking:
+                yield shown_ranking(self.ranking)
+            yield Line(ranking_verdict(self.ranking or ())[1], "headline")
+
+    def cautions(self) -> Iterator[Line]:
+        yield from super().cautions()
         if self.disturbed:
-            yield Text.assemble(("DISTURBED", "bold yellow"), f": {self.disturbance}; take real times with care")
-        elif self.disturbance:
-            yield Text(f"weather: {self.disturbance}")
-        yield from map(Text, defaults_told((self.simulated or self).a, (self.simulated or self).b))
-        if self.simulated is not None:
-            yield from _errors(self.errors())
-            yield from ranking_report(self.ranking or ())
+            yield Line(f"DISTURBED: {self.disturbance}; part of the difference comes from the machine", "warning")
+
+    def shown_errors(self) -> Table:
+        """Return simulated and real numbers of both sides."""
+        errors = self.errors()
+        weather = any(row.weather_error is not None for row in errors)
+        columns = [
+            *_OF,
+            Column("side"),
+            Column("simulated", NUMBER),
+            Column("real", NUMBER),
+            Column("error", FIGURE, "Simulated against real, in percent of real; of a share in percentage points."),
+            *((Column("in its\nweather", NUMBER), Column("error\nin it", FIGURE)) if weather else ()),
+        ]
+        rows = []
+        for row in errors:
+            same = (row.weather_simulated, change_of(row.metric, row.weather_error)) if weather else ()
+            error = change_of(row.metric, row.error)
+            rows.append((axis_of(row.metric), row.stat, row.side, row.simulated, row.real, error, *same))
+        told = "; in its weather: told how slow the machine was, and nothing else of the real run" if weather else ""
+        return Table(columns, rows, f"simulated against real{told}")
+
+    @property
+    def largest_error(self) -> Line | None:
+        """The largest error of the simulation in percent; None if there is none."""
+        worst = furthest_off(self.errors())
+        if worst is None:
+            return None
+        stat = "" if worst.stat == "value" else f" {worst.stat}"
+        simulated, real = shown_number(worst.simulated, 4), shown_number(worst.real, 4)
+        values = f"{simulated} {unit_of(worst)} simulated, {real} real"
+        return Line(
+            f"largest error: {label_of(worst.metric)}{stat} of {worst.side}, {shown_change(worst.error)} ({values})"
+        )
 
 
 def defaults_told(a: Side, b: Side) -> list[str]:
@@ -285,86 +380,35 @@ def _with_units(table: pa.Table) -> pa.Table:
     return table.add_column(2, field, pa.array(units, pa.string()))
 
 
-_WRAPS, _WHOLE = {"min_width": 10}, {"no_wrap": True}
-
-
-def compared_report(compared: Compared) -> Iterator[RenderableType]:
-    """Yield the report of a comparison of two sides."""
-    rows = _table({"metric": _WRAPS, "stat": _WHOLE}, ("A", "B", "B - A", "change"))
-    rows.add_column("95 % interval", justify="right", min_width=9)
-    rows.add_column("better", no_wrap=True)
-    for row in compared.rows:
-        change = None if row.a is None or row.b is None else row.b - row.a
-        numbers = (*(shown_number(value, 4) for value in (row.a, row.b, change)), change_of(row.metric, row.percent))
-        rows.add_row(axis_of(row.metric), row.stat, *numbers, shown_band(row.low, row.high, 4), row.better)
-    yield rows
-    group = {"min_width": 6, "overflow": "fold"}
-    tallies = _table({"metric": _WHOLE, "of": group}, ("B gains", "B loses", "same", "mean A", "mean B"))
-    for tally in compared.tallies:
-        members = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
-        counts = (str(n) for n in (tally.gain, tally.lose, tally.same))
-        tallies.add_row(tally.metric, members, *counts, shown_number(tally.mean_a, 4), shown_number(tally.mean_b, 4))
-    yield Text()
-    yield tallies
-    units = compared.units
-    unit = counted(units.count, units.of.removesuffix("s")) + (" of arrivals" if units.of == "blocks" else "")
-    lost = any(row.metric == "finished" for row in compared.rows)
-    means = " Mean A and mean B cover the requests that finish on both sides." if lost else ""
-    summary = (
-        f"\n{counted(compared.requests, 'request')}, resampled by {unit}; the intervals hold for all rows together. "
-        f"A request gains or loses if its latency changes by {100 * compared.threshold:g} % or more.{means}"
+def shown_ranking(ranked: Sequence[Ranked]) -> Table:
+    """Return whether the engine agrees, row by row."""
+    columns = (*_OF, Column("simulated", FIGURE), Column("real", FIGURE), Column("outcome"))
+    changes = ([change_of(row.metric, of) for of in (row.simulated_percent, row.real_percent)] for row in ranked)
+    return Table(
+        columns,
+        [(axis_of(row.metric), row.stat, *of, row.outcome) for row, of in zip(ranked, changes, strict=True)],
     )
-    yield Text(summary, style="dim")
-    if units.carry_over:
-        warning = "queues last longer than blocks, so intervals are wide; compare longer runs, or several seeds"
-        yield Text(warning, style="yellow")
-    yield Text(compared.verdict, style="bold")
 
 
-def _errors(errors: Sequence[SimulatedError]) -> Iterator[RenderableType]:
-    """Yield simulated and real numbers of both sides, and the largest error."""
-    weather = any(row.weather_error is not None for row in errors)
-    numbers = ("simulated", "real", "error", *(("in its\nweather", "error") if weather else ()))
-    table = _table({"metric": _WRAPS, "stat": _WHOLE, "side": _WHOLE}, numbers)
-    for row in errors:
-        shown = [shown_number(row.simulated, 4), shown_number(row.real, 4), change_of(row.metric, row.error)]
-        shown += [shown_number(row.weather_simulated, 4), change_of(row.metric, row.weather_error)] if weather else []
-        table.add_row(axis_of(row.metric), row.stat, row.side, *shown)
-    yield Text(
-        "\nsimulated against real; in its weather: told how slow the machine was, and nothing else of the real run"
-    )
-    yield table
-    worst = furthest_off(errors)
-    if worst is not None:
-        stat = "" if worst.stat == "value" else f" {worst.stat}"
-        largest = f": {label_of(worst.metric)}{stat} of {worst.side}, {shown_change(worst.error)}"
-        yield Text.assemble(("largest error", "bold"), largest)
+_OUTCOMES = {
+    "holds": "held",
+    "reversed": "reversed",
+    "open": "open (the engine shows no difference)",
+    "missed": "missed (only the engine shows it)",
+}
 
 
-def ranking_report(ranked: Sequence[Ranked]) -> Iterator[RenderableType]:
-    """Yield for each row whether the engine agrees, then a summary in one sentence."""
-    if not ranked:
-        yield Text("neither the simulator nor the real engine shows a difference", style="bold")
-        return
-    table = Table("metric", "stat", "simulated", "real", "outcome")
-    for row in ranked:
-        changes = (change_of(row.metric, change) for change in (row.simulated_percent, row.real_percent))
-        table.add_row(row.metric, row.stat, *changes, row.outcome)
-    yield table
-    counts = {name: sum(row.outcome == name for row in ranked) for name in ("holds", "open", "reversed", "missed")}
-    counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    verdict = "the ranking DOES NOT HOLD on the engine" if counts["reversed"] else "the engine does not contradict it"
-    yield Text.assemble((verdict, "bold"), f": {counted}")
-
-
-def _table(names: Mapping[str, Mapping[str, Any]], numbers: Sequence[str]) -> Table:
-    """Return a table with columns of names, laid out as given, then columns of numbers, which are never cut."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for name, layout in names.items():
-        table.add_column(name, **layout)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+def ranking_verdict(ranked: Sequence[Ranked]) -> tuple[str, str]:
+    """Return whether the simulated ranking holds on the engine: `reversed`, `holds` or `open`, and a sentence."""
+    counts = {name: sum(row.outcome == name for row in ranked) for name in _OUTCOMES}
+    outcomes = ", ".join(f"{count} {_OUTCOMES[name]}" for name, count in counts.items() if count)
+    if counts["reversed"]:
+        return "reversed", f"the ranking DOES NOT HOLD on the engine: {outcomes}"
+    if counts["holds"]:
+        return "holds", f"the ranking holds on the engine: {outcomes}"
+    if not outcomes:
+        return "open", "neither the simulator nor the real engine shows a difference"
+    return "open", f"the engine does not contradict the simulator: {outcomes}"
 
 
 def change_of(metric: str, change: float | None) -> str:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from planning.diagnose.command import compare_command
 from serving.document import Document, Number, Part, fact
 from serving.figures import shown_change, shown_share, shown_time
 from serving.metrics import label_of, metric
+from serving.report import FIGURE, SHARE, Column, Line, Table
 from traces.document_table import table_of
 
 FINISHED = "finished"  # judged instead of a latency if requests are lost
@@ -227,50 +225,55 @@ class DiagnosisDocument(Document):
                 )
         return table
 
-    def report(self) -> Iterator[RenderableType]:
-        if self.symptoms:
-            table = Table("symptom", "lifecycle", show_lines=True)
-            for heading in ("evidence", "how to test it"):
-                table.add_column(heading, overflow="fold")
-            for symptom in self.symptoms:
-                table.add_row(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof)
-            yield table
-        if not self.steps:
-            yield Text("the recording holds no steps, so compute and memory were not examined", style="dim")
+    def report(self) -> Iterator[Line | Table]:
+        yield from self.shown_symptoms()
         if self.counterfactuals:
-            yield from _counterfactuals(self)
+            yield from self.shown_lifts()
+            if self.warning:
+                yield Line(self.warning, "warning")
         else:
-            yield Text("evidence only: give -c or --gpu to simulate the run with each constraint lifted", style="dim")
-        yield Text(self.verdict, style="bold")
-        for asked in self.questions:
-            yield Text(f"{asked.question} {asked.text}")
+            yield Line("evidence only: give -c or --gpu to simulate the run with each constraint lifted", "note")
+        yield Line(self.verdict, "headline")
+        yield from self.shown_questions()
         if self.changes:
-            yield Text(self.summary, style="bold")
+            yield Line(self.summary, "headline")
         if self.best:
-            yield Text(self.command(self.best), style="cyan", overflow="ignore", no_wrap=True)
+            yield Line(self.command(self.best), "command")
 
+    def shown_symptoms(self) -> Iterator[Line | Table]:
+        """Yield the symptoms, and what was not examined."""
+        if self.symptoms:
+            columns = tuple(map(Column, ("symptom", "lifecycle", "evidence", "how to test it")))
+            rows = [(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof) for symptom in self.symptoms]
+            yield Table(columns, rows, sentences=True)
+        if not self.steps:
+            yield Line("the recording holds no steps, so compute and memory were not examined", "note")
 
-def _counterfactuals(diagnosis: DiagnosisDocument) -> Iterator[RenderableType]:
-    def share(finished: float | None) -> list[str]:
-        return [shown_share(finished, 1)] if diagnosis.sheds else []
+    def shown_questions(self) -> Iterator[Line]:
+        """Yield the questions with their answers."""
+        return (Line(f"{asked.question} {asked.text}") for asked in self.questions)
 
-    scope = "; latencies are of requests that finish" if diagnosis.sheds else ""
-    latencies = [f"{metric(name).label} p99" for name in diagnosis.simulated_p99]
-    finish = ["finish"] if diagnosis.sheds else []
-    title = f"effect of lifting one constraint, or of one change{scope}"
-    table = Table("with", "kind", *finish, *latencies, title=title, title_justify="left")
-    recorded = (diagnosis.recorded_p99.get(name) for name in diagnosis.simulated_p99)
-    table.add_row(RECORDING, "", *share(diagnosis.recorded_finished), *map(diagnosis.p99, recorded))
-    table.add_row(
-        AS_IT_WAS, "", *share(diagnosis.simulated_finished), *map(diagnosis.p99, diagnosis.simulated_p99.values())
-    )
-    for tried in diagnosis.with_changes:
-        cells = (diagnosis.changed_p99(tried, name) for name in diagnosis.simulated_p99)
-        table.add_row(tried.called, tried.kind, *share(tried.finished), *cells)
-    yield table
-    yield Text("* an ideal that cannot be bought: it tells what that constraint is to blame for", style="dim")
-    for tried in diagnosis.counterfactuals:
-        if tried.skipped:
-            yield Text(f"{tried.name}: not tried, because {tried.skipped}", style="dim")
-    if diagnosis.warning:
-        yield Text(diagnosis.warning, style="yellow")
+    def shown_lifts(self) -> Iterator[Line | Table]:
+        """Yield the latencies with each constraint lifted and with each change, and what was not tried."""
+
+        def row(name: str, kind: str, finished: float | None, p99s: Iterable[str]) -> list[Any]:
+            return [name, kind, *([finished] if self.sheds else []), *p99s]
+
+        recorded = (self.p99(self.recorded_p99.get(name)) for name in self.simulated_p99)
+        simulated = map(self.p99, self.simulated_p99.values())
+        rows = [
+            row(RECORDING, "", self.recorded_finished, recorded),
+            row(AS_IT_WAS, "", self.simulated_finished, simulated),
+        ]
+        for tried in self.with_changes:
+            p99s = (self.changed_p99(tried, name) for name in self.simulated_p99)
+            rows.append(row(tried.called, tried.kind, tried.finished, p99s))
+        finish = [Column("finish", SHARE)] if self.sheds else []
+        latencies = (Column(f"{metric(name).label} p99", FIGURE) for name in self.simulated_p99)
+        columns = (Column("with"), Column("kind"), *finish, *latencies)
+        scope = "; latencies are of requests that finish" if self.sheds else ""
+        yield Table(columns, rows, f"effect of lifting one constraint, or of one change{scope}")
+        yield Line("* an ideal that cannot be bought: it tells what that constraint is to blame for", "note")
+        yield from (
+            Line(f"{t.name}: not tried, because {t.skipped}", "note") for t in self.counterfactuals if t.skipped
+        )

@@ -21,6 +21,7 @@ from planning.priced_scenario import PricedScenario
 from planning.scenario import Scenario
 from serving.errors import UserError
 from serving.front_door import FrontDoor
+from serving.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.measured.recorded_client import RecordedClient, sent, spread_pct
@@ -65,6 +66,25 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "error_pct": self.error_pct, "in_weather_error_pct": self.in_weather_error_pct}
+
+
+def clients_table(rows: Sequence[Any], title: str = "") -> Table:
+    """Return `rows`, or what was saved of them, as a table."""
+    weather = any(row.in_weather is not None for row in rows)
+    columns = [
+        Column("metric", METRIC),
+        Column("statistic"),
+        *(Column(name, NUMBER) for name in ("clients", "engine alone", "with the\nfront door")),
+        Column("error", CHANGE),
+        Column("noise", PERCENT),
+        *((Column("in the same\nweather", NUMBER, spare=1), Column("its error", CHANGE)) if weather else ()),
+    ]
+    cells = []
+    for row in rows:
+        same = (row.in_weather, row.in_weather_error_pct) if weather else ()
+        numbers = (row.real, row.engine_alone, row.simulated, row.error_pct, row.floor_pct, *same)
+        cells.append((row.metric, row.statistic, *numbers))
+    return Table(columns, cells, title)
 
 
 def hold_against_clients(

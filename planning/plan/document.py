@@ -11,16 +11,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from pydantic import computed_field
-from rich.box import SIMPLE
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from serving.deployments.config import Deployment, parse
 from serving.deployments.inter_node import inter_node, nodes_of
 from serving.document import Document, Number, Part, fact
 from serving.figures import NOTHING, counted, shown_band, shown_number, shown_share, shown_usd
+from serving.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
 from traces.document_table import table_of
 
 SURE = 0.99  # the greatest probability that is shown: nobody knows the tail beyond
@@ -139,6 +136,11 @@ class Recommendation(Offered):
     def headroom(self) -> str:
         """The headroom in percent; open if nothing that was tried broke the SLOs."""
         return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
+
+    @property
+    def beyond_headroom(self) -> str:
+        """The objective that breaks beyond the headroom, in a clause."""
+        return f"with more than {self.headroom_percent} % more traffic, {self.breaks_first} breaks first"
 
     @property
     def headroom_range(self) -> str:
@@ -308,18 +310,79 @@ class PlanDocument(Document):
         of_choices = {(best.engine, choice.replicas): choice.holds for choice in choices}
         return of_choices | {(best.engine, best.replicas): best.holds}
 
-    def report(self) -> Iterator[RenderableType]:
-        yield Text(self.answer, style="bold")
-        yield from map(Text, _details(self))
+    def report(self) -> Iterator[Line | Table]:
+        best = self.recommendation
+        yield Line(self.answer, "headline")
+        yield from map(Line, _details(self))
+        yield from self.shown_others()
         if self.runners_up:
-            yield Text("\nRunners-up", style="italic")
-            yield _table([(point, "") for point in self.runners_up[:_RUNNERS_UP]], self.spares, hold=True)
+            yield self.shown_offers()
         if self.frontier:
+            both = (*self.frontier, *self.frontier_by_price)
+            points = list(dict.fromkeys(sorted(both, key=lambda point: -(point.tok_s_user or 0.0))))
+            frontiers = (("GPU", self.frontier), ("$", self.frontier_by_price))
+            best_per = [" ".join(name for name, frontier in frontiers if point in frontier) for point in points]
             title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
-            yield Text(f"\n{title}", style="italic")
-            yield _table(_frontiers(self), self.spares)
-        if self.recommendation is not None and self.recommendation.vllm_serve:
-            yield Text(f"\n{self.recommendation.vllm_serve}")
+            yield self.fleets(points, [(Column("best\nper"), best_per)], title)
+        if best is not None and best.vllm_serve:
+            yield Line(best.vllm_serve, "command")
+
+    def fleets(self, points: Sequence[Point], more: Sequence[tuple[Column, Sequence[Any]]], title: str = "") -> Table:
+        """Return fleets with what they cost and give, and `more` columns with their cells."""
+        rows = [
+            (
+                _SETTING.sub("\n ", point.called(self.spares)),
+                *(point.gpus, point.usd_per_hour, point.tok_s_user, point.tok_s_gpu, point.usd_per_mtok_out),
+                point.attainment,
+                *(cells[at] for _, cells in more),
+            )
+            for at, point in enumerate(points)
+        ]
+        return Table((*_COSTS, *(column for column, _ in more)), rows, title)
+
+    def shown_offers(self) -> Table:
+        """Return the fleets that meet the SLOs, the recommended one first, with the room for KV of an engine."""
+        best = self.recommendation
+        offers = [*([best] if best else ()), *self.runners_up]
+        rooms = [self.candidates.get(offer.engine, Candidate()) for offer in offers]
+        more: list[tuple[Column, Sequence[Any]]] = [
+            (Column("SLOs\nhold", FIGURE), [NOTHING if o.holds is None else percent(o.holds) for o in offers]),
+            (Column("KV room\n(tokens)", COUNT, ROOM_HELP, spare=2), [room.kv_tokens for room in rooms]),
+            (Column("KV room\n(requests)", _ROUND, ROOM_HELP, spare=1), [room.kv_requests for room in rooms]),
+        ]
+        return self.fleets(offers, more, "Fleets that meet the SLOs")
+
+    def shown_others(self) -> Iterator[Line]:
+        """Yield the engines that were given up, and why."""
+        for dearer in self.dearer:
+            price = f"at least {shown_usd(dearer.usd_per_hour_at_least)}/h"
+            yield Line(f"more expensive: {dearer.engine}, {price}{self._room(dearer.engine)}")
+        for no in self.infeasible[self.recommendation is None :]:  # if there is none, the first is the answer
+            verdict = "borderline" if no.borderline else "not feasible"
+            yield Line(f"{verdict}: {no.engine}: {no.reason}{self._room(no.engine)}")
+
+    def _room(self, engine: str) -> str:
+        room = self.candidates.get(engine, Candidate())
+        if room.kv_tokens is None or room.kv_requests is None:
+            return ""
+        return f" (KV room for {room.kv_tokens:,} tokens, {room.kv_requests:,.0f} requests)"
+
+    @property
+    def traffic(self) -> str:
+        """The number, the rate and the mean lengths of the requests."""
+        lengths = (self.mean_prompt_tokens, self.mean_output_tokens)
+        return traffic_in_words(self.requests, self.span_s, self.requests_per_s, *lengths)
+
+
+def traffic_in_words(
+    requests: int, seconds: float, rate: float | None, prompt_tokens: float | None, output_tokens: float | None
+) -> str:
+    """Return the number of requests, their time, the rate (None: all at once), and the mean lengths if known."""
+    arriving = "all at once" if rate is None else f"{shown_number(rate)} a second"
+    text = f"{counted(requests, 'request')} in {shown_number(seconds)} s, {arriving}"
+    if prompt_tokens is None or output_tokens is None:
+        return text
+    return f"{text}; {shown_number(prompt_tokens)} prompt and {shown_number(output_tokens)} output tokens on average"
 
 
 class _Fleet(Point):
@@ -330,9 +393,18 @@ class _Fleet(Point):
     kv_tokens: int | None = fact("tokens for which one engine has KV blocks", "tokens")
 
 
-_RUNNERS_UP = 3
-_SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine
-_COLUMNS = ("GPUs", "$/h", "tok/s\na user", "tok/s\na GPU", "$/Mtok\noutput", "attain-\nment")
+ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean length with their whole answers."
+_SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine, which has a line of its own
+_ROUND = Form(lambda count: NOTHING if count is None else f"{count:,.0f}", "%.0f")
+_COSTS = (
+    Column("fleet"),
+    Column("GPUs", COUNT),
+    Column("$/h", USD),
+    Column("tok/s\na user", Form(shown_number, "%.0f")),
+    Column("tok/s\na GPU", Form(shown_number, "%.0f")),
+    Column("$/Mtok\noutput", USD),
+    Column("attain-\nment", SHARE),
+)
 
 
 def _details(plan: PlanDocument) -> Iterator[str]:
@@ -341,7 +413,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         yield plan.risk_told
     if plan.too_short:
         yield plan.too_short
-    yield f"traffic: {_traffic(plan)}"
+    yield f"traffic: {plan.traffic}"
     for objective in plan.unforgiving:
         yield f"{objective}: with so few requests, not a single one may break it"
     if best is not None:
@@ -354,7 +426,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         yield from (f"close to it: {tie}" for tie in plan.near_ties)
         yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
-            yield f"with more than {best.headroom_percent} % more traffic, {best.breaks_first} breaks first"
+            yield best.beyond_headroom
         yield f"step times: {best.standing.mark}: {best.standing.reason}"
         if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
             yield plan.candidates[best.engine].defaults
@@ -362,49 +434,3 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if (nodes := nodes_of(deployment)) > 1:
             joined = inter_node(deployment)
             yield f"each engine is on {nodes} nodes of {joined.gpus_per_node} GPUs, joined by {joined.link}"
-    for dearer in plan.dearer:
-        yield f"more expensive: {dearer.engine}, at least {shown_usd(dearer.usd_per_hour_at_least)}/h"
-    for failure in plan.infeasible if best is not None else plan.infeasible[1:]:  # the first is the answer
-        yield f"{'borderline' if failure.borderline else 'not feasible'}: {failure.engine}: {failure.reason}"
-
-
-def _traffic(plan: PlanDocument) -> str:
-    rate = "all at once" if plan.requests_per_s is None else f"{shown_number(plan.requests_per_s)} a second"
-    text = f"{counted(plan.requests, 'request')} in {shown_number(plan.span_s)} s, {rate}"
-    if plan.mean_prompt_tokens is None or plan.mean_output_tokens is None:
-        return text
-    prompt, output = map(shown_number, (plan.mean_prompt_tokens, plan.mean_output_tokens))
-    return f"{text}; {prompt} prompt and {output} output tokens on average"
-
-
-def _frontiers(plan: PlanDocument) -> list[tuple[Point, str]]:
-    """Return the points of both frontiers, the fastest for users first, and the frontiers that each is on."""
-    points = dict.fromkeys(sorted((*plan.frontier, *plan.frontier_by_price), key=lambda p: -(p.tok_s_user or 0.0)))
-    frontiers = (("GPU", plan.frontier), ("$", plan.frontier_by_price))
-    return [(point, " ".join(name for name, frontier in frontiers if point in frontier)) for point in points]
-
-
-def _table(rows: Sequence[tuple[Point, str]], spares: int, *, hold: bool = False) -> Table:
-    """Return a table of fleets, with the frontiers they are on, or with `hold` how probably the SLOs hold."""
-    table = Table(box=SIMPLE, padding=(0, 0, 0, 1), show_edge=False, pad_edge=False)
-    table.add_column("fleet", overflow="fold")  # each setting on a separate line
-    for heading in _COLUMNS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    if hold:
-        table.add_column("SLOs\nhold", justify="right", no_wrap=True)
-    elif any(best_per for _, best_per in rows):
-        table.add_column("best\nper", no_wrap=True)
-    for p, best_per in rows:
-        speeds = map(shown_number, (p.tok_s_user, p.tok_s_gpu))
-        replicas = f"{p.replicas}+{spares}" if spares else str(p.replicas)
-        fleet = _SETTING.sub("\n ", f"{replicas} x {p.engine}")
-        cells = (fleet, str(p.gpus), shown_usd(p.usd_per_hour), *speeds, shown_usd(p.usd_per_mtok_out))
-        last = _likely(p) if hold else best_per
-        table.add_row(*(*cells, shown_share(p.attainment, 1), last)[: len(table.columns)])
-    return table
-
-
-def _likely(fleet: Point) -> str:
-    """Return the probability as in the answer; a dash if it is unknown."""
-    holds = fleet.holds if isinstance(fleet, Offered) else None
-    return NOTHING if holds is None else percent(holds)

@@ -28,6 +28,10 @@ class Fleet(Part):
     gpus: int = fact("GPUs of all replicas, spares included")
     usd_per_hour: float = fact("price of all GPUs, spares included", "$/h")
 
+    def called(self, spares: int = 0) -> str:
+        """Return `4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
+        return f"{self.replicas}{f'+{spares}' if spares else ''} × {self.engine}"
+
 
 class Point(Fleet):
     """One simulated fleet. Tokens of a GPU and for a dollar are those of steady operation (`steady`)."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from planning.plan.document import Choices, percent
-from planning.plan.frontier import Fleet, Point
+from planning.plan.frontier import Point
 from serving.figures import counted, shown_change, shown_number, shown_share, shown_usd
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ def first_answer(answer: FirstAnswer | None) -> str:
         named, last = named[: _NAMED - 1], f"{len(answer.engines) - _NAMED + 1} others"
     engines = " or ".join([", ".join(named), last] if named else [last])
     return f"From quick estimates: {f'{few:,} to ' if few < many else ''}{counted(many, 'GPU')}, {usd}/h, of {engines}"
-
-
-def carriers(point: Fleet, spares: int = 0) -> str:
-    """Return `4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
-    return f"{point.replicas}{f'+{spares}' if spares else ''} × {point.engine}"
 
 
 def risk(by_risk: Choices | None) -> str:

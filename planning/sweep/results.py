@@ -9,16 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from planning.sweep.dataset import ABOUT
 from serving.document import Answer
 from serving.errors import UserError
-from serving.figures import shown_number
+from serving.figures import counted
 from serving.files.json_file import parse_json
 from serving.metrics import METRICS, STATISTICS
+from serving.report import NUMBER, Column, Line, Table
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 
@@ -73,17 +71,21 @@ class SweepResults(Answer):
         """Return `runs`: one row a run."""
         return self.runs
 
-    def report(self) -> Iterator[RenderableType]:
+    def report(self) -> Iterator[Line | Table]:
         """Yield the number of runs, and the range of each metric."""
+        yield Line(self.summary)
         done = self.complete
-        failed = self.runs.num_rows - done.num_rows
-        varied = ", ".join(self.parameters) or "nothing"
-        yield Text(f"{self.runs.num_rows:,} runs, varied: {varied}" + (f"; {failed:,} failed" if failed else ""))
-        table = Table("metric", "lowest", "highest")
-        for name, title in self.metrics.items():
-            ends = pc.min_max(done[name]).as_py()
-            table.add_row(title, *(shown_number(end, 4) for end in ends.values()))
-        yield table
+        ranges = {name: pc.min_max(done[name]).as_py() for name in self.metrics}
+        rows = [(title, ranges[name]["min"], ranges[name]["max"]) for name, title in self.metrics.items()]
+        yield Table((Column("metric"), Column("lowest", NUMBER), Column("highest", NUMBER)), rows)
+
+    @property
+    def summary(self) -> str:
+        """How many runs there are, how many failed, and how many values of each parameter they have."""
+        failed = self.runs.num_rows - self.complete.num_rows
+        varied = ", ".join(f"{name} ({len(self.values(name))})" for name in self.parameters) or "nothing"
+        runs = counted(self.runs.num_rows, "run") + (f", {failed:,} of them failed" if failed else "")
+        return f"{runs}; varied: {varied}"
 
     @property
     def complete(self) -> pa.Table:

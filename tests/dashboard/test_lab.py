@@ -459,7 +459,7 @@ def test_a_ranking_is_held_against_the_engine(tmp_path: Path, started: list[Job]
     answer["ranking"][0]["outcome"] = "reversed"
     write_json(Job(tmp_path / "jobs", RECORDED, settings).directory / "result.json", answer)
     (warning,) = lab(tmp_path, compare="recordings", beside="cal").warning
-    assert "does not hold on the engine" in warning.value
+    assert "DOES NOT HOLD on the engine" in warning.value
 
 
 def test_only_a_real_recording_is_held_against(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import bundled_answer
 from planning.compare.document import ComparisonDocument
-from serving.document import Document, print_document
+from serving.document import Document
+from serving.terminal import print_report
 from tests.dashboard.bundled_samples import comparison_request
 from tokentwin.cli import cli
 from tokentwin.run_table import print_metrics
@@ -60,7 +61,7 @@ def comparison_of(size: float) -> Document:
 @pytest.mark.parametrize("shown", [report_of, comparison_of])
 def test_reports_cut_nothing(shown, size, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    print_document(shown(size))
+    print_report(shown(size).report())
     out = capsys.readouterr().out
     assert "…" not in out
     assert out.count(f"{size:,.0f}" if size > 1000 else "1.23") >= 2

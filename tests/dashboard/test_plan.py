@@ -30,7 +30,7 @@ from dashboard.plan_page import words
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
-from dashboard.plan_page.words import alternatives, fleet_name, plan_name, why_not_fewer
+from dashboard.plan_page.words import fleet_name, plan_name, why_not_fewer
 from dashboard.plan_page.words import ranked as ranked_fleets
 from dashboard.shapes import MOST_REQUESTS, shapes
 from dashboard.shown import prose
@@ -406,7 +406,7 @@ def test_no_fleet_is_an_answer_too(tmp_path: Path) -> None:
     leave(unanswered(tmp_path), result=nothing)
     app = plan(tmp_path, rate="7")
     assert one_line(app).replace("\\", "") == prose(nothing["answer"])
-    assert "No fleet" in shown(app) and any("is ruled out" in caption.value for caption in app.caption)
+    assert "No fleet" in shown(app) and "More expensive: TP2 H200" in shown(app)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -> None:
@@ -674,11 +674,16 @@ def test_every_candidate_is_listed_with_its_room_and_the_recommended_first() -> 
             "TP2 H200": {"gpu": "H200"},  # of a plan of an older version
         },
     }
-    rows = alternatives(PlanDocument.read(plan_example()["answer"] | changed))
-    assert [row["fleet"] for row in rows[:2]] == ["3+1 × TP4 H100", "3+1 × TP2 H200"]
-    assert [row["verdict"] for row in rows[:3]] == ["recommended", "met", "costs at least this"]
-    assert [row.get("KV room (tokens)") for row in rows] == [480_160, None, 24_768, None]
-    assert rows[2]["KV room (requests)"] == 20 and rows[3]["verdict"].startswith("ruled out: ")
+    answer = PlanDocument.read(plan_example()["answer"] | changed)
+    offers = answer.shown_offers()
+    rows = [dict(zip(offers.titles, row, strict=True)) for row in offers.rows]
+    assert [row["fleet"] for row in rows] == ["3+1 × TP4 H100", "3+1 × TP2 H200"]
+    assert [row["KV room (tokens)"] for row in rows] == [480_160, None]
+    assert rows[0]["KV room (requests)"] == 384.2
+    assert [str(line) for line in answer.shown_others()] == [
+        "more expensive: TP2 H100, at least $86.00/h (KV room for 24,768 tokens, 20 requests)",
+        "not feasible: TP1 H100: it does not fit",
+    ]
 
 
 def test_the_frontiers_table_begins_with_the_recommended_and_the_cheapest() -> None:

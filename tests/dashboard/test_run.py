@@ -162,7 +162,7 @@ def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys
     assert "80.0 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
     assert "30 timed out; reason of the first: because of 10\n" in said
     assert "2 rejected; reason of the first: because of 8\n" in said
-    (usage,) = [line for line in said.splitlines() if line.startswith("kv_usage, %")]
+    usage = next(line for line in said.splitlines() if line.startswith("kv_usage, %"))
     assert usage.split()[2] == "50"
 
 

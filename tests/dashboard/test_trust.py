@@ -376,7 +376,7 @@ def test_what_clients_saw_is_a_rung_and_a_table(tmp_path):
     assert "**TTFT -5.0 %, ITL +3.0 % blind, TTFT +2.0 %, ITL -1.0 % in the same weather**" in page
     assert "in 2 runs of one workload. Repeats differ by TTFT 8.0 %, ITL 8.0 %" in page
     table = next(frame.value for frame in app.dataframe if "with the front door" in frame.value.columns)
-    assert table["clients"].tolist() == [20.0] * 3 and table["its error (%)"].tolist() == [2.0, -1.0, 2.0]
+    assert table["clients"].tolist() == [20.0] * 3 and table["its error"].tolist() == [2.0, -1.0, 2.0]
 
 
 @pytest.mark.parametrize("content", ["", "[]", {"rows": []}, {"rows": [{}]}])

@@ -222,11 +222,11 @@ def test_what_was_simulated_beside_real_runs_is_in_tables_of_its_own() -> None:
 def test_a_report_of_real_runs_says_how_far_off_the_simulated_ones_are_and_whether_they_were_disturbed() -> None:
     document = recorded().model_copy(update={"disturbed": True, "disturbance": "the canary drifted"})
     text = written(document, "html").decode()
-    assert "The real runs were disturbed: the canary drifted. A canary step is" in text
+    assert "DISTURBED: the canary drifted" in text and "A canary step is" in text
     worst = furthest_off(document.errors())
-    assert worst is not None and f"({worst.error:+.1f} %)" in text and "Simulated against real" in text
+    assert worst is not None and f", {worst.error:+.1f} % (" in text and "Simulated against real" in text
     calm = written(document.model_copy(update={"disturbed": False}), "html").decode()
-    assert "were disturbed" not in calm
+    assert "DISTURBED" not in calm
 
 
 def test_rows_of_a_validation_report_are_its_figures_and_steps_its_residuals() -> None:

@@ -24,7 +24,15 @@ from dashboard.bundled import DEMO, PAIR
 from planning.compare import comparison
 from planning.compare.comparer import compare_recordings
 from planning.compare.comparison import _row, ranking, verdict, winner
-from planning.compare.document import Compared, RanDeployment, Row, Side, furthest_off, ranking_report, simulated_errors
+from planning.compare.document import (
+    Compared,
+    RanDeployment,
+    Row,
+    Side,
+    furthest_off,
+    ranking_verdict,
+    simulated_errors,
+)
 from planning.compare.paired_runs import PairedRuns
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.unit_bootstrap import Difference, Jain, Percentile, Ratio, differences
@@ -485,13 +493,13 @@ def test_whose_means_a_tally_has_is_said_where_some_do_not_finish(spec: Path, tm
     settings = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"max_num_seqs": 1}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings | {"fleet": {"admission": {"queue_timeout_s": 0.1}}}))
     (tmp_path / "b.yaml").write_text(yaml.safe_dump(settings))
-    says = "Mean A and mean B cover the requests that finish on both sides."
+    says = "mean A and mean B cover those that finish on both."
     assert says in run("compare", tmp_path / "a.yaml", tmp_path / "b.yaml", "--trace", spec, "--gpu", "H100").output
     assert says not in run("compare", "--trace", spec, "--gpu", "H100", "--b", "max_num_seqs=1").output
 
 
 def test_a_ranking_of_nothing_is_a_sentence_and_no_table() -> None:
-    assert list(map(str, ranking_report([]))) == ["neither the simulator nor the real engine shows a difference"]
+    assert ranking_verdict([]) == ("open", "neither the simulator nor the real engine shows a difference")
 
 
 @pytest.mark.parametrize(

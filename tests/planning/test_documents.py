@@ -19,8 +19,10 @@ from dashboard.html_reports.report import report_of
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
 from planning.plan.document import PlanDocument
-from serving.document import Document, print_document
+from serving.document import Document
 from serving.errors import UserError
+from serving.markdown import markdown
+from serving.terminal import print_report
 from tests.budget import examples
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example
@@ -35,10 +37,10 @@ BUNDLED: dict[str, tuple[type[Document], Callable[[], Any]]] = {
 
 
 def shown(document: Document) -> list[Any]:
-    """What is made of it, its report left out: what a terminal shows, and its tables."""
+    """What is made of it, its report left out: what a terminal shows, its Markdown, and its tables."""
     out = io.StringIO()
-    print_document(document, Console(file=out, width=100))
-    return [out.getvalue(), *map(document.to_arrow, document.tables)]
+    print_report(document.report(), Console(file=out, width=100))
+    return [out.getvalue(), markdown(document.report()), *map(document.to_arrow, document.tables)]
 
 
 def damaged(content: Any, seed: int) -> Any:

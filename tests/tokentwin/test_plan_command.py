@@ -305,7 +305,7 @@ def test_each_setting_has_a_line_of_its_own_in_eighty_columns(shape: Path, monke
     monkeypatch.setenv("COLUMNS", "80")
     varied = ("--vary", "max_num_batched_tokens=8192", "--vary", "async_scheduling=true,false")
     shown = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "50").stdout
-    tables = shown[shown.index("Runners-up") : shown.index("vllm serve")].splitlines()
+    tables = shown[shown.index("Fleets that meet") : shown.index("vllm serve")].splitlines()
     assert {" max_num_batched_tokens=8192", " async_scheduling=true", " async_scheduling=false"} <= {
         line.rstrip() for line in tables
     }

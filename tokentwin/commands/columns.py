@@ -31,5 +31,5 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
         return
     for name, entries in datasets.items():
         rows = ((entry["name"], entry["unit"], entry["definition"]) for entry in entries)
-        print_table(("column", "unit", "definition"), rows, name, box=None, header_style="bold")
+        print_table(("column", "unit", "definition"), rows, name)
         click.echo()

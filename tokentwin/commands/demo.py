@@ -44,8 +44,8 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     from planning.measure.demo_size import LOAD, demo_size
     from planning.measure.real_engine import load_engines, pace_of, record_whole
     from serving.deployments.config import Deployment, parse
-    from serving.document import print_document
     from serving.errors import UserError
+    from serving.terminal import print_report
     from tokentwin.commands.validate import DECISIONS_DIFFER
     from traces.formats.writer import write_workload
     from traces.synth import parse_spec, synthesise
@@ -94,7 +94,7 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     calibration = fit_recordings(measured, directory / "calibration")
     created = datetime.now(UTC).isoformat(timespec="seconds")
     report = covalidate(real, calibration, directory / "validation", created)
-    print_document(report)
+    print_report(report.report())
     calibrated = f"--trace {directory}/trace.parquet -c {directory}/calibration"
     click.echo(f"\nLook at it:    tokentwin dashboard {directory}")
     click.echo(f"Try a change:  tokentwin compare {calibrated} --b max_num_batched_tokens=64")

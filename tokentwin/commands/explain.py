@@ -85,8 +85,6 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
 
 
 def _print_life(life: list[Stage]) -> None:
-    from rich.box import SIMPLE_HEAD
-
     rows = (
         (
             stage.name,
@@ -98,7 +96,7 @@ def _print_life(life: list[Stage]) -> None:
         for stage in life
     )
     headings = ("stage", "shape", "type", "times", "MB")
-    print_table(headings, rows, "the life of its tokens, on one device", right=("times", "MB"), box=SIMPLE_HEAD)
+    print_table(headings, rows, "the life of its tokens, on one device", right=("times", "MB"))
 
 
 def _as_dict(explanation: Explanation) -> dict[str, Any]:
@@ -108,8 +106,6 @@ def _as_dict(explanation: Explanation) -> dict[str, Any]:
 
 
 def _print(explanation: Explanation, title: str) -> None:
-    from rich.box import SIMPLE_HEAD
-
     from calibration.kernels.times import Coverage
 
     operations = [
@@ -128,7 +124,7 @@ def _print(explanation: Explanation, title: str) -> None:
     operations.append(("sum", "", "", "", shown_number(sum(explanation.kernels_ns.values()) / 1e3), "", "", ""))
     numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
     headings = ("operation", *numbers[:-1], "bound by", "±")
-    print_table(headings, operations, title, right=numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    print_table(headings, operations, title, right=numbers)
     if any(o.coverage is Coverage.EXTRAPOLATED for o in explanation.operations):
         print("* beyond measured shapes")
     _print_parts(explanation)

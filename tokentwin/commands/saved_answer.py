@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from serving.document import Document, print_document
+from serving.document import Document
 from serving.files.whole_file import check_free, write_whole
+from serving.markdown import markdown
 
 _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 
@@ -34,7 +35,10 @@ def _command_line() -> str:
 
 
 class AnswerOutput(NamedTuple):
-    """The output of an answer: its `style` (`table` or `json`), and the file to save it to, which `force` replaces."""
+    """The output of an answer: its `style` (`table`, `markdown` or `json`), and the file to save it to.
+
+    `force` replaces a file that exists.
+    """
 
     style: str
     save: Path | None = None
@@ -51,10 +55,15 @@ class AnswerOutput(NamedTuple):
             answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
         if self.save is not None:
             write_whole(self.save, lambda file: file.write_text(answer.dumps(), encoding="utf-8"), self.force)
-        if self.style == "json":
-            click.echo(answer.dumps())
-        else:
-            print_document(answer)
+        match self.style:
+            case "json":
+                click.echo(answer.dumps())
+            case "markdown":
+                click.echo(markdown(answer.report()), nl=False)
+            case _:
+                from serving.terminal import print_report
+
+                print_report(answer.report())
 
 
 def answering(command: Callable[..., None]) -> Callable[..., None]:
@@ -65,7 +74,7 @@ def answering(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
     @click.option("--force", is_flag=True, help="Replace files that exist.")
-    @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
+    @click.option("--format", "style", type=click.Choice(["table", "markdown", "json"]), default="table")
     @wraps(command)
     def answered(*args: Any, style: str, save: Path | None, force: bool, **given: Any) -> None:
         if save is not None:

@@ -194,7 +194,7 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     for label, counts in (("tenants", summary.tenants), ("SLO classes", summary.slo_classes)):
         if set(counts) != {""}:
             rows.append((label, ", ".join(f"{key or '(none)'} {n:,}" for key, n in sorted(counts.items())[:8])))
-    print_table(("", ""), rows, summary.name, show_header=False)
+    print_table(("trace", summary.name), rows)
     columns = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
     lengths = (
         (label, *(f"{getattr(length, column):,.0f}" for column in columns))

@@ -8,9 +8,7 @@ from typing import Any
 
 import click
 
-from serving.figures import shown_change, shown_number, shown_percent
 from tokentwin.options import Finite, deployment_options
-from tokentwin.tables import print_table
 
 TARGET_MISSED = 3
 
@@ -53,9 +51,10 @@ def front_door(
     """
     from planning.costs import base_deployment, check_timed
     from planning.deployments import read_deployment
-    from planning.measure.front_door import hold_against_clients
+    from planning.measure.front_door import clients_table, hold_against_clients
     from planning.priced_scenario import with_fleet
     from serving.front_door import FrontDoor
+    from serving.terminal import print_report
     from tokentwin.commands.validate_external import write_results
 
     check_timed(calibration, gpu)
@@ -70,21 +69,6 @@ def front_door(
     if style == "json":
         click.echo(json.dumps(results))
     else:
-        _print(rows)
+        print_report([clients_table(rows, "rung 6: what clients saw")])
     if max_error is not None and max(abs(row.error_pct) for row in rows) > max_error:
         raise SystemExit(TARGET_MISSED)
-
-
-def _print(rows: list[Any]) -> None:
-    header = ["metric", "clients", "engine alone", "with the front door", "error", "floor"]
-    known = [row.in_weather_error_pct for row in rows if row.in_weather_error_pct is not None]
-    if known:
-        header.append("in the same weather")
-    shown = []
-    for row in rows:
-        name = row.metric if row.statistic == "value" else f"{row.metric} {row.statistic}"
-        floor = shown_percent(row.floor_pct)
-        numbers = (shown_number(value, 4) for value in (row.real, row.engine_alone, row.simulated))
-        weather = [shown_change(row.in_weather_error_pct)] if known else []
-        shown.append((name, *numbers, shown_change(row.error_pct), floor, *weather))
-    print_table(header, shown, "rung 6: what clients saw")
