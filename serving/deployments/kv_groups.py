@@ -58,14 +58,11 @@ def states_bytes(deployment: Deployment) -> int:
 
     Latent vectors are the same on all devices, and count once. Models of unknown shapes have 0.
     """
-    try:
-        model = find_model(deployment.model)
-    except UserError:
+    model = _known(deployment)
+    if model is None:
         return 0
-    layer_bytes = state_bytes(model, deployment.rescheduled(speculative=None))
-    return round(
-        layer_bytes * (model.linear_layers * deployment.tensor_parallel_size if model.linear else model.num_layers)
-    )
+    layers = model.linear_layers * deployment.tensor_parallel_size if model.linear else model.num_layers
+    return round(layers * state_bytes(model, deployment.rescheduled(speculative=None)))
 
 
 def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:

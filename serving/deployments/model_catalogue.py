@@ -41,7 +41,8 @@ def find_model(name_or_path: str) -> ModelSpec:
     path = Path(name_or_path).expanduser()
     is_folder = _is_folder(path)
     if is_folder or path.suffix == ".json":
-        return _from_file(path / "config.json" if is_folder else path)
+        path = path / "config.json" if is_folder else path
+        return spec_from_hf_config(read_json_file(path, "model"), path.resolve().parent.name or "model")
     name = name_or_path.rsplit("/", 1)[-1].lower()
     known = _by_key().get(_key(name))
     if known is None:
@@ -117,7 +118,3 @@ def _by_key() -> dict[str, str]:
 def _key(name: str) -> str:
     """Return the part of a name that all editions of a model share."""
     return _EDITION.sub("", name.rsplit("/", 1)[-1].lower()).removeprefix("meta-")
-
-
-def _from_file(path: Path) -> ModelSpec:
-    return spec_from_hf_config(read_json_file(path, "model"), path.resolve().parent.name or "model")
