@@ -237,7 +237,7 @@ class Engine:
         return len(self._in_flight) < self._depth and not any(flight.plan.masked_rows for flight in self._in_flight)
 
     @property
-    def stirs(self) -> bool:
+    def may_get_work(self) -> bool:
         """True if work may appear without any call from outside.
 
         This is so while KV is on its way from or to host memory, grammars are being compiled, or requests wait for a

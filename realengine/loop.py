@@ -41,7 +41,7 @@ def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Ca
         if (step := engine.finish()) is not None:
             recorder.ran(step)
             clients.ran(step)
-        elif engine.stirs:
+        elif engine.may_get_work:
             sleep(_LOOK_S)
         else:
             clients.await_(stopped)

@@ -112,9 +112,12 @@ class RunRecorder:
         for request in step.sampled:
             self._lives[request.id].token_times_ns.append(end_ns)
         for id, tokens, swapped in () if step.tier is None else step.tier.loads:
-            if (life := self._lives.get(id)) is not None:
-                life.swapped_in += tokens * swapped
-                life.tier_hits += tokens * (not swapped)
+            if (life := self._lives.get(id)) is None:
+                continue
+            if swapped:
+                life.swapped_in += tokens
+            else:
+                life.tier_hits += tokens
         self._device_ns += end_ns - start_ns
         self._launching_ns += step.launching_ns
         self._steps.append(self._step_row(step))
@@ -150,7 +153,7 @@ class RunRecorder:
             "masked_rows": plan.masked_rows or None,
             "mask_ns": step.mask_ns or None,
             **_tier_columns(step.tier, origin),
-            **({} if step.expert_tokens is None else _load(step.expert_tokens)),
+            **({} if step.expert_tokens is None else _expert_columns(step.expert_tokens)),
             **_row_drafts(step),
         }
 
@@ -243,7 +246,7 @@ def expert_imbalance(tokens: NDArray[np.int32]) -> dict[int, float]:
     return {devices: imbalance(devices) for devices in range(2, experts + 1) if experts % devices == 0}
 
 
-def _load(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:
+def _expert_columns(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:
     return {
         "experts_hit": experts_hit(expert_tokens),
         "expert_imbalance": list(expert_imbalance(expert_tokens).items()),

@@ -258,7 +258,7 @@ class ModelRunner:
         size, samples = len(step.packed), launched.layout.samples
         self._buffer[:size].copy_(host.step[:size], non_blocking=True)
         # A copy from memory that is not pinned waits for the device's work, of which there is none yet.
-        masks = step.masks and [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks]
+        masks = [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks or ()]
         batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
         self.attention.prepare(batch, graph is not None)
         self._times = launched.times
@@ -324,7 +324,7 @@ class ModelRunner:
     def prompts(self, tokens: int) -> list[int]:
         """Return rows of `tokens` prompt tokens in all, as few as the longest request allows."""
         whole, rest = divmod(tokens, self._config.max_model_len)
-        sizes = [self._config.max_model_len] * whole + [rest] * bool(rest)
+        sizes = [self._config.max_model_len] * whole + ([rest] if rest else [])
         return sizes[: self._config.max_num_seqs]
 
     def _largest_step(self) -> list[int]:

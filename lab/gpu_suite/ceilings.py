@@ -9,7 +9,7 @@ import torch
 
 from lab.gpu_suite.ragged_batch import Numbers
 from lab.gpu_suite.timing import Bench, Timing
-from realengine.models.linear import quantised
+from realengine.models.linear import round_to_fp8
 
 _COPY_BYTES = 4 << 30  # bytes that are read; as many are written
 _GEMM_SIZE = 8192
@@ -43,7 +43,7 @@ def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
     yield _rate("gemm_flops_per_s", 2 * size**3, gemm)
 
     def scaled(_: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        (x, x_scale), (weight, scale) = quantised(numbers(size, size)), quantised(numbers(size, size))
+        (x, x_scale), (weight, scale) = round_to_fp8(numbers(size, size)), round_to_fp8(numbers(size, size))
         return x, weight.t(), x_scale, scale.t().contiguous()
 
     try:

@@ -16,7 +16,7 @@ from lab.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, lay
 from lab.gpu_suite.references import distance_from_draw, normalised, relative_error
 from realengine.kernels.launches import Shape
 from realengine.models.layer_ops import LayerOps, Routing
-from realengine.models.linear import DenseProjection, Fp8Projection, Fp8Rows, PackedWeight, quantised
+from realengine.models.linear import DenseProjection, Fp8Projection, Fp8Rows, PackedWeight, round_to_fp8
 from realengine.models.weight_loader import rounded
 from realengine.step_input import Batch
 
@@ -141,7 +141,7 @@ def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> 
         def make(seed: int) -> tuple[Any, ...]:
             numbers = Numbers(on.device, seed)
             weight = numbers(outputs, inputs)
-            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(*quantised(weight))
+            projection = DenseProjection(weight) if dtype == _BF16 else Fp8Projection(*round_to_fp8(weight))
             return projection, numbers(tokens, inputs)
 
         return Prepared(make, lambda projection, x: (projection(x),))

@@ -55,10 +55,10 @@ class KvCache:
             self.windows, self.tables = groups, tuple(range(len(groups)))
             self.kind_of, self._place = _grouped(spec, groups)
         else:
-            slides = [layer in spec.sliding_at for layer in range(spec.num_layers)]
-            self.windows = tuple(spec.sliding_window * kind for kind in sorted(set(slides)))
+            windows = [spec.sliding_window if layer in spec.sliding_at else 0 for layer in range(spec.num_layers)]
+            self.windows = tuple(sorted(set(windows)))
             self.tables = (0,) * len(self.windows)
-            self.kind_of = [self.windows.index(spec.sliding_window * slide) for slide in slides]
+            self.kind_of = [self.windows.index(window) for window in windows]
             self._place = list(range(spec.num_layers))
         shape = (max(self._place) + 1, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self.block_size = block_size

@@ -1,6 +1,6 @@
 """Operations on the rows of activations, each in one launch: RMSNorm with the residual, and SwiGLU's product.
 
-Both may also round a row to FP8, in the kernel that makes it, as `realengine.models.linear.quantised` does it.
+Both may also round a row to FP8, in the kernel that makes it, as `realengine.models.linear.round_to_fp8` does it.
 """
 
 from collections.abc import Iterator

@@ -136,7 +136,7 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
     return words
 
 
-def quantise(weight: torch.Tensor, quantization: str) -> PackedWeight:
+def round_to_integers(weight: torch.Tensor, quantization: str) -> PackedWeight:
     """Return `weight` `[out, in]` rounded to nearest, symmetrically; each group's largest number is kept.
 
     Scales have the weight's type, and integers are computed with them. Raises UserError for inputs that do not fill
@@ -163,7 +163,7 @@ class Fp8Rows(NamedTuple):
 
     @classmethod
     def from_tensor(cls, x: torch.Tensor) -> Fp8Rows:
-        return cls(*quantised(x), x.dtype)
+        return cls(*round_to_fp8(x), x.dtype)
 
 
 class Projection(Protocol):
@@ -209,7 +209,7 @@ class Fp8Projection:
         return out.to(dtype) if self._bias is None else out.to(dtype) + self._bias
 
 
-def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def round_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `x` `[rows, n]` as e4m3, and float32 scales `[rows, 1]` that give it back: largest value / 448."""
     wide = x.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _LARGEST

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from realengine.models.linear import FP8_BLOCK, Fp8Weight, PackedWeight, StoredWeight, pack, quantised, unpack
+from realengine.models.linear import FP8_BLOCK, Fp8Weight, PackedWeight, StoredWeight, pack, round_to_fp8, unpack
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -111,7 +111,7 @@ def read_fp8(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelS
                     scale = scale.repeat_interleave(rows, 0)[:outputs]
             else:
                 wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
-                weight, scale = quantised(weight.float() * wide)
+                weight, scale = round_to_fp8(weight.float() * wide)
             tensors.state[f"{module}.weight"] = Fp8Weight(weight, scale.contiguous())
     for part in _OF_ACTIVATIONS:
         for module in tensors.modules(part):

@@ -19,8 +19,8 @@ from realengine.models.linear import (
     StoredWeight,
     each_tensor,
     joined,
-    quantise,
-    quantised,
+    round_to_fp8,
+    round_to_integers,
 )
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
@@ -32,7 +32,7 @@ def rounded(weight: torch.Tensor, quantization: str) -> StoredWeight:
     """Return 16-bit weights `[out, in]` as one of `QUANTIZATIONS`."""
     if quantization == "none":
         return weight
-    return Fp8Weight(*quantised(weight)) if quantization == "fp8" else quantise(weight, quantization)
+    return Fp8Weight(*round_to_fp8(weight)) if quantization == "fp8" else round_to_integers(weight, quantization)
 
 
 class WeightLoader:

@@ -7,7 +7,7 @@ from lab.gpu_suite.references import distance_from_draw, normalised
 from realengine.kernels.rope_store import rope_store
 from realengine.kernels.row_operations import add_rms_norm, silu_mul
 from realengine.kernels.sampling import argmax, draw, token_mask
-from realengine.models.linear import quantised
+from realengine.models.linear import round_to_fp8
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 # Of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.
@@ -75,7 +75,7 @@ def to_fp8() -> None:
         gate_up[0] = 0
         pairs.append((silu_mul(gate_up)[0], silu_mul(gate_up, fp8=True)))
         for made, (rows, scale) in pairs:
-            wanted, wanted_scale = quantised(made)
+            wanted, wanted_scale = round_to_fp8(made)
             assert torch.equal(scale, wanted_scale)
             # The interpreter loses the carry of what rounds up to a power of two, and truncates the smallest numbers.
             exact = made.float() / scale

@@ -148,7 +148,7 @@ def test_a_rank_gives_back_its_graphs_and_only_then_leaves(error, monkeypatch):
         else ["release graphs", "close device", "abort"]
     )
     if error is not None:
-        said = Ranks._said(None, 1, mine)  # type: ignore[arg-type]
+        said = Ranks._message(None, 1, mine)  # type: ignore[arg-type]
         if isinstance(error, UserError):
             assert isinstance(said, UserError) and str(said) == str(error)
         else:

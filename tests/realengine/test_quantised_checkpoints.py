@@ -21,7 +21,7 @@ from realengine.models.linear import (  # noqa: E402
     Fp8Weight,
     PackedWeight,
     pack,
-    quantise,
+    round_to_integers,
     unpack,
 )
 from realengine.models.model import Model  # noqa: E402
@@ -144,7 +144,7 @@ def test_packing_loses_nothing_and_puts_the_first_integer_lowest(data: Any, bits
 def test_rounding_is_to_the_nearest_and_keeps_the_largest_of_a_group(quantization: str, half_a_step: float) -> None:
     weight = torch.randn(6, 200, generator=torch.Generator().manual_seed(0))
     weight[0] = 0
-    packed = quantise(weight, quantization)
+    packed = round_to_integers(weight, quantization)
     assert packed.scale.shape == (6, 2 if quantization == "int4" else 1)
     for part, whole in zip(
         packed.dense(torch.float32).split(packed.group, 1), weight.split(packed.group, 1), strict=True
